@@ -127,20 +127,19 @@ def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> 
     canvas.note("Red frames: the arrows of the tree.")
 
 
-def counterfactual(result: Counterfactual, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
+def counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:
     """What a node would have been: bars of its states, or of the features of its mean."""
     whole("top", top)
     if result.probabilities is not None:
-        told = _labelled(result.labels if labels is None else labels, "state")
+        told = _labelled(result.labels, "state")
         found = table_of(result.probabilities, "state", labels=told, what=f"P({result.node} had it been so)")
     else:
-        told = _labelled(labels, "feature")
-        found = table_of(result.mean.flatten(), "feature", labels=told, what=f"mean of {result.node} had it been so")
+        found = table_of(result.mean.flatten(), "feature", what=f"mean of {result.node} had it been so")
     table(found, canvas, top=top)
     canvas.note(f"{result.convention}." if result.convention else "")
 
 
-def samples(result: Samples, canvas: Canvas, *, node: str | None = None, labels: object = None, top: int = 20) -> None:
+def samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: int = 20) -> None:
     """How often each state of a node was drawn; of a real node, a histogram of each of its numbers."""
     whole("top", top)
     names = list(result.states)
@@ -151,14 +150,11 @@ def samples(result: Samples, canvas: Canvas, *, node: str | None = None, labels:
         raise unknown("node", chosen, names)
     drawn = result.states[chosen]
     if not drawn.is_floating_point():
-        named = labels if labels is not None else result.labels.get(chosen)
-        count = len(named) if isinstance(named, Sequence) and not isinstance(named, str) else 0
-        shares = torch.bincount(drawn.flatten().long(), minlength=count).double() / result.n
+        named = result.labels.get(chosen)
+        shares = torch.bincount(drawn.flatten().long(), minlength=len(named or ())).double() / result.n
         told = _labelled(named, chosen)
         table(table_of(shares, chosen, labels=told, what=f"share of {result.n:,} draws"), canvas, top=top)
         return
-    if labels is not None:
-        raise BNetError("labels", expected="a discrete node, whose states have names", got=chosen)
     ax = canvas.axes(4.2, 2.4)
     for k, values in enumerate(drawn.flatten(1).unbind(1) if drawn.dim() > 1 else [drawn]):
         colour = canvas.heads[k % len(canvas.heads)]
