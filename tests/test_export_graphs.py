@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer import export
 from bnet_transformer.axes import WORD, label
-from bnet_transformer.export import folded_to_networkx, graph_writers, ground_to_networkx, to_graphml, to_json
-from bnet_transformer.export.graphs import check_size
+from bnet_transformer.export import (
+    check_size,
+    folded_to_networkx,
+    graph_writers,
+    ground_to_networkx,
+    to_graphml,
+    to_json,
+)
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case

@@ -273,7 +273,7 @@ def test_pages(words: list[str]) -> None:
 def _page(s: bt.Sentence, title: str) -> str:
     held: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer.export.graphs.replacing", _Held(held))
+        patch.setattr("bnet_transformer.export.replacing", _Held(held))
         s.draw("a.html", title=title)
     return held[0].decode()
 

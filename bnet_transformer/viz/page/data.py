@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError, check_names, listed, one_of
-from bnet_transformer.export.graphs import drawn_kind
+from bnet_transformer.export import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
