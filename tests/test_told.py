@@ -158,13 +158,14 @@ def test_bad_evidence(told, message):
 
 
 @pytest.mark.parametrize(
-    "slices, pool, where",
-    [(2, None, "x_2"), (3, None, "x_2"), (1, "mean", "y")],
+    "slices, pool, where, count",
+    [(2, None, "x_2", 3 ** (3 + 1)), (3, None, "x_2", 3 ** (2 * 3 + 1)), (1, "mean", "y", 3**3)],
 )
-def test_choices_of_words_that_meet_are_refused(slices, pool, where):
+def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
+    """`K^(n(T-1)+1)` for each word's marginal, `K^n` under a readout of all words."""
     module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
     seen = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
-    message = f"c_0: .* got {where}, which reads other words' choices; allowed: do="
+    message = f"c_0: .* got {where}, which reads other words' choices: up to {count} joint states .*"
     for ask in (lambda: log_evidence(module, seen, X), lambda: posterior(module, "c_0", seen, X), lambda: module(X)):
         with pytest.raises(bt.BNetError, match=message):
             ask()

@@ -148,8 +148,8 @@ class Module(nn.Module):
         # values v to mix by a row, no P(j | i) to keep and nothing to add to.
         fold = not (readings or nudges or rows) and batch * max([0, *words.values()]) > self.widest
         apart = frozenset({*some, *rows, *gates, *nudges})
-        sets = frozenset(set_), request.enumerate_too, request.left, apart, readings
-        plan = self.plan(request.want, *sets, fold=fold)
+        known, sets = frozenset(set_), (request.enumerate_too, request.left, apart, readings)
+        plan = self.plan(request.want, known, *sets, fold=fold, words=words)
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         check_values = self.check_values if request.check_values is None else request.check_values
         present = check_mask(request.mask, words, batch, check_values=check_values)
@@ -205,12 +205,15 @@ class Module(nn.Module):
         passed: frozenset[int] = frozenset(),
         *,
         fold: bool = False,
+        words: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan of a question, made once."""
+        """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
         options: dict[str, Any] = {"fold": fold, "left": left, "patched": patched, "passed": passed}
         return self.memoize(
             ("plan", want, known, enumerate_too, *options.values()),
-            lambda: network_to_plan(self.network, want, known | self._input_indices, enumerate_too, **options),
+            lambda: network_to_plan(
+                self.network, want, known | self._input_indices, enumerate_too, words=words, **options
+            ),
         )
 
     def find_needs(
@@ -219,13 +222,14 @@ class Module(nn.Module):
         known: Collection[int],
         enumerate_too: Collection[int] = (),
         patched: Collection[int] = (),
+        words: Mapping[str, int] | None = None,
     ) -> Needs:
         """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
         indices = [self.network.graph.family(name).index for name in want]
         known, some = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
             ("needs", tuple(indices), known, frozenset(enumerate_too), some),
-            lambda: find_needs(self.network, indices, known, enumerate_too, patched=some),
+            lambda: find_needs(self.network, indices, known, enumerate_too, patched=some, words=words),
         )
 
     def wanted(self, course: Course, name: str, index: int) -> Tensor:
@@ -336,7 +340,7 @@ class Module(nn.Module):
         members, present = self.network.members, check_mask(mask, words, len(first))
         # Whether choices can be summed is no matter of a mask: they are taken as they come.
         choices = frozenset(m.family.index for m in members if m.tpm.kind == "discrete" and m.family.name not in want)
-        plan = self.plan(want, choices)
+        plan = self.plan(want, choices, words=words)
         layout = Layout((), tuple(self.network.graph.sizes))
         course = Course(self.network, layout, {}, {}, words, present, False, {}, self.network.floating, first.device)
         check_read(course, (members[index] for group in plan.groups for index in group))

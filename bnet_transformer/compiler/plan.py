@@ -139,15 +139,16 @@ def network_to_plan(
     left: frozenset[int] = frozenset(),
     patched: frozenset[int] = frozenset(),
     passed: frozenset[int] = frozenset(),
+    words: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
 
     `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
     `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
-    Some nodes of the families `patched` are set.
+    Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
     wanted = tuple(network.graph.family(name).index for name in want)
-    needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed)
+    needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed, words=words)
     if needs.fault is not None:
         raise needs.fault
     needed, enumerated = set(needs.needed), set(needs.enumerated)
@@ -178,6 +179,7 @@ def find_needs(
     *,
     patched: frozenset[int] = frozenset(),
     passed: frozenset[int] = frozenset(),
+    words: Mapping[str, int] | None = None,
 ) -> Needs:
     """What `network_to_plan` plans for, or the fault for which it refuses, which is not raised here.
 
@@ -188,6 +190,7 @@ def find_needs(
         enumerate_too: Choices that are enumerated though no value depends on them.
         patched: Families of which some nodes are set.
         passed: Deterministic families that are computed and not kept.
+        words: How many words each stack has, for the message alone.
     """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
@@ -208,7 +211,7 @@ def find_needs(
             stack.extend(_above(network, index, known, wanted=False))
     for index in sorted(enumerated):
         computed = (needed - enumerated) | set(wanted)
-        fault = fault or _meeting_fault(network, index, computed, enumerated)
+        fault = fault or _meeting_fault(network, index, computed, enumerated, words)
     fault = fault or _patched_fault(network, needed & patched, enumerated)
     return Needs(frozenset(needed), frozenset(enumerated), fault)
 
@@ -261,8 +264,24 @@ def _above(network: Network, index: int, known: Collection[int], *, wanted: bool
     return [bundle.parent for bundle in network.graph.into[index]]
 
 
-def _meeting_fault(network: Network, index: int, computed: set[int], enumerated: set[int]) -> ReadingError | None:
+def _meeting_fault(
+    network: Network, index: int, computed: set[int], enumerated: set[int], words: Mapping[str, int] | None
+) -> ReadingError | None:
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
+    where = _meeting(network, index, computed, enumerated)
+    if where is None:
+        return None
+    count = "" if words is None else f": {_joint_states(network, computed, enumerated, words)}"
+    return ReadingError(
+        network.members[index].family.name,
+        expected="a choice whose words do not meet, to be enumerated for all words at once",
+        got=f"{network.members[where].family.name}, which reads other words' choices{count}",
+        allowed=MEETING,
+    )
+
+
+def _meeting(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
+    """The first computed family that reads a choice of other words; None where none does."""
     reached = {index} if network.members[index].family.words is not None else set()
     before: set[int] = set()
     while reached - before:  # once more where families read each other word after word: no order has parents first
@@ -272,12 +291,21 @@ def _meeting_fault(network: Network, index: int, computed: set[int], enumerated:
             picks = {selector for given in inputs for _, selector in given.pick}
             reads = [given for given in inputs if given.parent in reached]
             if not all(given.reach.own for given in reads):
-                return ReadingError(
-                    network.members[index].family.name,
-                    expected="a choice whose words do not meet, to be enumerated for all words at once",
-                    got=f"{network.members[child].family.name}, which reads other words' choices",
-                    allowed=MEETING,
-                )
+                return child
             if child not in enumerated and (reads or picks & reached):
                 reached.add(child)
     return None
+
+
+def _joint_states(network: Network, computed: set[int], enumerated: set[int], words: Mapping[str, int]) -> str:
+    """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
+    total = 1
+    for index in enumerated:
+        member = network.members[index]
+        nodes = math.prod(network.graph.sizes[plate] for plate in member.family.plates)
+        if _meeting(network, index, computed, enumerated) is not None:
+            nodes *= words[member.family.words or ""]
+        total *= network.count_states(index, words) ** nodes
+    told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
+    most = ", ".join(f"{count} words" for count in words.values())
+    return f"up to {told} joint states ({most})"

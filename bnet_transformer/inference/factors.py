@@ -48,6 +48,7 @@ class Question:
     below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
     choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
     fault: ReadingError | None  # why the choices cannot be eliminated family by family; not raised here
+    has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
 
 
 def question_to_factors(
@@ -74,7 +75,7 @@ def question_to_factors(
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
-    if question.fault is not None:
+    if question.fault is not None and question.has_plan:
         raise question.fault
     inputs = request.x if isinstance(request.x, Inputs) else module.inputs(request.x, request.given)
     for index, choices in question.choices.items():
@@ -167,6 +168,7 @@ def _analysed(
         below=below,
         choices={index: choices.get(index, ()) for index in asked},
         fault=fault or plan_fault or _elimination_fault(network, choices, below),
+        has_plan=plan_fault is None,
     )
 
 

@@ -304,7 +304,7 @@ class Answers:
             for index in want:
                 if index not in closed and network.members[index].tpm.kind == "continuous":
                     return open_parent(network.members[index].family.name)
-            needs = self.module.find_needs(names, closed, is_open, some)
+            needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
             if needs.fault is not None:
                 return needs.fault
             if math.prod(network.count_states(index, world.ground.words) for index in needs.enumerated) > BUDGET:
@@ -328,7 +328,7 @@ class Answers:
         for want in (sorted({query.member.family.index, *wanted}), wanted):  # with its own products, where planned
             is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
             names = tuple(network.members[i].family.name for i in want)
-            if self.module.find_needs(names, closed, is_open, some).fault is None:
+            if self.module.find_needs(names, closed, is_open, some, words).fault is None:
                 break
         plan = self.module.plan(names, closed, is_open, patched=some)
         return plan_flops(network, plan, words, closed, batch)
