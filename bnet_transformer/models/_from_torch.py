@@ -33,6 +33,8 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
     >>> sorted(weights_of(nn.MultiheadAttention(8, 2, bias=False)))
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
     """
+    if net is not None and not isinstance(net, BNet):
+        raise BNetError("net", expected="the net that is to have the weights", got=net)
     if stack is not None and not isinstance(stack, str):
         raise BNetError("stack", expected="the name of a stack, a string", got=stack)
     found: dict[str, Tensor] = {}
