@@ -85,11 +85,12 @@ class Ground:
     def _operate(self, cut: Iterable[int], rows: Mapping[int, Kept]) -> None:
         """Take the arrows into the nodes of `cut`, and from those of `rows` what they do not keep."""
         self.cut, self.rows = frozenset(cut), dict(rows)
-        self.cut_by_family = self._by_family(self.cut)
-        self.rows_by_family = self._by_family(node for node in self.rows if node not in self.cut)
+        self.cut_by_family = self.by_family(self.cut)
+        self.rows_by_family = self.by_family(node for node in self.rows if node not in self.cut)
         self._above: dict[int, list[int]] = {}
 
-    def _by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+    def by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+        """Some nodes, by the number of their family."""
         families: dict[int, list[int]] = {}
         for node in nodes:
             families.setdefault(self.family_of(node).index, []).append(node)

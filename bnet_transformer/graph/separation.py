@@ -78,11 +78,9 @@ def reaches(ground: Ground, x: int, y: int) -> bool:
 
 def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
     """The nodes that what is given determines, itself among them; with no `functions`, itself alone."""
-    return ~_undetermined(ground, given, cut, functions) if functions else given
-
-
-def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
-    """The nodes that what is given or set does not determine; a root counts as free, whatever its TPM."""
+    if not functions:
+        return given
+    # what is not determined: a root counts as free, whatever its TPM
     folded, found, open_ = ground.folded, np.zeros_like(given), ~given
     for index, bits in cut.nodes.items():
         part = view(ground, open_, index)
@@ -102,7 +100,7 @@ def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[i
                 part |= now
             if not grown or (len(group) == 1 and all(b.parent != group[0] for b in folded.into[group[0]])):
                 break
-    return found
+    return ~found
 
 
 # the words and heads that a question does not name

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer.axes import SLICE, WORD, Reach, join, role_fault, stem_of
+from bnet_transformer.axes import SLICE, WORD, Reach, as_reach, join, role_fault, stem_of
 from bnet_transformer.errors import BNetError, Fault, unknown
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Stack
@@ -208,7 +208,7 @@ def _source(book: Book, child: Template, arrow: Arrow) -> Source | None:
         if selector is None or not _can_pick(book, child, parent, plate, selector):
             return None
         picks.append((plate, selector))
-    return Source(parent, arrow.reach, tuple(picks))
+    return Source(parent, as_reach(arrow.reach), tuple(picks))
 
 
 def _can_pick(book: Book, child: Template, parent: Template, plate: str, selector: Template) -> bool:
