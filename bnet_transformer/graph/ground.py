@@ -266,9 +266,9 @@ class Ground:
     def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
         """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
         child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        if parent.words is None or (child.words is None and not bundle.reaches):
-            return np.ones((1 if child.words is None else self.words[child.words], 1), dtype=bool)
         n = 1 if child.words is None else self.words[child.words]
+        if parent.words is None or (child.words is None and not bundle.reaches):
+            return np.ones((n, 1), dtype=bool)
         pairs = [reach.matrix(n, self.words[parent.words]) for reach in bundle.reaches]
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
@@ -300,8 +300,7 @@ class Ground:
         i, j = self.reads(bundle)[np.ix_(own, there)].nonzero()
         reads = own[i], there[j]
         size = np.int32 if len(self) < 2**31 else np.int64
-        into = dict(zip(self.axes(child), strides(self.shapes[child.index]), strict=True))
-        out = dict(zip(self.axes(parent), strides(self.shapes[parent.index]), strict=True))
+        into, out = (dict(zip(self.axes(f), strides(self.shapes[f.index]), strict=True)) for f in (child, parent))
         sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
         targets: Ids = np.array([self.offsets[child.index]], dtype=size)
         for axis in dict.fromkeys([*child.plates, *parent.plates]):
@@ -316,32 +315,13 @@ class Ground:
         """The parents of a node, in the order of its family's arrows."""
         found = self._above.get(node)
         if found is None:
-            found = self._read(node)
+            found, inner = [], {axis: np.array([i]) for axis, i in self._index(node).items()}
+            for bundle in self.folded.into[self.family_of(node).index]:
+                outer = self.indices(self.folded.families[bundle.parent])
+                found.extend(self._pairs(bundle, inner, outer)[0].tolist())
             if len(found) <= FEW and len(self._above) < KEPT:
                 self._above[node] = found
         return found.copy()
-
-    def _read(self, node: int) -> list[int]:
-        """The parents, without an array for each: `_pairs` takes three times as long for the few of one node."""
-        if node in self.cut:
-            return []
-        own, found = self._index(node), list[int]()
-        for bundle in self.folded.into[self.family_of(node).index]:
-            parent, there = self.folded.families[bundle.parent], self.reads(bundle)[own.get(WORD, 0)]
-            if node in self.rows:
-                kept = self.kept_of(bundle)
-                there = there & self.reads(kept)[own.get(WORD, 0)] if kept is not None else there[:0]
-            words = np.flatnonzero(there).tolist()
-            if not words:  # also of a parent without words
-                continue
-            base = [int(self.offsets[parent.index])]
-            for axis, size, step in zip(
-                self.axes(parent), self.shapes[parent.index], strides(self.shapes[parent.index]), strict=True
-            ):
-                picks = words if axis == WORD else [own[axis]] if axis in own else range(size)
-                base = [at + i * step for at in base for i in picks]
-            found += base
-        return found
 
     def children(self, node: int) -> list[int]:
         """The children of a node."""

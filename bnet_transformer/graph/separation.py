@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bnet_transformer.axes import WORD
 from bnet_transformer.graph.folded import Family
 from bnet_transformer.graph.ground import Ground, Ids
-from bnet_transformer.graph.walk import Cut, descendants, moved
+from bnet_transformer.graph.walk import Cut, moved
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
 LANE = 64
@@ -67,13 +67,6 @@ def _separated(ground: Ground, questions: Sequence[Question], functions: Collect
     y &= ~blocked
     hit = np.bitwise_or.reduce(roll(thin.ground, x, given, blocked, cut, goal=y) & y, axis=0)
     return ~np.unpackbits(hit.view(np.uint8), bitorder="little")[:count].astype(bool)
-
-
-def reaches(ground: Ground, x: int, y: int) -> bool:
-    """True where a path of arrows leads from x to y."""
-    thin = thinned(ground, [{x, y}])
-    ((source, target),) = thin.numbers([[x, y]])
-    return target in descendants(thin.surgery(), [source])
 
 
 def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
