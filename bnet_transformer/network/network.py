@@ -253,7 +253,11 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 
 def outline(declaration: Declaration, seed: int = 0) -> Network:
     """The net of a declaration, checked, before it has parameters: no size costs memory here."""
-    _check_size(declaration)
+    count = len(declaration.nodes)
+    for stack in declaration.stacks:
+        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
+    if count > MOST_FAMILIES:  # more than any readable net has
+        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
     graph, ordered, faults = declaration_to_graph(declaration)
     members: list[Member] = []
     if graph is not None:
@@ -262,15 +266,6 @@ def outline(declaration: Declaration, seed: int = 0) -> Network:
     if faults or graph is None:
         raise DeclarationError(_once(faults))
     return Network(declaration, graph, tuple(members), {}, seed)
-
-
-def _check_size(declaration: Declaration) -> None:
-    """Refuse a declaration that would unroll into more families than any readable net has."""
-    count = len(declaration.nodes)
-    for stack in declaration.stacks:
-        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
-    if count > MOST_FAMILIES:
-        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
 
 
 def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Member], list[Fault]]:
