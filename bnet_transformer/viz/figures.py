@@ -40,7 +40,7 @@ from bnet_transformer.viz.style import finished
 from bnet_transformer.viz.svg import showing, to_svg
 from bnet_transformer.viz.tikz import to_tikz
 from bnet_transformer.viz.typeset import to_pdf, to_png
-from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
+from bnet_transformer.viz.words import StateReads, reading_grid
 
 if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
@@ -103,14 +103,12 @@ def picture_reads(
     options = Options(min_weight=min_weight, top=top, theme=theme, limit=limit)
     mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
     readable = in_numpy(result.readable)
-    readings = [Reading(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
+    readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
     states = {"": [*result.slices, result.slices[-1] + 1]}
-    every = {"": range(len(result.tokens))}
-    reads = chosen(readings, every, options.min_weight, options.top, options.limit)
-    words, silent = spoken(every, reads)
+    words = {"": range(len(result.tokens))}
     name = lambda _, slice_, word: join(result.state, (slice_, word))  # noqa: E731
-    grid = words_picture({"": result.tokens}, words, states, name, reads)
-    grid = finished(grid, title="what is read", caption=[result.head, reads.hidden, silent])
+    grid, hidden = reading_grid({"": result.tokens}, words, states, name, readings, options)
+    grid = finished(grid, title="what is read", caption=[result.head, *hidden])
     return showing(replace(grid, theme=theme))
 
 

@@ -27,7 +27,7 @@ from bnet_transformer.viz.marks import forms_of, meant, named, part_of, with_wor
 from bnet_transformer.viz.nodes import finish, ground_picture, net_picture
 from bnet_transformer.viz.options import VIEWS, Options, over_limit
 from bnet_transformer.viz.picture import Picture
-from bnet_transformer.viz.words import Reading, chosen, ends_of, readers_of, spoken, words_picture
+from bnet_transformer.viz.words import StateReads, ends_of, readers_of, reading_grid
 
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
@@ -323,17 +323,15 @@ def _words(state: SentenceState, asked: Options) -> Picture:
             raise BudgetError("reading grid", expected=f"at most {most} {what} of words", got=count, allowed=allowed)
     heads = selection.plates.get("head")
     readings = [
-        Reading(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
+        StateReads(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
     ]
     grid = _grid_names(state, selection) if asked.highlight is not None else {}
     marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
-    reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit, parts=not marked)
-    words, silent = spoken(words, reads, marked)
     stems = {stack: _stem(network, stack) for stack in stacks}
     name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
-    picture = words_picture(state.tokens, words, states, name, reads)
+    picture, hidden = reading_grid(state.tokens, words, states, name, readings, asked, marked)
     drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
-    return finish(picture, asked, _title(state), [_heads(network, asked), reads.hidden, silent, drawn])
+    return finish(picture, asked, _title(state), [_heads(network, asked), *hidden, drawn])
 
 
 def _mean(state: SentenceState, member: Member, heads: Any) -> NDArray[np.float64]:
