@@ -20,7 +20,6 @@ import numpy as np
 
 from bnet_transformer import export
 from bnet_transformer._core.drawing import Drawable, draw, picture
-from bnet_transformer.axes import join
 from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError, one_of
 from bnet_transformer.files import as_path
@@ -104,10 +103,8 @@ def picture_reads(
     mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
     readable = in_numpy(result.readable)
     readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
-    states = {"": [*result.slices, result.slices[-1] + 1]}
     words = {"": range(len(result.tokens))}
-    name = lambda _, slice_, word: join(result.state, (slice_, word))  # noqa: E731
-    grid, hidden = reading_grid({"": result.tokens}, words, states, name, readings, options)
+    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, options)
     grid = finished(grid, title="what is read", caption=[result.head, *hidden])
     return showing(replace(grid, theme=theme))
 

@@ -95,8 +95,8 @@ def net_picture(network: Network, asked: Options) -> Picture:
     for name in named(asked.highlight):
         family = network.graph.by_name.get(name)
         if family is not None and name not in kept:
-            last = slices[family.stack] - 1
-            way = "weights=True" if family.step is None else f"slices={min(max(family.step, 0), last)}"
+            step = family.step
+            way = "weights=True" if step is None else f"slices={min(max(step, 0), slices[family.stack] - 1)}"
             raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
     picture = folded_picture(network, part(graph, kept))
     if is_deep:
@@ -335,19 +335,14 @@ def _inside(box: Box, frame: Frame) -> bool:
 def rows_of(folded: FoldedGraph, kept: Collection[int]) -> dict[int, int]:
     """The row of each kept family that is not a weight; rows are numbered without gaps."""
     drawn = [family.index for family in folded.families if family.index not in folded.wordless]
-    there = set(drawn)
-    children: dict[int, list[int]] = {index: [] for index in drawn}
-    for bundle in folded.bundles:
-        if bundle.parent in there and bundle.child in there and bundle.parent < bundle.child:
-            children[bundle.parent].append(bundle.child)
-    early = dict.fromkeys(drawn, 0)
-    for index in drawn:
-        for child in children[index]:
-            early[child] = max(early[child], early[index] + 1)
-    late = dict(early)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(drawn)
+    joined = ((bundle.parent, bundle.child) for bundle in folded.bundles if bundle.parent < bundle.child)
+    graph.add_edges_from((parent, child) for parent, child in joined if parent in graph and child in graph)
+    late = {index: row for row, those in enumerate(nx.topological_generations(graph)) for index in those}
     for index in reversed(drawn):
-        if children[index]:
-            late[index] = min(late[child] for child in children[index]) - 1
+        if graph[index]:
+            late[index] = min(late[child] for child in graph[index]) - 1
     number = {row: k for k, row in enumerate(sorted({late[index] for index in drawn if index in kept}))}
     return {index: number[late[index]] for index in drawn if index in kept}
 

@@ -312,11 +312,10 @@ def _words(state: SentenceState, asked: Options) -> Picture:
     every = {end for _, both in ends for end in both}
     stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
-    states = {stack: sorted(number for own, number in every if own == stack) for stack in stacks}
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
     allowed = "fewer words= or slices=" + (", or detail='folded'" if _draws_all(state, asked, "folded") else "")
     for what, count, most in (
-        ("states", sum(len(words[stack]) * len(states[stack]) for stack in stacks), STATES),
+        ("states", sum(len(words[stack]) for stack, _ in every), STATES),
         ("pairs", pairs, PAIRS),
     ):
         if count > most:
@@ -328,8 +327,7 @@ def _words(state: SentenceState, asked: Options) -> Picture:
     grid = _grid_names(state, selection) if asked.highlight is not None else {}
     marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
     stems = {stack: _stem(network, stack) for stack in stacks}
-    name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
-    picture, hidden = reading_grid(state.tokens, words, states, name, readings, asked, marked)
+    picture, hidden = reading_grid(state.tokens, words, stems, readings, asked, marked)
     drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
     return finish(picture, asked, _title(state), [_heads(network, asked), *hidden, drawn])
 

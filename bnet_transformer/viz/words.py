@@ -6,13 +6,14 @@ into the arrows: word j of one state is read by word i of the next with `P(j | i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.axes import join
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.labels import Run, measured, shown, written
@@ -64,17 +65,17 @@ def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[st
 def reading_grid(
     tokens: Mapping[str, Sequence[str]],
     words: Mapping[str, Collection[int]],
-    states: Mapping[str, Sequence[int]],
-    name: Callable[[str, int, int], str],
+    stems: Mapping[str, str],
     readings: Sequence[StateReads],
     asked: Options,
     marked: Collection[tuple[str, int]] = (),
 ) -> tuple[Picture, list[str]]:
     """The grid of some words, and in words what is not drawn.
 
-    `states` are the slices whose entering states are drawn, `name` the node of a word's state, `marked` words that have
-    a place in any case.
+    `stems` are those of the states of each stack, `marked` words that have a place in any case.
     """
+    ends = {end for reading in readings for end in (reading.out, reading.into)}
+    states = {stack: sorted(slice_ for own, slice_ in ends if own == stack) for stack in words}
     reads, hidden = _chosen(readings, words, asked, parts=not marked)
     words, silent = _spoken(words, reads, marked)
     upright = sum(map(len, words.values())) <= FEW
@@ -82,13 +83,15 @@ def reading_grid(
     busy = {end for r, i, j, _ in reads for end in ((*r.out, j), (*r.into, i))}
     boxes = []
     for (stack, slice_, word), (x, y) in place.items():
-        title = f"{name(stack, slice_, word)} “{shown(tokens[stack][word], None)}”"
+        name = join(stems[stack], (slice_, word))
+        title = f"{name} “{shown(tokens[stack][word], None)}”"
         idle = (stack, slice_, word) not in busy
-        boxes.append(Box(name(stack, slice_, word), x, y, DOT, DOT, border="dot", faded=idle, title=title))
+        boxes.append(Box(name, x, y, DOT, DOT, border="dot", faded=idle, title=title))
     arrows, gap = [], DOT / 2 + 1.0
     for reading, i, j, share in reads:
-        source, target = name(*reading.out, j), name(*reading.into, i)
-        (x0, y0), (x1, y1) = place[*reading.out, j], place[*reading.into, i]
+        (out, before), (into, after) = reading.out, reading.into
+        source, target = join(stems[out], (before, j)), join(stems[into], (after, i))
+        (x0, y0), (x1, y1) = place[out, before, j], place[into, after, i]
         ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
         found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
         way = curve(*ends, sideways=not upright, bow=0.4)
