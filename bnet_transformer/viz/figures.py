@@ -170,7 +170,7 @@ def _parts(state: SentenceState, options: Mapping[str, Any]) -> FigureParts:
         evidence=state.evidence,
         picture=lambda: picture(state, **options),
         equations=lambda: equations(state.network).latex,
-        page=lambda: written(described(state, asked_of(options))),
+        page=lambda: written(*described(state, asked_of(options))),
     )
 
 

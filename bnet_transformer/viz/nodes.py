@@ -215,8 +215,7 @@ def _arranged(
 ) -> tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]:
     """Boxes and arrows in a grid whose rows follow from the folded graph."""
     kept = {each.index for each in family.values()}
-    rows = rows_of(network.graph, kept)
-    depths = depths_of(network.graph, kept, rows)
+    rows, depths = rows_and_depths(network.graph, kept)
     items = [
         Item(box, rows[family[name].index], column[name], (*order[name], family[name].index))
         for name, box in drawn.items()
@@ -332,8 +331,9 @@ def _inside(box: Box, frame: Frame) -> bool:
 # which row of the grid a family stands in: below its parents, and close above its children
 
 
-def rows_of(folded: FoldedGraph, kept: Collection[int]) -> dict[int, int]:
-    """The row of each kept family that is not a weight; rows are numbered without gaps."""
+def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """The row of each kept family that is not a weight, numbered without gaps; and for each kept weight the row that
+    it stands above, with its depth: 1 above words, 2 above weights, ..."""
     drawn = [family.index for family in folded.families if family.index not in folded.wordless]
     graph = nx.DiGraph()
     graph.add_nodes_from(drawn)
@@ -344,11 +344,7 @@ def rows_of(folded: FoldedGraph, kept: Collection[int]) -> dict[int, int]:
         if graph[index]:
             late[index] = min(late[child] for child in graph[index]) - 1
     number = {row: k for k, row in enumerate(sorted({late[index] for index in drawn if index in kept}))}
-    return {index: number[late[index]] for index in drawn if index in kept}
-
-
-def depths_of(folded: FoldedGraph, kept: Collection[int], rows: dict[int, int]) -> dict[int, tuple[int, int]]:
-    """For each kept weight the row that it stands above, and its depth: 1 above words, 2 above weights, ..."""
+    rows = {index: number[late[index]] for index in drawn if index in kept}
     found: dict[int, tuple[int, int]] = {}
     for family in reversed(folded.families):
         index = family.index
@@ -357,7 +353,7 @@ def depths_of(folded: FoldedGraph, kept: Collection[int], rows: dict[int, int]) 
         below = [bundle.child for bundle in folded.out_of[index] if bundle.child in rows or bundle.child in found]
         row = min((rows[c] if c in rows else found[c][0] for c in below), default=0)
         found[index] = row, 1 + max((found[c][1] for c in below if c in found), default=0)
-    return found
+    return rows, found
 
 
 def places_in_rows(rows: Mapping[str, int], arrows: Sequence[tuple[str, str]], sweeps: int = 4) -> dict[str, int]:

@@ -108,6 +108,15 @@ def line_colour(box: Box) -> str:
     return {"given": "second", "collider": "second", "y": "learnable"}.get(box.accent, "accent")
 
 
+def outlines(box: Box) -> Iterator[tuple[float, float, float]]:
+    """The rectangles of a box, the hindmost first: how far the first and the last corner are from those of the box
+    along both axes, and how thick the line is; that of a double border is the last, and lies inside."""
+    for k in range(box.under, -1, -1):
+        yield 2.5 * k, 2.5 * k, 2.2 if box.accent and not k else 0.9
+    if box.border == "double":
+        yield 2.5, -2.5, 0.7
+
+
 def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """The way of an arrow's line, and the corners of its head, the tip first; the line ends inside the head."""
     if not arrow.head:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from xml.sax import saxutils
 
@@ -11,7 +12,7 @@ import graphviz
 from bnet_transformer.viz.dot import DotSource, to_dot
 from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, line_and_head, palette
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, outlines, palette
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
@@ -125,23 +126,16 @@ def _box(box: Box, ink: Ink) -> str:
     if box.border == "dot":
         parts.append(f'<circle cx="{_n(box.x)}" cy="{_n(box.y)}" r="{_n(box.width / 2)}"{ink.fill(line)}/>')
     else:
-        for k in range(box.under, -1, -1):
-            thick = 2.2 if box.accent and not k else 0.9
-            parts.append(_rectangle(left + 2.5 * k, top + 2.5 * k, box.width, box.height, box, ink, line, thick))
-        if box.border == "double":
-            parts.append(_rectangle(left + 2.5, top + 2.5, box.width - 5, box.height - 5, box, ink, line, 0.7))
+        dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
+        for start, end, thick in outlines(box):
+            width, height = box.width + (end - start), box.height + (end - start)
+            place = f'x="{_n(left + start)}" y="{_n(top + start)}" width="{_n(width)}" height="{_n(height)}"'
+            place += f' rx="{_n(min(5.0, height / 3))}"'
+            parts.append(f"<rect {place}{ink.fill(box.fill)}/>")
+            parts.append(f'<rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>')
     if box.label:
-        parts.append(_line(box.label, box.x, box.y, "middle", SIZE, "ink", ink))
+        parts.append(_text(Text(box.x, box.y, box.label, size=SIZE), ink))
     return "".join(parts) + "</g>"
-
-
-def _rectangle(
-    left: float, top: float, width: float, height: float, box: Box, ink: Ink, line: str, thick: float
-) -> str:
-    """A rectangle with round corners: its fill, and its line."""
-    place = f'x="{_n(left)}" y="{_n(top)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(min(5.0, height / 3))}"'
-    dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
-    return f'<rect {place}{ink.fill(box.fill)}/><rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>'
 
 
 def _arrow(arrow: Arrow, ink: Ink) -> str:
@@ -177,22 +171,15 @@ def _frame(frame: Frame, ink: Ink) -> str:
 
 
 def _text(line: Text, ink: Ink) -> str:
-    title = f"<title>{escape(line.title)}</title>" if line.title else ""
-    return _line(line.runs, line.x, line.y, line.anchor, line.size, line.colour, ink, title)
-
-
-def _line(
-    label: tuple[Run, ...], x: float, y: float, anchor: str, size: float, colour: str, ink: Ink, title: str = ""
-) -> str:
+    label, size = line.runs, line.size
     word = next((k for k, run in enumerate(label) if run.style == "token" and is_foreign(run.text)), 0)
-    if ink.printed and word and anchor == "middle":  # the word gets an element, and so a font, of its own
-        middle = x - measured(label, size) / 2 + measured(label[:word], size)
-        return _line(label[:word], middle, y, "end", size, colour, ink) + _line(
-            label[word:], middle, y, "start", size, colour, ink
-        )
-    spans = "".join(_spans(label, size))
-    place = f'x="{_n(x)}" y="{_n(y + 0.34 * size)}" text-anchor="{anchor}" font-size="{_n(size)}"'
-    return f'<text {place}{ink.fill(colour)} xml:space="preserve">{title}{spans}</text>'
+    if ink.printed and word and line.anchor == "middle":  # the word gets an element, and so a font, of its own
+        middle = line.x - measured(label, size) / 2 + measured(label[:word], size)
+        before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
+        return _text(before, ink) + _text(replace(before, runs=label[word:], anchor="start"), ink)
+    title = f"<title>{escape(line.title)}</title>" if line.title else ""
+    place = f'x="{_n(line.x)}" y="{_n(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_n(size)}"'
+    return f'<text {place}{ink.fill(line.colour)} xml:space="preserve">{title}{"".join(_spans(label, size))}</text>'
 
 
 def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:

@@ -27,7 +27,7 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import letter_of, shown, visible
-from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
+from bnet_transformer.viz.nodes import places_in_rows, rows_and_depths
 from bnet_transformer.viz.options import THEMES, check_names
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.reading import Reading, included, prepare, read_from, reading_of
@@ -68,16 +68,8 @@ def asked_of(told: Mapping[str, Any]) -> Asked:
     return Asked(**told)
 
 
-@dataclass(frozen=True)
-class Described:
-    """The description, which JSON can hold, and the bytes of what is read."""
-
-    about: dict[str, Any]
-    block: bytes
-
-
-def described(state: SentenceState, asked: Asked) -> Described:
-    """The description of a sentence."""
+def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes]:
+    """The description of a sentence, which JSON can hold, and the bytes of what is read."""
     world = state.world
     selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
@@ -90,8 +82,7 @@ def described(state: SentenceState, asked: Asked) -> Described:
     tables = Tables()
     links = _links(world, tables)
     every = range(len(world.network.members))
-    rows = rows_of(world.network.graph, every)
-    depths = depths_of(world.network.graph, every, rows)
+    rows, depths = rows_and_depths(world.network.graph, every)
     equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
     pairs, bits = tables.packed(len(reads))
@@ -122,7 +113,7 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "moved": _moved(state),
         "notes": list(dict.fromkeys(notes)),
     }
-    return Described(about, reads + bits)
+    return about, reads + bits
 
 
 def _title(state: SentenceState) -> str:
