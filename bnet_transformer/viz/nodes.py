@@ -15,11 +15,11 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family, FoldedGraph, Ground, Selection
 from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
-from bnet_transformer.viz.labels import runs, shown, written
+from bnet_transformer.viz.labels import Run, measured, runs, shown, written
 from bnet_transformer.viz.marks import marks_of, named, part
 from bnet_transformer.viz.options import Options
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text, bounds
-from bnet_transformer.viz.style import finished, hue, link, node_box
+from bnet_transformer.viz.style import HEIGHT, SIZE, finished, hue, link
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
 DEEP = 3  # slices up to which a folded net is drawn whole ...
@@ -51,7 +51,7 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
         index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
         plates = index if word is None else index[:-1]
         label = runs(about["role"], slice=about["slice"], plates=plates, word=word, token=token)
-        drawn[name] = node_box(name, about, label, _title(name, about))
+        drawn[name] = _box(name, about, label)
     words = {name: (own.words, graph.nodes[name]["word"]) for name, own in family.items() if own.words is not None}
     stacks = [stack.name for stack in network.declaration.stacks]
     places = sorted(set(words.values()), key=lambda place: (stacks.index(place[0]), place[1]))
@@ -143,8 +143,7 @@ def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
     drawn, column = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
     for name, own in family.items():
-        about = graph.nodes[name]
-        drawn[name] = node_box(name, about, runs(own.role, slice=own.slice), _title(name, about))
+        drawn[name] = _box(name, graph.nodes[name], runs(own.role, slice=own.slice))
         column[name] = None if own.words is None else stacks.index(own.words)
     links = []
     for parent, child, about in graph.edges(data=True):
@@ -214,22 +213,20 @@ def _arranged(
     room: Room,
 ) -> tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]:
     """Boxes and arrows in a grid whose rows follow from the folded graph."""
-    kept = {each.index for each in family.values()}
-    rows, depths = rows_and_depths(network.graph, kept)
-    items = [
-        Item(box, rows[family[name].index], column[name], (*order[name], family[name].index))
-        for name, box in drawn.items()
-        if family[name].index in rows
-    ]
+    place = rows_and_depths(network.graph, {each.index for each in family.values()})
+    items: list[Item] = []
+    weights: list[Weight] = []
+    for name, box in drawn.items():
+        own = family[name]
+        row, depth = place[own.index]
+        if depth:
+            weights.append(Weight(box, row, depth, own_slice=own.slice is not None))
+        else:
+            items.append(Item(box, row, column[name], (*order[name], own.index)))
     if network.graph.word_stacks:
         items = _apart(items)
     else:
         items, room = _crossing_little(items, links), replace(room, inside=WORDLESS)
-    weights = [
-        Weight(box, *depths[family[name].index], own_slice=family[name].slice is not None)
-        for name, box in drawn.items()
-        if family[name].index in depths
-    ]
     grid = Grid(items, weights, links, room)
     placed, arrows = grid.placed()
     by_name = {box.name: box for box in placed}
@@ -262,14 +259,25 @@ def _speaking(network: Network) -> set[str]:
     return {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}
 
 
-def _title(name: str, about: Mapping[str, Any]) -> str:
-    """What a reader is told who points at a node."""
-    token = about.get("token")
+def _box(name: str, about: Mapping[str, Any], label: tuple[Run, ...]) -> Box:
+    """The box of a node, by what its graph says of it."""
+    done, token = bool(about.get("do")), about.get("token")
+    learnable = about["learnable"] and not done
+    kind = "set by do" if done else about["kind"]
     word = "" if token is None else f" “{shown(token, None)}”"
-    shape = "×".join(map(str, about["shape"])) or "one number"
-    kind = "set by do" if about.get("do") else about["kind"]
-    learnable = ", learnable" if about["learnable"] and not about.get("do") else ""
-    return f"{name}{word}: {kind}, {about['tpm']}{learnable}, {shape}"
+    told = f"{kind}, {about['tpm']}" + (", learnable" if learnable else "")
+    return Box(
+        name,
+        0.0,
+        0.0,
+        max(measured(label, SIZE) + 16.0, 36.0),
+        HEIGHT,
+        label,
+        fill="do" if done else "observed" if kind == "observed" else "paper",
+        border="double" if done or kind == "deterministic" else "single",
+        dashed=learnable,
+        title=f"{name}{word}: {told}, {'×'.join(map(str, about['shape'])) or 'one number'}",
+    )
 
 
 def _beside_slices(
@@ -331,29 +339,28 @@ def _inside(box: Box, frame: Frame) -> bool:
 # which row of the grid a family stands in: below its parents, and close above its children
 
 
-def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """The row of each kept family that is not a weight, numbered without gaps; and for each kept weight the row that
-    it stands above, with its depth: 1 above words, 2 above weights, ..."""
-    drawn = [family.index for family in folded.families if family.index not in folded.wordless]
+def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> dict[int, tuple[int, int]]:
+    """The row and the depth of each kept family; rows are numbered without gaps.
+
+    The depth is 0 of what is not a weight. A weight stands above the row of what it is for, at depth 1 where that is
+    words, 2 where it is a weight of depth 1, ...
+    """
     graph = nx.DiGraph()
-    graph.add_nodes_from(drawn)
+    graph.add_nodes_from(family.index for family in folded.families if family.index not in folded.wordless)
     joined = ((bundle.parent, bundle.child) for bundle in folded.bundles if bundle.parent < bundle.child)
     graph.add_edges_from((parent, child) for parent, child in joined if parent in graph and child in graph)
     late = {index: row for row, those in enumerate(nx.topological_generations(graph)) for index in those}
-    for index in reversed(drawn):
+    for index in reversed(list(graph)):
         if graph[index]:
             late[index] = min(late[child] for child in graph[index]) - 1
-    number = {row: k for k, row in enumerate(sorted({late[index] for index in drawn if index in kept}))}
-    rows = {index: number[late[index]] for index in drawn if index in kept}
-    found: dict[int, tuple[int, int]] = {}
+    number = {row: k for k, row in enumerate(sorted({late[index] for index in graph if index in kept}))}
+    found = {index: (number[late[index]], 0) for index in graph if index in kept}
     for family in reversed(folded.families):
-        index = family.index
-        if index not in kept or index not in folded.wordless:
-            continue
-        below = [bundle.child for bundle in folded.out_of[index] if bundle.child in rows or bundle.child in found]
-        row = min((rows[c] if c in rows else found[c][0] for c in below), default=0)
-        found[index] = row, 1 + max((found[c][1] for c in below if c in found), default=0)
-    return rows, found
+        if family.index in kept and family.index in folded.wordless:
+            below = [found[bundle.child] for bundle in folded.out_of[family.index] if bundle.child in found]
+            row = min((row for row, _ in below), default=0)
+            found[family.index] = row, 1 + max((depth for _, depth in below), default=0)
+    return found
 
 
 def places_in_rows(rows: Mapping[str, int], arrows: Sequence[tuple[str, str]], sweeps: int = 4) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bnet_transformer.errors import one_of
-from bnet_transformer.viz.labels import Run, measured, written
+from bnet_transformer.viz.labels import measured, written
 from bnet_transformer.viz.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
 
 SIZE = 11.0  # of labels
@@ -76,23 +76,6 @@ def hue(parent: str, child: str) -> str:
 def _letter(role: str) -> str:
     last = role.rsplit("_", 1)[-1]
     return last if last in DASH and not role.startswith("W_") else ""
-
-
-def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title: str) -> Box:
-    """The box of a node, by what its graph says of it."""
-    done, kind = bool(about.get("do")), about["kind"]
-    return Box(
-        name,
-        0.0,
-        0.0,
-        max(measured(label, SIZE) + 16.0, 36.0),
-        HEIGHT,
-        label,
-        fill="do" if done else "observed" if kind == "observed" else "paper",
-        border="double" if done or kind == "deterministic" else "single",
-        dashed=bool(about["learnable"]) and not done,
-        title=title,
-    )
 
 
 def link(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> Arrow:

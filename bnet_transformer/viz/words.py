@@ -74,8 +74,8 @@ def reading_grid(
 
     `stems` are those of the states of each stack, `marked` words that have a place in any case.
     """
-    ends = {end for reading in readings for end in (reading.out, reading.into)}
-    states = {stack: sorted(slice_ for own, slice_ in ends if own == stack) for stack in words}
+    every = {end for reading in readings for end in (reading.out, reading.into)}
+    states = {stack: sorted(slice_ for own, slice_ in every if own == stack) for stack in words}
     reads, hidden = _chosen(readings, words, asked, parts=not marked)
     words, silent = _spoken(words, reads, marked)
     upright = sum(map(len, words.values())) <= FEW

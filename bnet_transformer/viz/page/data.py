@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
+from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of
 from bnet_transformer.export.graphs import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
@@ -30,7 +31,7 @@ from bnet_transformer.viz.labels import letter_of, shown, visible
 from bnet_transformer.viz.nodes import places_in_rows, rows_and_depths
 from bnet_transformer.viz.options import THEMES, check_names
 from bnet_transformer.viz.page.formulas import formulas
-from bnet_transformer.viz.page.reading import Reading, included, prepare, read_from, reading_of
+from bnet_transformer.viz.page.reading import Reading, included, prepare, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 from bnet_transformer.viz.words import ends_of, readers_of
@@ -81,8 +82,7 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
     readings = [each for each in found if isinstance(each, Reading)]
     tables = Tables()
     links = _links(world, tables)
-    every = range(len(world.network.members))
-    rows, depths = rows_and_depths(world.network.graph, every)
+    places = rows_and_depths(world.network.graph, range(len(world.network.members)))
     equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
     pairs, bits = tables.packed(len(reads))
@@ -96,8 +96,8 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
         "sizes": dict(world.network.graph.sizes),
-        "families": [_family(world, member, rows, depths, which) for member in world.network.members],
-        "order": _order(world.network, rows),
+        "families": [_family(world, member, *places[k], which[k]) for k, member in enumerate(world.network.members)],
+        "order": _order(world.network, places),
         "equations": equations,
         "links": links,
         "pairs": pairs,
@@ -153,13 +153,13 @@ def _reads(world: World, member: Member, heads: int | None) -> int:
 # structure
 
 
-def _order(network: Network, rows: Mapping[int, int]) -> list[int]:
+def _order(network: Network, places: Mapping[int, tuple[int, int]]) -> list[int]:
     """The families in the order in which those of a row stand: without words, one in which arrows cross little."""
     names = [family.name for family in network.graph.families]
     if network.graph.word_stacks:
         return list(range(len(names)))
     arrows = [(names[bundle.parent], names[bundle.child]) for bundle in network.graph.bundles]
-    place = places_in_rows({names[index]: row for index, row in rows.items()}, arrows)
+    place = places_in_rows({names[index]: row for index, (row, _) in places.items()}, arrows)
     return sorted(range(len(names)), key=lambda index: place[names[index]])
 
 
@@ -214,16 +214,9 @@ def _plate_pairs(ground: Ground, bundle: Bundle) -> NDArray[np.bool_]:
     return agree
 
 
-def _family(
-    world: World,
-    member: Member,
-    rows: Mapping[int, int],
-    depths: Mapping[int, tuple[int, int]],
-    which: Sequence[int],
-) -> dict[str, Any]:
+def _family(world: World, member: Member, row: int, depth: int, equation: int) -> dict[str, Any]:
     own, network = member.family, world.network
     into = network.graph.into[own.index]
-    row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
     letter, below = letter_of(own.role)
     return {
         "name": own.name,
@@ -244,7 +237,7 @@ def _family(
         "shape": list(member.shape),
         "letter": [letter.text, letter.style, below],
         "selector": _is_selector(network, own),
-        "equation": which[own.index],
+        "equation": equation,
     }
 
 
@@ -281,7 +274,9 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
         told.append(
             {
                 "family": family.index,
-                "from": read_from(member),
+                "from": [given.parent for given in member.inputs if WORD in given.over][
+                    -1
+                ],  # not the keys but the values
                 "over": sorted({given.parent for given in member.word_inputs}),
                 "into": into,
                 "out": out,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.heads.gates import Inclusion
@@ -108,11 +107,6 @@ def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
         raise BudgetError(reading.member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
     return in_numpy(expected_reading(state.query(), reading))
-
-
-def read_from(member: Member) -> int:
-    """The family whose words are read, the values where they are another than the keys."""
-    return [given.parent for given in member.inputs if WORD in given.over][-1]
 
 
 # how the heads are in: a table that a user made, or the posterior that `inclusion` found
