@@ -36,9 +36,8 @@ from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.quotient import quotient_picture, tan_picture, tree_picture
 from bnet_transformer.viz.sentence import sentence_picture
 from bnet_transformer.viz.style import finished
-from bnet_transformer.viz.svg import showing, to_svg
+from bnet_transformer.viz.svg import showing, to_pdf, to_png, to_svg
 from bnet_transformer.viz.tikz import to_tikz
-from bnet_transformer.viz.typeset import to_pdf, to_png
 from bnet_transformer.viz.words import StateReads, reading_grid
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from bnet_transformer.graph import Family, FoldedGraph, Ground, Selection
 from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
 from bnet_transformer.viz.labels import Run, measured, runs, shown, written
-from bnet_transformer.viz.marks import marks_of, named, part
-from bnet_transformer.viz.options import Options
+from bnet_transformer.viz.options import Options, marks_of, named, part
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text, bounds
 from bnet_transformer.viz.style import HEIGHT, SIZE, finished, hue, link
 

@@ -23,9 +23,8 @@ from bnet_transformer.inference.tan import box_namer
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.marks import forms_of, meant, named, part_of, with_words
 from bnet_transformer.viz.nodes import finish, ground_picture, net_picture
-from bnet_transformer.viz.options import VIEWS, Options, over_limit
+from bnet_transformer.viz.options import VIEWS, Options, forms_of, meant, named, over_limit, part_of, with_words
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.words import StateReads, ends_of, readers_of, reading_grid
 
