@@ -21,7 +21,7 @@ import numpy as np
 from bnet_transformer import export
 from bnet_transformer._core.drawing import Drawable, draw, picture
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import BNetError, BudgetError, one_of
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.files import as_path
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import Reads, SentenceState, Tan, TanTree
@@ -29,7 +29,7 @@ from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.nodes import net_picture
-from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, check_names, options_of
+from bnet_transformer.viz.options import VIEWS, check_names, options_of
 from bnet_transformer.viz.page.data import MOST_WORDS, asked_of, described
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
@@ -89,30 +89,21 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 
 
 @picture.register
-def picture_reads(
-    result: Reads,
-    *,
-    min_weight: float | None = None,
-    top: int | None = None,
-    theme: str = "light",
-    limit: int | None = LIMIT,
-) -> Picture:
+def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
-    options = Options(min_weight=min_weight, top=top, theme=theme, limit=limit)
+    asked = options_of(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
     readable = in_numpy(result.readable)
     readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
     words = {"": range(len(result.tokens))}
-    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, options)
+    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
     grid = finished(grid, title="what is read", caption=[result.head, *hidden])
-    return showing(replace(grid, theme=theme))
+    return showing(replace(grid, theme=asked.theme))
 
 
 def _themed(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
     """A figure that has no other option than its theme."""
-    check_names("option of a picture", options, ("theme",))
-    theme = options.get("theme", "light")
-    one_of("theme", theme, THEMES)
+    theme = options_of(options, ("theme",)).theme
     return showing(replace(layout(result), theme=theme))
 
 

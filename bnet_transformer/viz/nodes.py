@@ -44,7 +44,8 @@ REACHES = {
 def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
     """A ground graph as `ground_to_networkx` makes it; `boxes` frames nodes by the name of their box."""
     family = {name: network.graph.by_name[_family(about)] for name, about in graph.nodes(data=True)}
-    said = _speaking(network)
+    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
+    said = {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}  # tell their word
     drawn = {}
     for name, about in graph.nodes(data=True):
         index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
@@ -77,7 +78,7 @@ def net_picture(network: Network, asked: Options) -> Picture:
     graph, families = export.folded_to_networkx(network), network.graph.families
     slices, depth = network.graph.slices, network.graph.depth
     kept = list(graph)
-    caption, is_deep = "", False
+    caption, leave_last = "", set[str]()
     if asked.slices is not None:
         kept = _in_slices(network, slices_of(asked.slices, network))
         gone = len(graph) - len(kept)
@@ -85,9 +86,10 @@ def net_picture(network: Network, asked: Options) -> Picture:
     elif depth > DEEP or (depth > 1 and len(graph) > TALL):
         kept = _in_slices(network, [0])
         kept += [f.name for f in families if f.step is not None and f.step >= slices[f.stack]]
-        kept += [f.name for f in families if _leaves(network, f)]
+        leave_last = {f.name for f in families if f.step is not None and f.step + 1 == slices[f.stack] == f.slice}
+        kept += leave_last
         rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
-        caption, is_deep = f"{rest} not drawn", True
+        caption = f"{rest} not drawn"
     if not asked.weights:
         wordless = {families[index].name for index in network.graph.wordless}
         kept = [name for name in kept if name not in wordless]
@@ -98,8 +100,9 @@ def net_picture(network: Network, asked: Options) -> Picture:
             way = "weights=True" if step is None else f"slices={min(max(step, 0), slices[family.stack] - 1)}"
             raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
     picture = folded_picture(network, part(graph, kept))
-    if is_deep:
-        picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
+    last = [box for box in picture.boxes if box.name in leave_last]
+    dots = [Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey") for box in last]
+    picture = replace(picture, texts=(*picture.texts, *dots))
     told = [caption, *_told_reaches(network, kept)]
     return finish(picture, asked, f"the folded graph of the net {network.declaration.name}", told)
 
@@ -115,25 +118,10 @@ def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
     return [f"{role} reads {said}" for role, said in told]
 
 
-def _dots(network: Network, picture: Picture) -> list[Text]:
-    """Dots above the states that leave the last slice."""
-    last = {family.name for family in network.graph.families if _leaves(network, family)}
-    return [
-        Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey")
-        for box in picture.boxes
-        if box.name in last
-    ]
-
-
 def _in_slices(network: Network, slices: Sequence[int]) -> list[str]:
     """The families of some slices, and those of no slice."""
     ground = Ground(network.graph.flat, {})
     return [family.name for family in network.graph.families if ground.kept(family, Selection(slices))]
-
-
-def _leaves(network: Network, family: Family) -> bool:
-    """True for the state that leaves the last slice."""
-    return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
 
 
 def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
@@ -250,12 +238,6 @@ def _crossing_little(items: Sequence[Item], links: Sequence[Arrow]) -> list[Item
 def _family(about: Mapping[str, Any]) -> str:
     stem = stem_of(about["stack"], about["role"])
     return join(stem, () if about["slice"] is None else (about["slice"],))
-
-
-def _speaking(network: Network) -> set[str]:
-    """The families whose labels tell the word: what is given with the sentence, and the states."""
-    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
-    return {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}
 
 
 def _box(name: str, about: Mapping[str, Any], label: tuple[Run, ...]) -> Box:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer import asking, export
-from bnet_transformer.axes import WORD, join, stem_of
+from bnet_transformer.axes import WORD, join
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import SentenceState, arrow_weights
@@ -298,7 +298,7 @@ def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[s
     for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
         if (family := asking.state_of(network, stack)) is not None:
             for word in selection.words.get(stack, range(len(state.tokens[stack]))):
-                found[join(stem_of(stack, family.role), (slice_, int(word)))] = stack, int(word)
+                found[join(family.stem, (slice_, int(word)))] = stack, int(word)
     return found
 
 
@@ -347,7 +347,7 @@ def _stem(network: Network, stack: str) -> str:
     if family is None:
         expected, got = "a stack with a state over words", stack or "none"
         raise ReadingError("detail", expected=expected, got=got, allowed="detail='nodes'")
-    return stem_of(stack, family.role)
+    return family.stem
 
 
 def _heads(network: Network, asked: Options) -> str:

@@ -30,8 +30,7 @@ from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import letter_of, shown, visible
 from bnet_transformer.viz.nodes import places_in_rows, rows_and_depths
 from bnet_transformer.viz.options import THEMES, check_names
-from bnet_transformer.viz.page.formulas import formulas
-from bnet_transformer.viz.page.reading import Reading, included, prepare, reading_of
+from bnet_transformer.viz.page.reading import Reading, formulas, included, prepare, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 from bnet_transformer.viz.words import ends_of, readers_of
