@@ -28,7 +28,7 @@ from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
 from bnet_transformer.viz.style import PALETTES
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import to_tikz
-from tests.cases import CASES
+from tests.cases import CASES, case_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -443,6 +443,8 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
         with pytest.raises(BNetError, match="highlight") as caught:
             net.picture(highlight=name, **options)
         assert unfaded(net.picture(highlight=name, **options | eval(f"dict({caught.value.allowed})"))) == {name}
+    with pytest.raises(BNetError, match="weights=True"):
+        case_of("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):

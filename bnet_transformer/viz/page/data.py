@@ -43,6 +43,9 @@ MOST_CHOICES, MOST_NODES = 24, 200  # nodes whose posteriors are told unasked, o
 DETAILS = (None, "words", "nodes")
 
 
+Tables = dict[tuple[int, int, bytes], int]  # tables of booleans (rows, columns and bits) by their numbers
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a user asks of the page: `slices` and `heads` say whose reads stand in it, the structure is there anyhow."""
@@ -79,12 +82,15 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
     prepare(state, readers)
     found = [reading_of(state, member, None if heads is None else [int(h) for h in heads]) for member in readers]
     readings = [each for each in found if isinstance(each, Reading)]
-    tables = Tables()
+    tables: Tables = {}
     links = _links(world, tables)
     places = rows_and_depths(world.network.graph, range(len(world.network.members)))
     equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
-    pairs, bits = tables.packed(len(reads))
+    pairs, bits = list[list[int]](), bytearray()
+    for rows, columns, held in tables:
+        pairs.append([rows, columns, len(reads) + len(bits)])  # where it begins in the block
+        bits += held
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
     about = {
         "title": visible(asked.title or _title(state)),
@@ -162,25 +168,10 @@ def _order(network: Network, places: Mapping[int, tuple[int, int]]) -> list[int]
     return sorted(range(len(names)), key=lambda index: place[names[index]])
 
 
-class Tables:
-    """Tables of booleans, each once, by their numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, bytes], int] = {}
-
-    def number(self, table: NDArray[np.bool_]) -> int:
-        """The number of a table `[row, column]`."""
-        key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def packed(self, start: int) -> tuple[list[list[int]], bytes]:
-        """Rows, columns and the first byte of each table, where that of the first is `start`; and the bytes of all."""
-        told, parts = [], []
-        for rows, columns, held in self._numbers:
-            told.append([rows, columns, start])
-            parts.append(held)
-            start += len(held)
-        return told, b"".join(parts)
+def _number(tables: Tables, table: NDArray[np.bool_]) -> int:
+    """The number of a table `[row, column]`; each is there once."""
+    key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
+    return tables.setdefault(key, len(tables))
 
 
 def _links(world: World, tables: Tables) -> list[list[Any]]:
@@ -197,7 +188,7 @@ def _links(world: World, tables: Tables) -> list[list[Any]]:
                 inside = [p - start for p in ground.parents(node) if start <= p < start + plates.shape[1]]
                 plates[node - int(ground.offsets[child.index])] = np.isin(np.arange(plates.shape[1]), inside)
         colour = hue(parent.role, child.role)
-        found.append([parent.index, child.index, tables.number(plates), tables.number(words), colour])
+        found.append([parent.index, child.index, _number(tables, plates), _number(tables, words), colour])
     return found
 
 
@@ -283,7 +274,7 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
                 "mean": reading.mean,
                 "slots": reading.table.shape[0],
                 "plates": reading.table.shape[1],
-                "pairs": tables.number(pairs),
+                "pairs": _number(tables, pairs),
                 "at": at,
             }
         )
