@@ -19,7 +19,7 @@ from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
-from bnet_transformer.viz import typeset
+from bnet_transformer.viz import svg
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain
@@ -27,7 +27,7 @@ from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
 from bnet_transformer.viz.style import PALETTES
 from bnet_transformer.viz.svg import to_svg
 from bnet_transformer.viz.tikz import to_tikz
-from tests.cases import CASES
+from tests.cases import CASES, case_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = [
@@ -442,6 +442,8 @@ def test_a_family_of_a_slice_that_is_not_drawn_names_its_slice():
         with pytest.raises(BNetError, match="highlight") as caught:
             net.picture(highlight=name, **options)
         assert unfaded(net.picture(highlight=name, **options | eval(f"dict({caught.value.allowed})"))) == {name}
+    with pytest.raises(BNetError, match="weights=True"):
+        case_of("three stacks").net.picture(weights=False, highlight="c")  # a family of no stack
 
 
 def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
@@ -606,7 +608,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, made = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: made(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(typeset, "_fonts", typeset._fonts.__wrapped__)  # which keeps what it found once
+    monkeypatch.setattr(svg, "_fonts", svg._fonts.__wrapped__)  # which keeps what it found once
     s.draw(tmp_path / "without.png")
     both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000
@@ -634,8 +636,8 @@ def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
     from matplotlib import image
 
     wide = Picture((Box("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
-    assert image.imread(io.BytesIO(typeset.to_png(wide))).shape[1] == pytest.approx(8000, abs=1)
-    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", typeset.to_pdf(wide))
+    assert image.imread(io.BytesIO(svg.to_png(wide))).shape[1] == pytest.approx(8000, abs=1)
+    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(wide))
     assert [float(side) for side in size.groups()] == pytest.approx([468, 3.51], abs=0.01)
 
 

@@ -27,8 +27,8 @@ from bnet_transformer.inference import Attend, Zero
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.page import data
-from bnet_transformer.viz.page.formulas import MARKS, TAGS, mathml
 from bnet_transformer.viz.page.page import MODULES, script, style
+from bnet_transformer.viz.page.reading import MARKS, TAGS, mathml
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, HEADS, PALETTES, link
 from tests.asia import PARENTS, in_pgmpy, textbook

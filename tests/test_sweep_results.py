@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
-from bnet_transformer.viz.marks import marks_of
+from bnet_transformer.viz.options import marks_of
 from tests.sweeping import refusal
 from tests.test_plots import cells, heights, texts
 

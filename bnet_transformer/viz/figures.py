@@ -20,9 +20,8 @@ import numpy as np
 
 from bnet_transformer import export
 from bnet_transformer._core.drawing import Drawable, draw, picture
-from bnet_transformer.axes import join
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import BNetError, BudgetError, check_names, one_of
+from bnet_transformer.errors import BNetError, BudgetError, check_names
 from bnet_transformer.files import as_path
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import Reads, SentenceState, Tan, TanTree
@@ -30,17 +29,16 @@ from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.nodes import net_picture
-from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, options_of
+from bnet_transformer.viz.options import VIEWS, options_of
 from bnet_transformer.viz.page.data import MOST_WORDS, asked_of, described
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
 from bnet_transformer.viz.quotient import quotient_picture, tan_picture, tree_picture
 from bnet_transformer.viz.sentence import sentence_picture
 from bnet_transformer.viz.style import finished
-from bnet_transformer.viz.svg import showing, to_svg
+from bnet_transformer.viz.svg import showing, to_pdf, to_png, to_svg
 from bnet_transformer.viz.tikz import to_tikz
-from bnet_transformer.viz.typeset import to_pdf, to_png
-from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
+from bnet_transformer.viz.words import StateReads, reading_grid
 
 if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
@@ -75,34 +73,21 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 
 
 @picture.register
-def picture_reads(
-    result: Reads,
-    *,
-    min_weight: float | None = None,
-    top: int | None = None,
-    theme: str = "light",
-    limit: int | None = LIMIT,
-) -> Picture:
+def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
-    options = Options(min_weight=min_weight, top=top, theme=theme, limit=limit)
+    asked = options_of(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
     readable = in_numpy(result.readable)
-    readings = [Reading(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
-    states = {"": [*result.slices, result.slices[-1] + 1]}
-    every = {"": range(len(result.tokens))}
-    reads = chosen(readings, every, options.min_weight, options.top, options.limit)
-    words, silent = spoken(every, reads)
-    name = lambda _, slice_, word: join(result.state, (slice_, word))  # noqa: E731
-    grid = words_picture({"": result.tokens}, words, states, name, reads)
-    grid = finished(grid, title="what is read", caption=[result.head, reads.hidden, silent])
-    return showing(replace(grid, theme=theme))
+    readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
+    words = {"": range(len(result.tokens))}
+    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
+    grid = finished(grid, title="what is read", caption=[result.head, *hidden])
+    return showing(replace(grid, theme=asked.theme))
 
 
 def _themed(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
     """A figure that has no other option than its theme."""
-    check_names("option of a picture", options, ("theme",))
-    theme = options.get("theme", "light")
-    one_of("theme", theme, THEMES)
+    theme = options_of(options, ("theme",)).theme
     return showing(replace(layout(result), theme=theme))
 
 
@@ -138,7 +123,7 @@ def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
     writers = export.graph_writers(lambda: export.sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: export.to_bif(state.world, evidence=state.evidence).encode()
-    writers[".html"] = lambda: written(described(state, asked_of(options)))
+    writers[".html"] = lambda: written(*described(state, asked_of(options)))
     export.write(path, writers)
 
 
@@ -151,7 +136,7 @@ def write_page(state: SentenceState, path: Path, **options: Any) -> None:
         **options: The options of `Sentence.explore`.
     """
     asked = asked_of(options)
-    export.write(path, {".html": lambda: written(described(state, asked))})
+    export.write(path, {".html": lambda: written(*described(state, asked))})
 
 
 def _plain_figure(state: SentenceState) -> str:

@@ -15,11 +15,10 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family, FoldedGraph, Ground, Selection
 from bnet_transformer.network import Network
 from bnet_transformer.viz.grid import Grid, Item, Room, Weight
-from bnet_transformer.viz.labels import runs, shown, written
-from bnet_transformer.viz.marks import marks_of, named, part
-from bnet_transformer.viz.options import Options
+from bnet_transformer.viz.labels import Run, measured, runs, shown, written
+from bnet_transformer.viz.options import Options, marks_of, named, part
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, Text, bounds
-from bnet_transformer.viz.style import finished, hue, link, node_box
+from bnet_transformer.viz.style import HEIGHT, SIZE, finished, hue, link
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
 DEEP = 3  # slices up to which a folded net is drawn whole ...
@@ -45,13 +44,14 @@ REACHES = {
 def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
     """A ground graph as `ground_to_networkx` makes it; `boxes` frames nodes by the name of their box."""
     family = {name: network.graph.by_name[_family(about)] for name, about in graph.nodes(data=True)}
-    said = _speaking(network)
+    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
+    said = {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}  # tell their word
     drawn = {}
     for name, about in graph.nodes(data=True):
         index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
         plates = index if word is None else index[:-1]
         label = runs(about["role"], slice=about["slice"], plates=plates, word=word, token=token)
-        drawn[name] = node_box(name, about, label, _title(name, about))
+        drawn[name] = _box(name, about, label)
     words = {name: (own.words, graph.nodes[name]["word"]) for name, own in family.items() if own.words is not None}
     stacks = [stack.name for stack in network.declaration.stacks]
     places = sorted(set(words.values()), key=lambda place: (stacks.index(place[0]), place[1]))
@@ -78,7 +78,7 @@ def net_picture(network: Network, asked: Options) -> Picture:
     graph, families = export.folded_to_networkx(network), network.graph.families
     slices, depth = network.graph.slices, network.graph.depth
     kept = list(graph)
-    caption, is_deep = "", False
+    caption, leave_last = "", set[str]()
     if asked.slices is not None:
         kept = _in_slices(network, slices_of(asked.slices, network))
         gone = len(graph) - len(kept)
@@ -86,21 +86,23 @@ def net_picture(network: Network, asked: Options) -> Picture:
     elif depth > DEEP or (depth > 1 and len(graph) > TALL):
         kept = _in_slices(network, [0])
         kept += [f.name for f in families if f.step is not None and f.step >= slices[f.stack]]
-        kept += [f.name for f in families if _leaves(network, f)]
+        leave_last = {f.name for f in families if f.step is not None and f.step + 1 == slices[f.stack] == f.slice}
+        kept += leave_last
         rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
-        caption, is_deep = f"{rest} not drawn", True
+        caption = f"{rest} not drawn"
     if not asked.weights:
         wordless = {families[index].name for index in network.graph.wordless}
         kept = [name for name in kept if name not in wordless]
     for name in named(asked.highlight):
         family = network.graph.by_name.get(name)
         if family is not None and name not in kept:
-            last = slices[family.stack] - 1
-            way = "weights=True" if family.step is None else f"slices={min(max(family.step, 0), last)}"
+            step = family.step
+            way = "weights=True" if step is None else f"slices={min(max(step, 0), slices[family.stack] - 1)}"
             raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
     picture = folded_picture(network, part(graph, kept))
-    if is_deep:
-        picture = replace(picture, texts=(*picture.texts, *_dots(network, picture)))
+    last = [box for box in picture.boxes if box.name in leave_last]
+    dots = [Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey") for box in last]
+    picture = replace(picture, texts=(*picture.texts, *dots))
     told = [caption, *_told_reaches(network, kept)]
     return finish(picture, asked, f"the folded graph of the net {network.declaration.name}", told)
 
@@ -116,25 +118,10 @@ def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
     return [f"{role} reads {said}" for role, said in told]
 
 
-def _dots(network: Network, picture: Picture) -> list[Text]:
-    """Dots above the states that leave the last slice."""
-    last = {family.name for family in network.graph.families if _leaves(network, family)}
-    return [
-        Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey")
-        for box in picture.boxes
-        if box.name in last
-    ]
-
-
 def _in_slices(network: Network, slices: Sequence[int]) -> list[str]:
     """The families of some slices, and those of no slice."""
     ground = Ground(network.graph.flat, {})
     return [family.name for family in network.graph.families if ground.kept(family, Selection(slices))]
-
-
-def _leaves(network: Network, family: Family) -> bool:
-    """True for the state that leaves the last slice."""
-    return family.step is not None and family.slice == network.graph.slices[family.stack] == family.step + 1
 
 
 def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
@@ -143,8 +130,7 @@ def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
     drawn, column = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
     for name, own in family.items():
-        about = graph.nodes[name]
-        drawn[name] = node_box(name, about, runs(own.role, slice=own.slice), _title(name, about))
+        drawn[name] = _box(name, graph.nodes[name], runs(own.role, slice=own.slice))
         column[name] = None if own.words is None else stacks.index(own.words)
     links = []
     for parent, child, about in graph.edges(data=True):
@@ -214,23 +200,20 @@ def _arranged(
     room: Room,
 ) -> tuple[Grid, tuple[Box, ...], tuple[Arrow, ...]]:
     """Boxes and arrows in a grid whose rows follow from the folded graph."""
-    kept = {each.index for each in family.values()}
-    rows = rows_of(network.graph, kept)
-    depths = depths_of(network.graph, kept, rows)
-    items = [
-        Item(box, rows[family[name].index], column[name], (*order[name], family[name].index))
-        for name, box in drawn.items()
-        if family[name].index in rows
-    ]
+    place = rows_and_depths(network.graph, {each.index for each in family.values()})
+    items: list[Item] = []
+    weights: list[Weight] = []
+    for name, box in drawn.items():
+        own = family[name]
+        row, depth = place[own.index]
+        if depth:
+            weights.append(Weight(box, row, depth, own_slice=own.slice is not None))
+        else:
+            items.append(Item(box, row, column[name], (*order[name], own.index)))
     if network.graph.word_stacks:
         items = _apart(items)
     else:
         items, room = _crossing_little(items, links), replace(room, inside=WORDLESS)
-    weights = [
-        Weight(box, *depths[family[name].index], own_slice=family[name].slice is not None)
-        for name, box in drawn.items()
-        if family[name].index in depths
-    ]
     grid = Grid(items, weights, links, room)
     placed, arrows = grid.placed()
     by_name = {box.name: box for box in placed}
@@ -257,20 +240,25 @@ def _family(about: Mapping[str, Any]) -> str:
     return join(stem, () if about["slice"] is None else (about["slice"],))
 
 
-def _speaking(network: Network) -> set[str]:
-    """The families whose labels tell the word: what is given with the sentence, and the states."""
-    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
-    return {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}
-
-
-def _title(name: str, about: Mapping[str, Any]) -> str:
-    """What a reader is told who points at a node."""
-    token = about.get("token")
+def _box(name: str, about: Mapping[str, Any], label: tuple[Run, ...]) -> Box:
+    """The box of a node, by what its graph says of it."""
+    done, token = bool(about.get("do")), about.get("token")
+    learnable = about["learnable"] and not done
+    kind = "set by do" if done else about["kind"]
     word = "" if token is None else f" “{shown(token, None)}”"
-    shape = "×".join(map(str, about["shape"])) or "one number"
-    kind = "set by do" if about.get("do") else about["kind"]
-    learnable = ", learnable" if about["learnable"] and not about.get("do") else ""
-    return f"{name}{word}: {kind}, {about['tpm']}{learnable}, {shape}"
+    told = f"{kind}, {about['tpm']}" + (", learnable" if learnable else "")
+    return Box(
+        name,
+        0.0,
+        0.0,
+        max(measured(label, SIZE) + 16.0, 36.0),
+        HEIGHT,
+        label,
+        fill="do" if done else "observed" if kind == "observed" else "paper",
+        border="double" if done or kind == "deterministic" else "single",
+        dashed=learnable,
+        title=f"{name}{word}: {told}, {'×'.join(map(str, about['shape'])) or 'one number'}",
+    )
 
 
 def _beside_slices(
@@ -332,36 +320,27 @@ def _inside(box: Box, frame: Frame) -> bool:
 # which row of the grid a family stands in: below its parents, and close above its children
 
 
-def rows_of(folded: FoldedGraph, kept: Collection[int]) -> dict[int, int]:
-    """The row of each kept family that is not a weight; rows are numbered without gaps."""
-    drawn = [family.index for family in folded.families if family.index not in folded.wordless]
-    there = set(drawn)
-    children: dict[int, list[int]] = {index: [] for index in drawn}
-    for bundle in folded.bundles:
-        if bundle.parent in there and bundle.child in there and bundle.parent < bundle.child:
-            children[bundle.parent].append(bundle.child)
-    early = dict.fromkeys(drawn, 0)
-    for index in drawn:
-        for child in children[index]:
-            early[child] = max(early[child], early[index] + 1)
-    late = dict(early)
-    for index in reversed(drawn):
-        if children[index]:
-            late[index] = min(late[child] for child in children[index]) - 1
-    number = {row: k for k, row in enumerate(sorted({late[index] for index in drawn if index in kept}))}
-    return {index: number[late[index]] for index in drawn if index in kept}
+def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> dict[int, tuple[int, int]]:
+    """The row and the depth of each kept family; rows are numbered without gaps.
 
-
-def depths_of(folded: FoldedGraph, kept: Collection[int], rows: dict[int, int]) -> dict[int, tuple[int, int]]:
-    """For each kept weight the row that it stands above, and its depth: 1 above words, 2 above weights, ..."""
-    found: dict[int, tuple[int, int]] = {}
+    The depth is 0 of what is not a weight. A weight stands above the row of what it is for, at depth 1 where that is
+    words, 2 where it is a weight of depth 1, ...
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(family.index for family in folded.families if family.index not in folded.wordless)
+    joined = ((bundle.parent, bundle.child) for bundle in folded.bundles if bundle.parent < bundle.child)
+    graph.add_edges_from((parent, child) for parent, child in joined if parent in graph and child in graph)
+    late = {index: row for row, those in enumerate(nx.topological_generations(graph)) for index in those}
+    for index in reversed(list(graph)):
+        if graph[index]:
+            late[index] = min(late[child] for child in graph[index]) - 1
+    number = {row: k for k, row in enumerate(sorted({late[index] for index in graph if index in kept}))}
+    found = {index: (number[late[index]], 0) for index in graph if index in kept}
     for family in reversed(folded.families):
-        index = family.index
-        if index not in kept or index not in folded.wordless:
-            continue
-        below = [bundle.child for bundle in folded.out_of[index] if bundle.child in rows or bundle.child in found]
-        row = min((rows[c] if c in rows else found[c][0] for c in below), default=0)
-        found[index] = row, 1 + max((found[c][1] for c in below if c in found), default=0)
+        if family.index in kept and family.index in folded.wordless:
+            below = [found[bundle.child] for bundle in folded.out_of[family.index] if bundle.child in found]
+            row = min((row for row, _ in below), default=0)
+            found[family.index] = row, 1 + max((depth for _, depth in below), default=0)
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer import asking, export
-from bnet_transformer.axes import WORD, join, stem_of
+from bnet_transformer.axes import WORD, join
 from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.inference import SentenceState, arrow_weights
@@ -23,11 +23,10 @@ from bnet_transformer.inference.tan import box_namer
 from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.marks import forms_of, meant, named, part_of, with_words
 from bnet_transformer.viz.nodes import finish, ground_picture, net_picture
-from bnet_transformer.viz.options import VIEWS, Options, over_limit
+from bnet_transformer.viz.options import VIEWS, Options, forms_of, meant, named, over_limit, part_of, with_words
 from bnet_transformer.viz.picture import Picture
-from bnet_transformer.viz.words import Reading, chosen, ends_of, readers_of, spoken, words_picture
+from bnet_transformer.viz.words import StateReads, ends_of, readers_of, reading_grid
 
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
@@ -299,7 +298,7 @@ def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[s
     for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
         if (family := asking.state_of(network, stack)) is not None:
             for word in selection.words.get(stack, range(len(state.tokens[stack]))):
-                found[join(stem_of(stack, family.role), (slice_, int(word)))] = stack, int(word)
+                found[join(family.stem, (slice_, int(word)))] = stack, int(word)
     return found
 
 
@@ -312,28 +311,24 @@ def _words(state: SentenceState, asked: Options) -> Picture:
     every = {end for _, both in ends for end in both}
     stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
-    states = {stack: sorted(number for own, number in every if own == stack) for stack in stacks}
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
     allowed = "fewer words= or slices=" + (", or detail='folded'" if _draws_all(state, asked, "folded") else "")
     for what, count, most in (
-        ("states", sum(len(words[stack]) * len(states[stack]) for stack in stacks), STATES),
+        ("states", sum(len(words[stack]) for stack, _ in every), STATES),
         ("pairs", pairs, PAIRS),
     ):
         if count > most:
             raise BudgetError("reading grid", expected=f"at most {most} {what} of words", got=count, allowed=allowed)
     heads = selection.plates.get("head")
     readings = [
-        Reading(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
+        StateReads(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
     ]
     grid = _grid_names(state, selection) if asked.highlight is not None else {}
     marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
-    reads = chosen(readings, words, asked.min_weight, asked.top, asked.limit, parts=not marked)
-    words, silent = spoken(words, reads, marked)
     stems = {stack: _stem(network, stack) for stack in stacks}
-    name = lambda stack, slice_, word: join(stems[stack], (slice_, word))  # noqa: E731
-    picture = words_picture(state.tokens, words, states, name, reads)
+    picture, hidden = reading_grid(state.tokens, words, stems, readings, asked, marked)
     drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
-    return finish(picture, asked, _title(state), [_heads(network, asked), reads.hidden, silent, drawn])
+    return finish(picture, asked, _title(state), [_heads(network, asked), *hidden, drawn])
 
 
 def _mean(state: SentenceState, member: Member, heads: Any) -> NDArray[np.float64]:
@@ -352,7 +347,7 @@ def _stem(network: Network, stack: str) -> str:
     if family is None:
         expected, got = "a stack with a state over words", stack or "none"
         raise ReadingError("detail", expected=expected, got=got, allowed="detail='nodes'")
-    return stem_of(stack, family.role)
+    return family.stem
 
 
 def _heads(network: Network, asked: Options) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from bnet_transformer.errors import one_of
-from bnet_transformer.viz.labels import Run, measured, written
+from bnet_transformer.viz.labels import measured, written
 from bnet_transformer.viz.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
 
 SIZE = 11.0  # of labels
@@ -78,23 +78,6 @@ def _letter(role: str) -> str:
     return last if last in DASH and not role.startswith("W_") else ""
 
 
-def node_box(name: str, about: Mapping[str, Any], label: tuple[Run, ...], title: str) -> Box:
-    """The box of a node, by what its graph says of it."""
-    done, kind = bool(about.get("do")), about["kind"]
-    return Box(
-        name,
-        0.0,
-        0.0,
-        max(measured(label, SIZE) + 16.0, 36.0),
-        HEIGHT,
-        label,
-        fill="do" if done else "observed" if kind == "observed" else "paper",
-        border="double" if done or kind == "deterministic" else "single",
-        dashed=bool(about["learnable"]) and not done,
-        title=title,
-    )
-
-
 def link(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> Arrow:
     """An arrow without a way yet; its probability is its width and opacity."""
     look = (0.9, 1.0) if weight is None else (WIDTH[0] + WIDTH[1] * weight, OPACITY[0] + OPACITY[1] * weight)
@@ -106,6 +89,15 @@ def line_colour(box: Box) -> str:
     if not box.accent:
         return "ink"
     return {"given": "second", "collider": "second", "y": "learnable"}.get(box.accent, "accent")
+
+
+def outlines(box: Box) -> Iterator[tuple[float, float, float]]:
+    """The rectangles of a box, the hindmost first: how far the first and the last corner are from those of the box
+    along both axes, and how thick the line is; that of a double border is the last, and lies inside."""
+    for k in range(box.under, -1, -1):
+        yield 2.5 * k, 2.5 * k, 2.2 if box.accent and not k else 0.9
+    if box.border == "double":
+        yield 2.5, -2.5, 0.7
 
 
 def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:

@@ -1,9 +1,25 @@
-"""Pictures as SVG: vector text, a title and a description, tooltips; no script, and nothing that is fetched."""
+"""Pictures as SVG: vector text, a title and a description, tooltips; no script, and nothing that is fetched.
+
+PNG and PDF are made of the SVG by typst: the same paths and the same text, so that all three formats are one layout.
+Their fonts are those of the system and DejaVu, which comes with matplotlib, so a bare machine shows the same letters.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import importlib.util
+import inspect
+import shutil
+import tempfile
+import unicodedata
+import warnings
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
 from xml.sax import saxutils
 
 import graphviz
@@ -11,11 +27,23 @@ import graphviz
 from bnet_transformer.viz.dot import DotSource, to_dot
 from bnet_transformer.viz.labels import SMALL, Run, is_foreign, measured, plain, visible
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, line_and_head, palette
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, outlines, palette
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
 PAGE = 680.0  # points: wider pictures are shown smaller
+PAPER = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
+DPI = 192.0
+PIXELS = 8000.0  # a side of a PNG at most
+DEJAVU = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
+# What lies between a figure and the code that draws it.
+INSIDE = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
+# The figure arrives as an input, so nothing in it is read as typst. Without a date, the same figure is the same bytes.
+TYPST = """
+#set document(title: sys.inputs.title, date: none)
+#set page(width: {width}pt, height: {height}pt, margin: 0pt, fill: none)
+#image(bytes(sys.inputs.svg), format: "svg", width: {width}pt, height: {height}pt, alt: sys.inputs.title)
+"""
 
 
 class Shown(Picture):
@@ -125,23 +153,16 @@ def _box(box: Box, ink: Ink) -> str:
     if box.border == "dot":
         parts.append(f'<circle cx="{_n(box.x)}" cy="{_n(box.y)}" r="{_n(box.width / 2)}"{ink.fill(line)}/>')
     else:
-        for k in range(box.under, -1, -1):
-            thick = 2.2 if box.accent and not k else 0.9
-            parts.append(_rectangle(left + 2.5 * k, top + 2.5 * k, box.width, box.height, box, ink, line, thick))
-        if box.border == "double":
-            parts.append(_rectangle(left + 2.5, top + 2.5, box.width - 5, box.height - 5, box, ink, line, 0.7))
+        dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
+        for start, end, thick in outlines(box):
+            width, height = box.width + (end - start), box.height + (end - start)
+            place = f'x="{_n(left + start)}" y="{_n(top + start)}" width="{_n(width)}" height="{_n(height)}"'
+            place += f' rx="{_n(min(5.0, height / 3))}"'
+            parts.append(f"<rect {place}{ink.fill(box.fill)}/>")
+            parts.append(f'<rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>')
     if box.label:
-        parts.append(_line(box.label, box.x, box.y, "middle", SIZE, "ink", ink))
+        parts.append(_text(Text(box.x, box.y, box.label, size=SIZE), ink))
     return "".join(parts) + "</g>"
-
-
-def _rectangle(
-    left: float, top: float, width: float, height: float, box: Box, ink: Ink, line: str, thick: float
-) -> str:
-    """A rectangle with round corners: its fill, and its line."""
-    place = f'x="{_n(left)}" y="{_n(top)}" width="{_n(width)}" height="{_n(height)}" rx="{_n(min(5.0, height / 3))}"'
-    dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
-    return f'<rect {place}{ink.fill(box.fill)}/><rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>'
 
 
 def _arrow(arrow: Arrow, ink: Ink) -> str:
@@ -177,22 +198,15 @@ def _frame(frame: Frame, ink: Ink) -> str:
 
 
 def _text(line: Text, ink: Ink) -> str:
-    title = f"<title>{escape(line.title)}</title>" if line.title else ""
-    return _line(line.runs, line.x, line.y, line.anchor, line.size, line.colour, ink, title)
-
-
-def _line(
-    label: tuple[Run, ...], x: float, y: float, anchor: str, size: float, colour: str, ink: Ink, title: str = ""
-) -> str:
+    label, size = line.runs, line.size
     word = next((k for k, run in enumerate(label) if run.style == "token" and is_foreign(run.text)), 0)
-    if ink.printed and word and anchor == "middle":  # the word gets an element, and so a font, of its own
-        middle = x - measured(label, size) / 2 + measured(label[:word], size)
-        return _line(label[:word], middle, y, "end", size, colour, ink) + _line(
-            label[word:], middle, y, "start", size, colour, ink
-        )
-    spans = "".join(_spans(label, size))
-    place = f'x="{_n(x)}" y="{_n(y + 0.34 * size)}" text-anchor="{anchor}" font-size="{_n(size)}"'
-    return f'<text {place}{ink.fill(colour)} xml:space="preserve">{title}{spans}</text>'
+    if ink.printed and word and line.anchor == "middle":  # the word gets an element, and so a font, of its own
+        middle = line.x - measured(label, size) / 2 + measured(label[:word], size)
+        before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
+        return _text(before, ink) + _text(replace(before, runs=label[word:], anchor="start"), ink)
+    title = f"<title>{escape(line.title)}</title>" if line.title else ""
+    place = f'x="{_n(line.x)}" y="{_n(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_n(size)}"'
+    return f'<text {place}{ink.fill(line.colour)} xml:space="preserve">{title}{"".join(_spans(label, size))}</text>'
 
 
 def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:
@@ -210,3 +224,80 @@ def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:
         elif run.style == "token":
             look = ' style="unicode-bidi:isolate"'
         yield f"<tspan{shift}{look}>{escape(run.text)}</tspan>"
+
+
+# PNG and PDF
+
+
+def to_png(picture: Picture) -> bytes:
+    """The picture as PNG, at 192 dots to the inch, or fewer where a side would pass 8,000."""
+    dpi = min(DPI, 72.0 * PIXELS / max(picture.width, picture.height, 1.0))
+    return _compiled(picture, 1.0, format="png", ppi=dpi)
+
+
+def to_pdf(picture: Picture) -> bytes:
+    """The picture as PDF: vectors and text that can be selected, made smaller where it would pass a page."""
+    scale = min(1.0, PAPER[0] / max(picture.width, 1.0), PAPER[1] / max(picture.height, 1.0))
+    return _compiled(picture, scale, format="pdf")
+
+
+def _compiled(picture: Picture, scale: float, **options: Any) -> bytes:
+    import typst
+
+    page = TYPST.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
+    inputs = {"svg": to_svg(picture, printed=True), "title": visible(picture.title or "a figure")}
+    _warn_of_missing_letters(picture)
+    return bytes(typst.compile(page.encode(), font_paths=_fonts(), sys_inputs=inputs, **options))
+
+
+@cache
+def _fonts() -> Any:
+    """The fonts of the system and DejaVu, sought once in a process: there may be thousands.
+
+    typst takes folders, and matplotlib's own holds LastResort, which has a box for every letter and would be chosen for
+    labels; so the three files that are needed are copied to a folder of their own, which goes when Python ends.
+    """
+    import typst
+
+    found = importlib.util.find_spec("matplotlib")
+    assert found is not None and found.origin is not None
+    dejavu = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    folder = tempfile.TemporaryDirectory(prefix="bnet-fonts-")
+    atexit.register(folder.cleanup)
+    for name in DEJAVU:
+        shutil.copyfile(dejavu / name, Path(folder.name) / name)
+    return typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder.name])
+
+
+def _warn_of_missing_letters(picture: Picture) -> None:
+    """Warn of letters that no font has: typst draws an empty box for each, and says nothing."""
+    labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
+    words = {visible(run.text) for label in labels for run in label if is_foreign(run.text)}
+    if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
+        return
+    from bnet_transformer.viz.plots.canvas import written
+
+    _, _, missing = written(words)
+    if missing:
+        some = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        warnings.warn(
+            f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
+            f"on Debian and Ubuntu such as {_package(missing[0])}; SVG takes the fonts of its reader",
+            stacklevel=_caller(),
+        )
+
+
+def _caller() -> int:
+    """The `stacklevel` of the code that draws: of the first frame that is not of this package."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _package(letter: str) -> str:
+    """The package of Debian whose font has a letter."""
+    name = unicodedata.name(letter, "")
+    if name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL")):
+        return "fonts-noto-cjk"
+    return "fonts-noto-color-emoji" if unicodedata.category(letter) == "So" else "fonts-noto-core"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from bnet_transformer.equations import PAGE_SETUP
 from bnet_transformer.viz.labels import Run
 from bnet_transformer.viz.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.viz.style import FADED, SIZE, line_and_head, line_colour, palette
+from bnet_transformer.viz.style import FADED, SIZE, line_and_head, line_colour, outlines, palette
 
 PAGE = 495.0  # points of TeX that the text is wide
 TALL = 620.0
@@ -144,14 +144,10 @@ def _box(box: Box, scale: float) -> Iterator[str]:
     else:
         dash = f",dash pattern=on {3.2 * scale:.2f}bp off {2 * scale:.2f}bp" if box.dashed else ""
         look = f"draw={line},rounded corners={4 * scale:.2f}bp{dash}{opacity}"
-        for k in range(box.under, -1, -1):
-            thick = (2.2 if box.accent and not k else 0.9) * scale
-            d = 2.5 * k
-            place = f"({left + d:.2f},{top + d:.2f}) rectangle ({right + d:.2f},{bottom + d:.2f})"
-            yield rf"\path[{look},fill=bnet{box.fill},line width={thick:.2f}bp] {place};"
-        if box.border == "double":
-            place = f"({left + 2.5:.2f},{top + 2.5:.2f}) rectangle ({right - 2.5:.2f},{bottom - 2.5:.2f})"
-            yield rf"\path[{look},line width={0.7 * scale:.2f}bp] {place};"
+        for start, end, thick in outlines(box):
+            fill = f",fill=bnet{box.fill}" if end >= 0 else ""
+            place = f"({left + start:.2f},{top + start:.2f}) rectangle ({right + end:.2f},{bottom + end:.2f})"
+            yield rf"\path[{look}{fill},line width={thick * scale:.2f}bp] {place};"
     if box.label:
         said = rf"\bnetfit{{{box.width - 8:.1f}bp}}{{{_label(box.label)}}}"
         yield rf"\node[{_font(SIZE)}{opacity}] at ({box.x:.2f},{box.y:.2f}) {{{said}}};"

@@ -6,17 +6,18 @@ into the arrows: word j of one state is read by word i of the next with `P(j | i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer.axes import join
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.network import Member, Network
 from bnet_transformer.viz.labels import Run, measured, shown, written
-from bnet_transformer.viz.options import over_limit
+from bnet_transformer.viz.options import Options, over_limit
 from bnet_transformer.viz.picture import Box, Picture, Point, Text, curve
 from bnet_transformer.viz.style import link
 
@@ -32,7 +33,7 @@ SIZE = 9.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class StateReads:
     """`matrix[i, j]`: how much word i of state `into` reads word j of state `out`; `readable` says where an arrow is.
 
     A state is a stack and a number.
@@ -44,19 +45,7 @@ class Reading:
     readable: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The reads that are drawn, strongest last, how many there are in all, and by what they were chosen."""
-
-    reads: tuple[tuple[Reading, int, int, float], ...]
-    total: int
-    rule: str
-
-    @property
-    def hidden(self) -> str:
-        """What is not drawn, in words."""
-        gone = self.total - len(self.reads)
-        return f"{gone:,} of {self.total:,} reads are not drawn ({self.rule})" if gone else ""
+Reads = Sequence[tuple[StateReads, int, int, float]]  # who is read by whom: word i reads word j with this share
 
 
 def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
@@ -73,20 +62,53 @@ def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[st
     return (source, out), (member.family.stack, step + 1)
 
 
-def chosen(
-    readings: Sequence[Reading],
+def reading_grid(
+    tokens: Mapping[str, Sequence[str]],
     words: Mapping[str, Collection[int]],
-    least: float | None,
-    top: int | None,
-    limit: int | None,
-    *,
-    parts: bool = True,
-) -> Chosen:
-    """The reads of at least so much, at most so many, the strongest against the even share of what a word may read.
+    stems: Mapping[str, str],
+    readings: Sequence[StateReads],
+    asked: Options,
+    marked: Collection[tuple[str, int]] = (),
+) -> tuple[Picture, list[str]]:
+    """The grid of some words, and in words what is not drawn.
+
+    `stems` are those of the states of each stack, `marked` words that have a place in any case.
+    """
+    every = {end for reading in readings for end in (reading.out, reading.into)}
+    states = {stack: sorted(slice_ for own, slice_ in every if own == stack) for stack in words}
+    reads, hidden = _chosen(readings, words, asked, parts=not marked)
+    words, silent = _spoken(words, reads, marked)
+    upright = sum(map(len, words.values())) <= FEW
+    place, texts = _places(tokens, words, states, upright, reads)
+    busy = {end for r, i, j, _ in reads for end in ((*r.out, j), (*r.into, i))}
+    boxes = []
+    for (stack, slice_, word), (x, y) in place.items():
+        name = join(stems[stack], (slice_, word))
+        title = f"{name} “{shown(tokens[stack][word], None)}”"
+        idle = (stack, slice_, word) not in busy
+        boxes.append(Box(name, x, y, DOT, DOT, border="dot", faded=idle, title=title))
+    arrows, gap = [], DOT / 2 + 1.0
+    for reading, i, j, share in reads:
+        (out, before), (into, after) = reading.out, reading.into
+        source, target = join(stems[out], (before, j)), join(stems[into], (after, i))
+        (x0, y0), (x1, y1) = place[out, before, j], place[into, after, i]
+        ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
+        found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
+        way = curve(*ends, sideways=not upright, bow=0.4)
+        arrows.append(replace(found, points=way, head=len(reads) <= 150))
+    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts)), [hidden, silent]
+
+
+def _chosen(
+    readings: Sequence[StateReads], words: Mapping[str, Collection[int]], asked: Options, *, parts: bool
+) -> tuple[Reads, str]:
+    """The reads of at least so much, at most so many, the strongest against the even share of what a word may read;
+    and in words what is not drawn.
 
     If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses, and names
     what fits: fewer reads, or (`parts`) some slices or words.
     """
+    least, top, limit = asked.min_weight, asked.top, asked.limit
     pairs = _pairs(readings, words)
     total = len(pairs)
     pairs = pairs[np.lexsort((pairs.j, pairs.i, pairs.reading, -pairs.gain.round(9)))]
@@ -101,11 +123,12 @@ def chosen(
         rule = ", or ".join(rules)
     if limit is not None and len(pairs) > limit:
         raise _too_many(pairs, readings, limit, parts)
-    found = [(readings[r], i, j, share) for r, i, j, share, _ in pairs.tolist()]
-    return Chosen(tuple(reversed(found)), total, rule)
+    gone = total - len(pairs)
+    found = [(readings[r], i, j, share) for r, i, j, share, _ in reversed(pairs.tolist())]  # the strongest last, on top
+    return found, f"{gone:,} of {total:,} reads are not drawn ({rule})" if gone else ""
 
 
-def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) -> Pairs:
+def _pairs(readings: Sequence[StateReads], words: Mapping[str, Collection[int]]) -> Pairs:
     """Every read of an arrow between these words."""
     parts = []
     for number, reading in enumerate(readings):
@@ -118,7 +141,7 @@ def _pairs(readings: Sequence[Reading], words: Mapping[str, Collection[int]]) ->
     return np.rec.fromarrays(joined, dtype=READ)
 
 
-def _outstanding(pairs: Pairs, readings: Sequence[Reading]) -> NDArray[np.int64]:
+def _outstanding(pairs: Pairs, readings: Sequence[StateReads]) -> NDArray[np.int64]:
     """Of reads in order of strength: the first of each word, of each word of a slice where few, then the strong."""
     stacks = sorted({reading.into[0] for reading in readings})
     stack = np.array([stacks.index(reading.into[0]) for reading in readings])[pairs.reading]
@@ -132,7 +155,7 @@ def _outstanding(pairs: Pairs, readings: Sequence[Reading]) -> NDArray[np.int64]
     return order[rank[order] < 3]
 
 
-def _too_many(pairs: Pairs, readings: Sequence[Reading], limit: int, with_parts: bool) -> BudgetError:
+def _too_many(pairs: Pairs, readings: Sequence[StateReads], limit: int, with_parts: bool) -> BudgetError:
     """The error for a grid past the limit: how many reads, and three filters that fit it."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
     for told in np.unique(np.ceil(np.sort(pairs.share)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
@@ -148,12 +171,12 @@ def _too_many(pairs: Pairs, readings: Sequence[Reading], limit: int, with_parts:
     return over_limit("reading grid", limit, "reads", f"{count} reads", fits, count)
 
 
-def spoken(
-    words: Mapping[str, Collection[int]], reads: Chosen, marked: Collection[tuple[str, int]] = ()
+def _spoken(
+    words: Mapping[str, Collection[int]], reads: Reads, marked: Collection[tuple[str, int]]
 ) -> tuple[dict[str, list[int]], str]:
     """The words that have a place: of a long sentence those that are marked or have a read, where any has one; and how
     many have none."""
-    busy = {end for r, i, j, _ in reads.reads for end in ((r.out[0], j), (r.into[0], i))} | set(marked)
+    busy = {end for r, i, j, _ in reads for end in ((r.out[0], j), (r.into[0], i))} | set(marked)
     every = {stack: sorted(own) for stack, own in words.items()}
     kept = {stack: [word for word in own if (stack, word) in busy] for stack, own in every.items()}
     total = sum(map(len, every.values()))
@@ -163,39 +186,12 @@ def spoken(
     return kept, f"{gone:,} of {total:,} words have no drawn read, and no place"
 
 
-def words_picture(
-    tokens: Mapping[str, Sequence[str]],
-    words: Mapping[str, Collection[int]],
-    states: Mapping[str, Sequence[int]],
-    name: Callable[[str, int, int], str],
-    reads: Chosen,
-) -> Picture:
-    """The grid; `states` are the slices whose entering states are drawn, `name` the node of a word's state."""
-    upright = sum(map(len, words.values())) <= FEW
-    place, texts = _places(tokens, words, states, upright, reads)
-    busy = {end for r, i, j, _ in reads.reads for end in ((*r.out, j), (*r.into, i))}
-    boxes = []
-    for (stack, slice_, word), (x, y) in place.items():
-        title = f"{name(stack, slice_, word)} “{shown(tokens[stack][word], None)}”"
-        idle = (stack, slice_, word) not in busy
-        boxes.append(Box(name(stack, slice_, word), x, y, DOT, DOT, border="dot", faded=idle, title=title))
-    arrows, gap = [], DOT / 2 + 1.0
-    for reading, i, j, share in reads.reads:
-        source, target = name(*reading.out, j), name(*reading.into, i)
-        (x0, y0), (x1, y1) = place[*reading.out, j], place[*reading.into, i]
-        ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
-        found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
-        way = curve(*ends, sideways=not upright, bow=0.4)
-        arrows.append(replace(found, points=way, head=len(reads.reads) <= 150))
-    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts))
-
-
 def _places(
     tokens: Mapping[str, Sequence[str]],
     words: Mapping[str, Collection[int]],
     states: Mapping[str, Sequence[int]],
     upright: bool,
-    reads: Chosen,
+    reads: Reads,
 ) -> tuple[dict[tuple[str, int, int], Point], list[Text]]:
     """Where each state stands; its words at both ends, its slices along one side.
 
@@ -217,7 +213,7 @@ def _places(
         step = max(wide + 10.0, 26.0) if upright else 11.5
         low = pitch * late[stack]
         high = pitch * (late[stack] + len(states[stack]) - 1)
-        is_crossed = any(r.out[0] == stack != r.into[0] for r, *_ in reads.reads)
+        is_crossed = any(r.out[0] == stack != r.into[0] for r, *_ in reads)
         before, after = ((13.0, "middle"), (14.0, "middle")) if upright else ((9.0, "end"), (9.0, "start"))
         for k, word in enumerate(sorted(kept)):
             at = across + step * k
@@ -240,10 +236,10 @@ def _places(
     return place, texts
 
 
-def _offsets(states: Mapping[str, Sequence[int]], reads: Chosen) -> dict[str, int]:
+def _offsets(states: Mapping[str, Sequence[int]], reads: Reads) -> dict[str, int]:
     """How many steps later the states of a stack stand, so that what it reads of another stands before them."""
     late = dict.fromkeys(states, 0)
-    crossing = {(r.out, r.into) for r, *_ in reads.reads if r.out[0] != r.into[0]}
+    crossing = {(r.out, r.into) for r, *_ in reads if r.out[0] != r.into[0]}
     for out, into in sorted(crossing):
         before = late[out[0]] + states[out[0]].index(out[1])
         late[into[0]] = max(late[into[0]], before + 1 - states[into[0]].index(into[1]))

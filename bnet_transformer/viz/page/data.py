@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
+from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, BudgetError, check_names, listed, one_of
 from bnet_transformer.export import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
@@ -27,10 +28,9 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import letter_of, shown, visible
-from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
+from bnet_transformer.viz.nodes import places_in_rows, rows_and_depths
 from bnet_transformer.viz.options import THEMES
-from bnet_transformer.viz.page.formulas import formulas
-from bnet_transformer.viz.page.reading import Reading, included, prepare, read_from, reading_of
+from bnet_transformer.viz.page.reading import Reading, formulas, included, prepare, reading_of
 from bnet_transformer.viz.picture import DASHES
 from bnet_transformer.viz.style import DASH, OPACITY, WIDTH, hue
 from bnet_transformer.viz.words import ends_of, readers_of
@@ -41,6 +41,9 @@ MOST_BYTES = 40_000_000  # of what is read: 512 words in 12 slices of 12 heads
 MOST_STATES = 24  # of a discrete node whose posterior is told
 MOST_CHOICES, MOST_NODES = 24, 200  # nodes whose posteriors are told unasked, of a net with words and of one without
 DETAILS = (None, "words", "nodes")
+
+
+Tables = dict[tuple[int, int, bytes], int]  # tables of booleans (rows, columns and bits) by their numbers
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,8 @@ def asked_of(told: Mapping[str, Any]) -> Asked:
     return Asked(**told)
 
 
-@dataclass(frozen=True)
-class Described:
-    """The description, which JSON can hold, and the bytes of what is read."""
-
-    about: dict[str, Any]
-    block: bytes
-
-
-def described(state: SentenceState, asked: Asked) -> Described:
-    """The description of a sentence."""
+def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes]:
+    """The description of a sentence, which JSON can hold, and the bytes of what is read."""
     world = state.world
     selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
@@ -87,14 +82,15 @@ def described(state: SentenceState, asked: Asked) -> Described:
     prepare(state, readers)
     found = [reading_of(state, member, None if heads is None else [int(h) for h in heads]) for member in readers]
     readings = [each for each in found if isinstance(each, Reading)]
-    tables = Tables()
+    tables: Tables = {}
     links = _links(world, tables)
-    every = range(len(world.network.members))
-    rows = rows_of(world.network.graph, every)
-    depths = depths_of(world.network.graph, every, rows)
+    places = rows_and_depths(world.network.graph, range(len(world.network.members)))
     equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
-    pairs, bits = tables.packed(len(reads))
+    pairs, bits = list[list[int]](), bytearray()
+    for rows, columns, held in tables:
+        pairs.append([rows, columns, len(reads) + len(bits)])  # where it begins in the block
+        bits += held
     notes = [each for each in found if isinstance(each, str)] + [each.note for each in readings if each.note]
     about = {
         "title": visible(asked.title or _title(state)),
@@ -105,8 +101,8 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
         "sizes": dict(world.network.graph.sizes),
-        "families": [_family(world, member, rows, depths, which) for member in world.network.members],
-        "order": _order(world.network, rows),
+        "families": [_family(world, member, *places[k], which[k]) for k, member in enumerate(world.network.members)],
+        "order": _order(world.network, places),
         "equations": equations,
         "links": links,
         "pairs": pairs,
@@ -122,7 +118,7 @@ def described(state: SentenceState, asked: Asked) -> Described:
         "moved": _moved(state),
         "notes": list(dict.fromkeys(notes)),
     }
-    return Described(about, reads + bits)
+    return about, reads + bits
 
 
 def _title(state: SentenceState) -> str:
@@ -162,35 +158,20 @@ def _reads(world: World, member: Member, heads: int | None) -> int:
 # structure
 
 
-def _order(network: Network, rows: Mapping[int, int]) -> list[int]:
+def _order(network: Network, places: Mapping[int, tuple[int, int]]) -> list[int]:
     """The families in the order in which those of a row stand: without words, one in which arrows cross little."""
     names = [family.name for family in network.graph.families]
     if network.graph.word_stacks:
         return list(range(len(names)))
     arrows = [(names[bundle.parent], names[bundle.child]) for bundle in network.graph.bundles]
-    place = places_in_rows({names[index]: row for index, row in rows.items()}, arrows)
+    place = places_in_rows({names[index]: row for index, (row, _) in places.items()}, arrows)
     return sorted(range(len(names)), key=lambda index: place[names[index]])
 
 
-class Tables:
-    """Tables of booleans, each once, by their numbers."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int, bytes], int] = {}
-
-    def number(self, table: NDArray[np.bool_]) -> int:
-        """The number of a table `[row, column]`."""
-        key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
-        return self._numbers.setdefault(key, len(self._numbers))
-
-    def packed(self, start: int) -> tuple[list[list[int]], bytes]:
-        """Rows, columns and the first byte of each table, where that of the first is `start`; and the bytes of all."""
-        told, parts = [], []
-        for rows, columns, held in self._numbers:
-            told.append([rows, columns, start])
-            parts.append(held)
-            start += len(held)
-        return told, b"".join(parts)
+def _number(tables: Tables, table: NDArray[np.bool_]) -> int:
+    """The number of a table `[row, column]`; each is there once."""
+    key = (*table.shape, np.packbits(table.reshape(-1)).tobytes())
+    return tables.setdefault(key, len(tables))
 
 
 def _links(world: World, tables: Tables) -> list[list[Any]]:
@@ -207,7 +188,7 @@ def _links(world: World, tables: Tables) -> list[list[Any]]:
                 inside = [p - start for p in ground.parents(node) if start <= p < start + plates.shape[1]]
                 plates[node - int(ground.offsets[child.index])] = np.isin(np.arange(plates.shape[1]), inside)
         colour = hue(parent.role, child.role)
-        found.append([parent.index, child.index, tables.number(plates), tables.number(words), colour])
+        found.append([parent.index, child.index, _number(tables, plates), _number(tables, words), colour])
     return found
 
 
@@ -223,16 +204,9 @@ def _plate_pairs(ground: Ground, bundle: Bundle) -> NDArray[np.bool_]:
     return agree
 
 
-def _family(
-    world: World,
-    member: Member,
-    rows: Mapping[int, int],
-    depths: Mapping[int, tuple[int, int]],
-    which: Sequence[int],
-) -> dict[str, Any]:
+def _family(world: World, member: Member, row: int, depth: int, equation: int) -> dict[str, Any]:
     own, network = member.family, world.network
     into = network.graph.into[own.index]
-    row, depth = (rows[own.index], 0) if own.index in rows else depths[own.index]
     letter, below = letter_of(own.role)
     return {
         "name": own.name,
@@ -253,7 +227,7 @@ def _family(
         "shape": list(member.shape),
         "letter": [letter.text, letter.style, below],
         "selector": _is_selector(network, own),
-        "equation": which[own.index],
+        "equation": equation,
     }
 
 
@@ -290,7 +264,9 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
         told.append(
             {
                 "family": family.index,
-                "from": read_from(member),
+                "from": [given.parent for given in member.inputs if WORD in given.over][
+                    -1
+                ],  # not the keys but the values
                 "over": sorted({given.parent for given in member.word_inputs}),
                 "into": into,
                 "out": out,
@@ -298,7 +274,7 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
                 "mean": reading.mean,
                 "slots": reading.table.shape[0],
                 "plates": reading.table.shape[1],
-                "pairs": tables.number(pairs),
+                "pairs": _number(tables, pairs),
                 "at": at,
             }
         )

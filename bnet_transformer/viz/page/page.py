@@ -7,11 +7,12 @@ import gzip
 import html
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from bnet_transformer.viz.labels import visible
-from bnet_transformer.viz.page.data import Described
 from bnet_transformer.viz.style import HEADS, palette
 
 MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
@@ -21,16 +22,16 @@ _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:const|class|(?:async )?function) (\w+))", re.MULTILINE)
 
 
-def written(told: Described) -> bytes:
+def written(about: Mapping[str, Any], block: bytes) -> bytes:
     """The HTML file of a description."""
-    theme = str(told.about["theme"])
+    theme = str(about["theme"])
     parts = {
-        "title": html.escape(visible(f"{told.about['title']} — a Bayesian network")),
+        "title": html.escape(visible(f"{about['title']} — a Bayesian network")),
         "scheme": SCHEMES[theme],
         "theme": theme,
         "style": style(),
-        "about": as_json(told.about),
-        "bytes": packed(told.block),
+        "about": as_json(about),
+        "bytes": packed(block),
         "script": script("boot"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _front("page.html")).encode("utf-8", "replace")

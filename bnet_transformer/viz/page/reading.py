@@ -1,4 +1,4 @@
-"""What the page shows of heads: what is read, and how each head is in.
+"""What the page shows of heads, what is read and how each head is in; and the equations of the net.
 
 What is read is `P(j | i)` of every reader in every state of the open choices, and its posterior mean.
 """
@@ -6,6 +6,7 @@ What is read is `P(j | i)` of every reader in every state of the open choices, a
 from __future__ import annotations
 
 import math
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.axes import WORD
+from bnet_transformer.equations import equations
+from bnet_transformer.equations.letters import Letters
+from bnet_transformer.equations.telling import groups
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.heads.gates import Inclusion
@@ -27,6 +30,17 @@ from bnet_transformer.tpm.arrays import in_numpy
 
 OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
 SLOW = 4_096  # nodes whose mean is computed one by one
+
+TAGS = frozenset(
+    {"math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mfrac", "msqrt", "mroot", "msub", "msup", "msubsup"}
+    | {"munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "menclose"}
+)
+MARKS = frozenset(
+    {"mathvariant", "stretchy", "fence", "form", "minsize", "maxsize", "width", "height", "depth", "accent"}
+    | {"columnalign", "separator", "movablelimits", "display", "displaystyle", "scriptlevel", "largeop"}
+    | {"linethickness", "lspace", "rspace", "symmetric"}
+)
+BRACE = "\u23df"
 
 Table = NDArray[np.floating[Any]]
 
@@ -110,11 +124,6 @@ def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     return in_numpy(expected_reading(state.query(), reading))
 
 
-def read_from(member: Member) -> int:
-    """The family whose words are read, the values where they are another than the keys."""
-    return [given.parent for given in member.inputs if WORD in given.over][-1]
-
-
 # how the heads are in: a table that a user made, or the posterior that `inclusion` found
 
 
@@ -165,3 +174,65 @@ def _table(network: Network, told: object) -> dict[str, Any]:
         raise BNetError("inclusion", expected="probabilities from 0 to 1", got=told)
     shares: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
     return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "shares": shares}
+
+
+# equations: LaTeX, and MathML as nested lists, so that the page parses no markup
+
+
+def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
+    """Each equation with its name, LaTeX, MathML and note; and for each family which equation is its own."""
+    told = equations(network)
+    rows = [
+        {"name": row.name, "latex": row.latex, "math": _sides(row.left, row.right + row.condition), "note": row.note}
+        for row in told.rows
+    ]
+    which = [-1] * len(network.members)
+    for k, group in enumerate(groups(network, Letters(network))):
+        for member in group.members:
+            which[member.family.index] = k
+    return rows, which
+
+
+def _sides(left: str, right: str) -> list[Any] | None:
+    """The two sides of an equation, each a formula of its own, so that they can stand below one another."""
+    sides = mathml(left), mathml(f"= {right}")
+    return None if None in sides else list(sides)
+
+
+def mathml(latex: str) -> list[Any] | None:
+    """A formula as MathML: `[tag, marks, text or parts]`; None where the converter does not know the LaTeX.
+
+    >>> mathml("x^2")[2][0][2][0]
+    ['msup', {}, [['mi', {}, 'x'], ['mn', {}, '2']]]
+    """
+    from latex2mathml.converter import convert
+
+    try:
+        root = ElementTree.fromstring(convert(latex, display="block"))
+    except Exception:  # a stranger's TPM may write what no converter knows: the page shows its LaTeX
+        return None
+    return _told(root)
+
+
+def _told(element: ElementTree.Element) -> list[Any]:
+    tag = element.tag.rpartition("}")[2]
+    marks = {name: value for name, value in element.attrib.items() if name in MARKS}
+    children = _joined([_told(child) for child in element])
+    if tag == "munder" and len(children) == 2 and children[1][2] == BRACE:  # few fonts can stretch a brace
+        return ["mrow", {"class": "brace"}, children[:1]]
+    if children:
+        return [tag if tag in TAGS else "mrow", marks, children]
+    return [tag if tag in TAGS else "mtext", marks, element.text or ""]
+
+
+def _joined(parts: list[list[Any]]) -> list[list[Any]]:
+    """Upright letters side by side as one name."""
+    found: list[list[Any]] = []
+    for part in parts:
+        upright = part[0] in ("mi", "mn", "mo") and part[1].get("mathvariant") == "normal" and isinstance(part[2], str)
+        upright = upright or (part[0] == "mn" and bool(found) and found[-1][0] == "mi" and len(found[-1][2]) > 1)
+        if upright and found and found[-1][0] == "mi" and found[-1][1].get("mathvariant") == "normal":
+            found[-1] = ["mi", {"mathvariant": "normal"}, found[-1][2] + part[2]]
+        else:
+            found.append(part)
+    return found

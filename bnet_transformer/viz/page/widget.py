@@ -15,7 +15,6 @@ import traitlets
 
 from bnet_transformer.errors import BNetError, one_of, whole
 from bnet_transformer.inference import Zero
-from bnet_transformer.viz.page.data import Described
 from bnet_transformer.viz.page.page import script, style
 
 
@@ -27,11 +26,11 @@ class Widget(anywidget.AnyWidget):
     about = traitlets.Dict().tag(sync=True)
     block = traitlets.Bytes().tag(sync=True)
 
-    def __init__(self, sentence: Any, describe: Callable[[Any], Described]) -> None:
+    def __init__(self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]]) -> None:
         self.start = self.sentence = sentence
         self._describe = describe
-        shown = describe(sentence)
-        super().__init__(about=shown.about, block=shown.block)
+        about, block = describe(sentence)
+        super().__init__(about=about, block=block)
         self.on_msg(self._heard)
 
     def _heard(self, _: object, content: object, __: object) -> None:
@@ -40,7 +39,7 @@ class Widget(anywidget.AnyWidget):
         answer: dict[str, object] = {"id": told.get("id")}
         try:
             sentence = changed(self.sentence, self.start, told)
-            shown = self._describe(sentence)
+            about, block = self._describe(sentence)
         except Exception as error:
             self.send(answer | {"error": str(error) or type(error).__name__})
             if isinstance(error, BNetError):
@@ -48,7 +47,7 @@ class Widget(anywidget.AnyWidget):
             raise  # a fault of the library or a stranger's TPM: the page is told, and the notebook's log
         self.sentence = sentence
         with self.hold_sync():
-            self.about, self.block = shown.about, shown.block
+            self.about, self.block = about, block
         self.send(answer)
 
 
