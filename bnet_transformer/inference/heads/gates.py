@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -395,6 +395,13 @@ class HeadTable(ABC):
         """A row for each head."""
         return self.to_dataframe()
 
+    def rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
+        import pandas as pd
+
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
+
     def __str__(self) -> str:
         return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
 
@@ -499,13 +506,9 @@ class Inclusion(HeadTable):
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head, by rank."""
-        import pandas as pd
-
-        axes = {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
-        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
         names = ["rank", "mean", "low", "high", "log_bayes", "error"]
         names += ["importance", "importance_error", "ablation", "ablation_error"]
-        table = table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in names})
+        table = self.rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     @property
