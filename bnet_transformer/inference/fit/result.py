@@ -173,7 +173,7 @@ class Fit(Generic[N]):
         >>> f.samples["c.logits"].shape
         torch.Size([1, 100, 2])
         """
-        from bnet_transformer.inference.fit.from_pyro import fit_from_pyro
+        from bnet_transformer.inference.fit.run import fit_from_pyro
 
         network = network_of(net)
         made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
