@@ -313,8 +313,7 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
     config = method_of(method)
     problem = problem_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
     objective, corpus = problem.objective, problem.corpus
-    structure, states, names = choices_of(objective, corpus)
-    node, fault = elimination_fault(objective, structure, states, names)
+    structure, states, names, (node, fault) = choices_of(objective, corpus)
     title = f"fit by {config.name}"
     if isinstance(config, SVI) and config.choices == "sampled":
         reason = "choices='sampled' was asked for"
@@ -335,11 +334,16 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
 explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
 
 
-def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str]:
+def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str, tuple[str | None, str | None]]:
     """What the log evidence of sentences needs of the net, whatever the numbers.
 
+    Args:
+        objective: The log evidence, with its budget.
+        corpus: The sentences; of their evidence the structure alone counts.
+
     Returns:
-        The question; the most joint states of choices on which one observed family depends; these choices.
+        The question; the most joint states of choices on which one observed family depends; these choices; and where
+        they cannot be summed the name of the node and the fault in words, else None and None.
     """
     forms = {k: (told.observed is None, told.value.is_floating_point()) for k, told in corpus.evidence.items()}
     question = analyse_question(objective.module, forms, None, (), ())
@@ -349,28 +353,13 @@ def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str]
         for above in question.choices.values()
     )
     states, names = max(counts, default=(1, []))
-    return question, states, ", ".join(names)
-
-
-def elimination_fault(
-    objective: Objective, question: Question, states: int, names: str
-) -> tuple[str | None, str | None]:
-    """Why the choices of sentences cannot be summed, and the node for which; None and None where they can.
-
-    Args:
-        objective: The log evidence, with its budget.
-        question: What the log evidence needs of the net; this and the rest as `choices_of` found them.
-        states: The most joint states on which an observed family depends.
-        names: The choices that have them.
-
-    Returns:
-        The name of the node, and the fault in words.
-    """
-    if question.fault is not None:
-        return question.fault.what, str(question.fault)
+    told, fault = ", ".join(names), question.fault
+    if fault is not None:
+        return question, states, told, (fault.what, str(fault))
     if states > objective.budget:
-        return names, f"{names} have {states:,} joint states, more than budget={objective.budget:,}"
-    return None, None
+        over = f"{told} have {states:,} joint states, more than budget={objective.budget:,}"
+        return question, states, told, (told, over)
+    return question, states, told, (None, None)
 
 
 def step_flops(problem: FitProblem, method: Method, structure: Question) -> int | None:
@@ -424,7 +413,7 @@ def fit_from_pyro(
     if draws.is_point:
         shown = {name: value[0] for name, value in stored(network, samples).items()}
     else:
-        _, fault = elimination_fault(objective, *choices_of(objective, corpus))
+        *_, (_, fault) = choices_of(objective, corpus)
         if fault is None:  # heads in the order of the likeliest draw
             lead = next(iter(samples.values())).shape[:2]
             density = likelihoods(objective, corpus, stored(network, samples)).sum(1).reshape(lead)
