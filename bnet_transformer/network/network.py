@@ -14,7 +14,16 @@ from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
+from bnet_transformer.errors import (
+    BNetError,
+    BudgetError,
+    DeclarationError,
+    Fault,
+    check_names,
+    mapping,
+    room_for,
+    shown,
+)
 from bnet_transformer.graph.folded import Family, FoldedGraph
 from bnet_transformer.network.declaration import Declaration
 from bnet_transformer.network.templates import Template, collection_of, declaration_to_graph
@@ -201,9 +210,7 @@ class Network:
     def with_parameters(self, parameters: Mapping[str, Tensor], *, numbers: bool = True) -> Network:
         """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
         given = mapping("parameters", parameters)
-        for name in given:
-            if name not in self.shapes:
-                raise unknown("parameter", name, self.shapes)
+        check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.tables, numbers=numbers)
         return replace(self, parameters=merged)
