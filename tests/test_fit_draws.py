@@ -264,9 +264,9 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
     sizes, evidences = [], Objective.log_evidences
     each = heads.NUMBERS // (heads.pieces(objective, f.data)[0] * len(f.data))
 
-    def counted(self, sets, part, power=1.0):
+    def counted(self, sets, part):
         sizes.append(len(next(iter(sets.values()))) * len(part) * each)
-        return evidences(self, sets, part, power)
+        return evidences(self, sets, part)
 
     monkeypatch.setattr(Objective, "log_evidences", counted)
     for numbers in (each, 7 * each, 30 * each):

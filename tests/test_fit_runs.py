@@ -128,35 +128,6 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
         torch.testing.assert_close(f.net.parameters[name], value.detach(), rtol=1e-6, atol=1e-8)
 
 
-def each_head(net, x, y):
-    """`log P(c, y)`, `[head, sentence]`."""
-    pi = net.parameters["c.logits"].log_softmax(-1)
-    module = net.module()
-    return torch.stack([pi[c] + evidences_of(module, x, y, c) for c in range(len(pi))])
-
-
-def evidences_of(module, x, y, c):
-    return log_evidence(module, {"y": Evidence(y)}, x, do={"c": torch.full((len(x),), c)}).detach()
-
-
-def test_annealed_steps_climb_the_flattened_evidence():
-    net, (x, y) = mixture(), vectors(20)
-    joint, steps = each_head(net, x, y), 8
-    f = fit(net, (x, y), method=bt.MAP(steps=steps, rate=1e-12, anneal=0.2), batch=20)
-    powers = [min(1.0, 0.2 + 0.8 * 2 * k / steps) for k in range(steps)]
-    assert f.bounds == pytest.approx([float((p * joint).logsumexp(0).mean() / p) for p in powers], abs=1e-9)
-
-
-def test_an_annealed_step_of_em_counts_flattened_responsibilities():
-    net, (x, y) = mixture(), vectors(30)
-    joint = each_head(net, x, y)
-    f = fit(net, (x, y), method=bt.EM(steps=1, anneal=0.05), learn=["c.logits"])
-    torch.testing.assert_close(f.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
-    assert float((f.pi - joint.softmax(0).mean(1)).abs().max()) > 0.01
-    both = fit(net, (x, y), method=bt.EM(steps=1, rate=1e-12, anneal=0.05))
-    torch.testing.assert_close(both.pi, (0.05 * joint).softmax(0).mean(1), **CLOSE)
-
-
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)

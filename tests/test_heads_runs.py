@@ -101,7 +101,7 @@ def check_table(net, data, sentences, told, output=None):
     runs = runs_of(net.network, data, output, seen=told is not None)
     sites = [site.name for site in runs.sites]
     made = runs.table(settings(runs.heads), quiet)
-    output = runs.likelihood.families[0] if told is None else None
+    output = runs.families[0] if told is None else None
     close(made, table_by_loop(net, sites, sentences, told, output))
     assert float((made - made[..., -1:]).abs().amax()) > 1e-3
     return sites

@@ -360,7 +360,7 @@ def test_a_model_around_it_may_condition_its_own_sites():
 REFUSED = [
     ({"y": torch.zeros(2, 3)}, "whole numbers"),
     ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
-    ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "deterministic"),
+    ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "random family of y"),
     ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
     ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
     ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),

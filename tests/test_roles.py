@@ -370,7 +370,7 @@ REFUSED = [
     ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
     ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
     ({"relations": ["separator"]}, "'separator': expected a reading that has separators; got a net whose"),
-    ({"separators": "cat"}, "separators: expected a list of tokens; got cat"),
+    ({"separators": "cat"}, "separators: expected a list of str; got cat"),
     ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
     ({"interval": 1.0}, "interval: expected a share between 0 and 1"),
     ({"slices": 3}, "slices: expected numbers from 0 to 0; got 3"),

@@ -260,10 +260,7 @@ class PyroModel:
         for name, value in y.items():
             what = f"y[{name!r}]"
             if name not in names:
-                if name in self.network.graph.by_name:
-                    got = "a deterministic node"
-                    raise BNetError(what, expected="a random family", got=got, allowed=", ".join(names))
-                raise unknown("y", name, names)
+                raise unknown("random family of y", name, names)
             member = self.network.member(name)
             if member.family.index in set_:
                 raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")

@@ -2,8 +2,8 @@
 
 `problem` has the objective that all methods make large, and their options; `run` is the table of the functions that
 solve a problem by them: `ascent` takes steps of many restarts at once, `sampling` has guides and chains. `explain`
-says how before it starts. `result` is what comes out, with `heads`; `from_pyro` makes one of what a
-user found with Pyro.
+says how before it starts. `result` is what comes out, with `heads`; `run` makes one of what a user found with Pyro
+too.
 """
 
 from bnet_transformer.inference.fit.heads import Comparison, Heads

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,8 +29,10 @@ from bnet_transformer.inference.fit.problem import (
     LOG_EVIDENCE,
     LOG_POSTERIOR,
     MAP,
+    SVI,
     FitProblem,
     IterativeMethod,
+    Method,
     Objective,
     PointMethod,
 )
@@ -39,6 +41,7 @@ from bnet_transformer.network import Network
 from bnet_transformer.network.network import declare
 from bnet_transformer.training.configs import LoopConfig, asked_to_stop, schedule_of
 
+LEARNED_FROM = "the sentences learned from"
 USUAL = 256  # sentences of a minibatch, where none is told
 AT_ONCE = 1024  # sentences of one part of a full pass
 FALLEN = 100.0  # how far below its start, in its own measure, a bound may fall before it counts as diverged
@@ -135,6 +138,7 @@ class RestartOptimizer(ABC):
         self.corpus = corpus = problem.corpus
         self.ranks = ranks = problem.ranks
         self.method, self.restarts, self.seed = method, restarts, problem.seed
+        self.pruning_steps = method.pruning_steps if isinstance(method, PointMethod) else ()
         self.judge = corpus if problem.held_out is None else problem.held_out
         self.settings = {**problem.settings, "judged_by": self.judged_by}
         self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
@@ -198,7 +202,7 @@ class RestartOptimizer(ABC):
     def valid_bounds(self, bound: Tensor) -> Tensor:
         """Which bounds are numbers of sentences that can be, and not far below the start, `[set]`."""
         is_valid = bound.isfinite() & (bound > NEVER / 2 / len(self.corpus))
-        if not self.bounds or self.method.anneal is not None:
+        if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
             return is_valid
         start = self.bounds[0]
         return is_valid & (bound > start - FALLEN * (1 + abs(start)))
@@ -253,7 +257,7 @@ class RestartOptimizer(ABC):
             self.measured.append((self.step, restart, score))
             if score > self.best[0]:
                 self.best = score, restart, self.sets.one(place)
-        if self.step in self.method.pruning_steps:
+        if self.step in self.pruning_steps:
             order = sorted(range(len(scores)), key=lambda place: -scores[place])
             self.sets.keep(sorted(order[: -(-len(order) // 2)]))
 
@@ -327,7 +331,7 @@ def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
         while run.step < steps and not stop:
             run.advance()
             stop = run.ranks.any(bool(asked))
-            pause = loop.is_pause(run.step, steps) or run.step in run.method.pruning_steps
+            pause = loop.is_pause(run.step, steps) or run.step in run.pruning_steps
             if waiting is not None:
                 run.save(waiting)
                 waiting = None
@@ -369,10 +373,10 @@ class PointEstimate(RestartOptimizer):
 
         Under torchrun each process takes its share of the sentences, and all get the sum.
         """
-        objective, ranks, power = self.objective, self.ranks, self.method.likelihood_power(step)
+        objective, ranks = self.objective, self.ranks
         if self.inner is not None and step % self.inner == 0:
             prior = objective.log_prior(self.sets.values)
-            evidence = m_step(objective, self.sets, self.full, power, ranks)
+            evidence = m_step(objective, self.sets, self.full, ranks)
             if not objective.learned.weights:
                 return (evidence + prior) / len(self.corpus), {}
         which = self.minibatch_indices(step)
@@ -381,7 +385,7 @@ class PointEstimate(RestartOptimizer):
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world
         if len(own):
-            bound = bound + objective.log_evidences(leaves, own, power).sum(1) / size
+            bound = bound + objective.log_evidences(leaves, own).sum(1) / size
         closed = () if self.inner is None else objective.learned.tables
         open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
         gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
@@ -389,14 +393,13 @@ class PointEstimate(RestartOptimizer):
         return ranks.all_reduce(bound.detach()), whole
 
 
-def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, ranks: Ranks) -> Tensor:
+def m_step(objective: Objective, sets: Sets, parts: list[Batch], ranks: Ranks) -> Tensor:
     """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
     Args:
         objective: The log evidence, whose expected counts are the E step.
         sets: The parameters of each restart; their tables are replaced.
         parts: All sentences; under torchrun this process's share of them.
-        power: The power of the likelihoods.
         ranks: The processes.
 
     Returns:
@@ -405,7 +408,7 @@ def m_step(objective: Objective, sets: Sets, parts: list[Batch], power: float, r
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
-        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part, power))(sets.values)
+        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part))(sets.values)
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
@@ -433,19 +436,17 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     if len(chosen.corpus) < len(problem.corpus) and is_finished:
         last, is_finished = _continue_on_all(problem, method, best)
         best, bounds = last.best[2], [*bounds, *last.bounds]
-    return Fit(
-        with_learned(problem.objective.network, best),
-        method.name,
-        len(problem.corpus),
-        judged_on,
-        restart,
-        is_finished,
-        learned=problem.objective.learned.names,
-        budget=problem.objective.budget,
-        bounds=tuple(bounds),
-        measured=tuple(run.measured),
-        judged_by=run.judged_by,
-    )
+    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "judged_by": run.judged_by}
+    return fitted(problem, method, best, judged_on, restart=restart, finished=is_finished, **found)
+
+
+def fitted(
+    problem: FitProblem, method: Method, best: Mapping[str, Tensor], judged_on: str = LEARNED_FROM, **found: Any
+) -> Fit[Network]:
+    """What a method found: the net with these parameters, what was asked, and the fields of a fit in `found`."""
+    objective, count = problem.objective, len(problem.corpus)
+    net, learned = with_learned(objective.network, best), objective.learned.names
+    return Fit(net, method.name, count, judged_on, learned=learned, budget=objective.budget, **found)
 
 
 def with_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
@@ -468,7 +469,7 @@ def _split(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
         return problem, "held-out sentences"
     count = min(MOST, int(SHARE * len(corpus)))
     if method.restarts == 1 or problem.objective.of_corpus or not count:
-        return problem, "the sentences learned from"
+        return problem, LEARNED_FROM
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
     order = torch.randperm(len(corpus), generator=generator)
     split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
@@ -481,7 +482,7 @@ def _continue_on_all(
     """Go on from the best restart with all sentences, for a quarter of the steps and at a lower rate."""
     objective, ranks = problem.objective, problem.ranks
     again = Objective(with_learned(objective.network, best), objective.learned, objective.budget).to(ranks.device)
-    slower = replace(method, restarts=1, anneal=None, steps=max(1, method.steps // 4))
+    slower = replace(method, restarts=1, steps=max(1, method.steps // 4))
     if isinstance(method, MAP) or objective.learned.weights:
         slower = replace(slower, rate=method.rate * LAST)
     start = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}

@@ -123,12 +123,9 @@ class Objective(nn.Module):
             for f in factors
         ]
 
-    def log_evidence(self, parameters: Parameters, corpus: Batch, power: float = 1.0) -> Tensor:
-        """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus.
-
-        With a `power` below 1 all factors are flattened: `log sum_c (P(c) P(y | c))^power / power`.
-        """
-        return self._with(parameters, corpus, lambda course, factors: _flattened(course, factors, power))
+    def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
+        """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus."""
+        return self._with(parameters, corpus, eliminated)
 
     def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A]) -> A:
         """What is asked of the factors of the sentences under a set of parameters."""
@@ -152,9 +149,9 @@ class Objective(nn.Module):
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
         return self._with(parameters, together, ask)
 
-    def log_evidences(self, sets: Parameters, corpus: Batch, power: float = 1.0) -> Tensor:
-        """The same for several sets of parameters at once, `[set, sentence]`."""
-        return torch.vmap(lambda each: self.log_evidence(each, corpus, power))(dict(sets))
+    def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
+        """The log evidence under several sets of parameters at once, `[set, sentence]`."""
+        return torch.vmap(lambda each: self.log_evidence(each, corpus))(dict(sets))
 
     @property
     def has_prior(self) -> bool:
@@ -192,15 +189,17 @@ class Objective(nn.Module):
 
         return self._with(parameters, corpus, ask)
 
-    def counts(self, parameters: Parameters, corpus: Batch, power: float = 1.0) -> tuple[dict[str, Tensor], Tensor]:
+    def counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
 
         The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that
-        evidence tells as well; all factors to a `power` as in `log_evidence`.
+        evidence tells as well, but not of evidence on a choice that is enumerated all the same.
         """
 
         def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
-            drawn = [k for k, f in enumerate(factors) if _table(f) in self.learned.tables and _is_of_table(course, f)]
+            summed, tables = course.layout.enumerated, self.learned.tables
+            own = [f.told is None or f.member.family.index not in summed for f in factors]
+            drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]
             shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
             zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
 
@@ -208,7 +207,7 @@ class Objective(nn.Module):
                 tilted, added = replace(course, parameters={**course.parameters, **tilts}), list(factors)
                 for k in drawn:
                     added[k] = replace(factors[k], table=factors[k].table + table_entries(tilted, factors[k]))
-                return _flattened(course, added, power).sum()
+                return eliminated(course, added).sum()
 
             counts: dict[str, Tensor]
             counts, evidence = torch.func.grad_and_value(total)(zeros)
@@ -217,20 +216,8 @@ class Objective(nn.Module):
         return self._with(parameters, corpus, ask)
 
 
-def _flattened(course: Course, factors: list[Factor], power: float) -> Tensor:
-    """The log evidence with all factors to a power, `log sum (prod factors)^power / power`."""
-    if power == 1.0:
-        return eliminated(course, factors)
-    return eliminated(course, [replace(factor, table=factor.table * power) for factor in factors]) / power
-
-
 def _table(factor: Factor) -> str:
     return f"{factor.member.owner}.logits"
-
-
-def _is_of_table(course: Course, factor: Factor) -> bool:
-    """True for the log probability of a choice, and not for evidence on a choice that is enumerated all the same."""
-    return factor.told is None or factor.member.family.index not in course.layout.enumerated
 
 
 @dataclass(frozen=True)
@@ -278,25 +265,11 @@ class IterativeMethod(Method):
     steps: int = 300
     rate: float = 0.05
     clip: float | None = None
-    anneal: float | None = None
 
     def __post_init__(self) -> None:
         put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
         if self.clip is not None:
             put(self, clip=number("clip", self.clip, above=0))
-        if self.anneal is not None and not 0 < number("anneal", self.anneal) <= 1:
-            raise BNetError("anneal", expected="the power from which likelihoods rise to 1, a share", got=self.anneal)
-
-    @property
-    def pruning_steps(self) -> tuple[int, ...]:
-        """The steps after which the worse half of the restarts is dropped."""
-        return ()
-
-    def likelihood_power(self, step: int) -> float:
-        """The power of the likelihoods at a step: it rises to 1 over the first half of the steps."""
-        if self.anneal is None:
-            return 1.0
-        return min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +300,6 @@ class MAP(PointMethod):
         steps: Steps of Adam.
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
@@ -354,7 +326,6 @@ class EM(PointMethod):
         steps: Steps in all, those of the weights included.
         rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        anneal: The power from which likelihoods rise to 1 over the first half of the steps; None for 1 throughout.
         restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
@@ -384,10 +355,11 @@ class SVI(IterativeMethod):
         steps: Steps of Adam.
         rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
         clip: The greatest length of the gradient; None for any.
-        anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone.
         draws: Draws of the guide that are the samples of the posterior.
         choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
             are too many to be summed; that is approximate.
+        anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone;
+            None for 1 throughout.
 
     Raises:
         BNetError: Where an option is out of its range, or `anneal` is set with exact choices.
@@ -402,13 +374,14 @@ class SVI(IterativeMethod):
     steps: int = 1000
     draws: int = 500
     choices: str = "exact"
+    anneal: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         put(self, draws=whole("draws", self.draws))
         one_of("choices", self.choices, ("exact", "sampled"))
-        if self.anneal is not None and self.choices == "exact":
-            wanted = "None, for the bound of summed choices is not annealed"
+        if self.anneal is not None and (self.choices == "exact" or not 0 < number("anneal", self.anneal) <= 1):
+            wanted = "the power from which likelihoods of sampled choices rise to 1, a share"
             raise BNetError("anneal", expected=wanted, got=self.anneal, allowed="choices='sampled'")
 
 

@@ -173,7 +173,7 @@ class Fit(Generic[N]):
         >>> f.samples["c.logits"].shape
         torch.Size([1, 100, 2])
         """
-        from bnet_transformer.inference.fit.from_pyro import fit_from_pyro
+        from bnet_transformer.inference.fit.run import fit_from_pyro
 
         network = network_of(net)
         made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
@@ -325,7 +325,7 @@ class Fit(Generic[N]):
         member = self._readout(readout, corpus)
         nets = self._draws(whole("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
-        return checked(lambda k: nets[k % len(nets)], member.family.name, corpus, statistics, draws, states)
+        return checked(nets, member.family.name, corpus, statistics, draws, states)
 
     @within_memory("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
@@ -477,17 +477,14 @@ def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Ten
 
 def usual(states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
     """The statistics that are looked at where none are told."""
-
-    def flat(y: Tensor) -> Tensor:
-        return y.flatten(0, -2)
-
     if states is not None:
         return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(states)}  # type: ignore[misc]
-    return {
-        "mean": lambda y: flat(y).mean(),
-        "variance": lambda y: flat(y).var(0).mean(),
-        "kurtosis": lambda y: (flat(y) - flat(y).mean(0)).pow(4).mean() / flat(y).var(0).square().mean(),
-    }
+    return {"mean": torch.mean, "variance": lambda y: y.flatten(0, -2).var(0).mean(), "kurtosis": _kurtosis}
+
+
+def _kurtosis(y: Tensor) -> Tensor:
+    values = y.flatten(0, -2)
+    return (values - values.mean(0)).pow(4).mean() / values.var(0).square().mean()
 
 
 def _number(what: str, of: Any, y: Tensor) -> float:
@@ -503,7 +500,7 @@ def _number(what: str, of: Any, y: Tensor) -> float:
 
 
 def checked(
-    draw: Callable[[int], Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
+    nets: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
 ) -> Check:
     """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
 
@@ -518,7 +515,7 @@ def checked(
     observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
     rows = []
     for k in range(draws):
-        network = draw(k)
+        network = nets[k % len(nets)]
         with own_random(network.device), torch.no_grad():
             reseed(k, network.device)
             found = PyroModel(network, parameters="own")(

@@ -25,7 +25,7 @@ from bnet_transformer.compiler.told import lead_of
 from bnet_transformer.data import Batch
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, optimize, with_learned
+from bnet_transformer.inference.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, fitted, optimize
 from bnet_transformer.inference.fit.heads import aligned, representative
 from bnet_transformer.inference.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
 from bnet_transformer.inference.fit.result import Fit
@@ -158,10 +158,6 @@ class Variational(RestartOptimizer):
         means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
         return as_parameters(self.network, means)
 
-    def choices(self) -> dict[str, Tensor]:
-        """The approximate posterior of the choices: none, where they are summed out."""
-        return {}
-
 
 class Drawn(Variational):
     """The same where choices are too many to be summed: they are drawn, each from a table of its own.
@@ -173,6 +169,7 @@ class Drawn(Variational):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
+        self.anneal = 1.0 if method.anneal is None else method.anneal
         names = [member.family.name for member in self.network.choices]
         observed = [name for name in names if name in self.corpus.evidence]
         if observed:
@@ -194,7 +191,8 @@ class Drawn(Variational):
         """This rank's part of the mean bound of the sentences of a step, by a few draws of their choices."""
         which = self.minibatch_indices(step)
         which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
-        joint, guess = self._draw(parameters, told, which, self.method.likelihood_power(step))
+        power = min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.method.steps)
+        joint, guess = self._draw(parameters, told, which, power)
         signal = (joint - guess).detach()
         others = (signal.sum(0) - signal) / (DRAWS - 1)
         count = DRAWS * len(which)
@@ -213,10 +211,6 @@ class Drawn(Variational):
             means, told = self.mean(), self.sets.one(0)
             parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
         return [float(self.ranks.all_reduce(torch.cat(parts).sum())) / len(self.corpus)]
-
-    def choices(self) -> dict[str, Tensor]:
-        """The approximate posterior of every choice, `[sentence, *plates, word, state]`."""
-        return {name[7:]: v[0].softmax(-1) for name, v in self.sets.values.items() if name.startswith("choice/")}
 
     def _draw(
         self, parameters: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
@@ -260,20 +254,18 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
     run = (Drawn if is_drawn else Variational)(problem, method)
     is_finished = optimize(run, problem.loop)
     reseed(derive_seed(problem.seed, "posterior"), problem.ranks.device)
-    samples = {name: of.sample((1, method.draws)) for name, of in run.guide(run.sets.one(0)).items()}
-    return Fit(
-        with_learned(network, run.mean()),
-        method.name,
-        len(problem.corpus),
-        "the sentences learned from",
+    learned = run.sets.one(0)
+    samples = {name: of.sample((1, method.draws)) for name, of in run.guide(learned).items()}
+    return fitted(
+        problem,
+        method,
+        run.mean(),
         finished=is_finished,
         approximate=NARROW + (DRAWN if is_drawn else ""),
-        learned=problem.objective.learned.names,
-        budget=problem.objective.budget,
         bounds=tuple(run.bounds),
         measured=tuple(run.measured),
         samples=at_home(network, samples),
-        choices=run.choices(),
+        choices={name[7:]: v.softmax(-1) for name, v in learned.items() if name.startswith("choice/")},
         judged_by=run.judged_by,
     )
 
@@ -395,16 +387,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
         found = {"divergent": divergent, "statistics": statistics, "matched": matched}
         found["samples"], shown = at_home(network, samples), representative(network, samples)
-    return Fit(
-        with_learned(network, shown),
-        method.name,
-        len(corpus),
-        "the sentences learned from",
-        finished=is_finished,
-        learned=objective.learned.names,
-        budget=objective.budget,
-        **found,
-    )
+    return fitted(problem, method, shown, finished=is_finished, **found)
 
 
 def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:

@@ -28,7 +28,7 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
-from bnet_transformer.errors import BNetError, number, room_for, seed_of, unknown, whole, within_memory
+from bnet_transformer.errors import BNetError, listed, number, room_for, seed_of, unknown, whole, within_memory
 from bnet_transformer.inference.heads.gates import HeadTable
 from bnet_transformer.inference.heads.reading import (
     ONE_STACK,
@@ -107,12 +107,8 @@ class Roles(HeadTable):
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head and relation."""
-        import pandas as pd
-
-        axes = {"slice": self.slices, "head": range(self.mean.shape[1]), "relation": self.relations}
-        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
         arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
+        return self.rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
@@ -285,13 +281,9 @@ def _separators(network: Network, separators: Collection[str] | None) -> frozens
     """The tokens that are separators; None for the special ones of the tokenizer."""
     if separators is None:
         return None
-    if isinstance(separators, str) or not isinstance(separators, Collection):
-        raise BNetError("separators", expected="a list of tokens", got=separators)
     known = {word for words in network.vocabularies.values() for word in words}
     known |= set(network.tokenizer.vocabulary) if network.tokenizer is not None else set()
-    for token in separators:
-        if not isinstance(token, str):
-            raise BNetError("separators", expected="tokens, strings", got=token)
+    for token in listed("separators", separators, str):
         if known and token not in known:
             raise unknown("token of separators", token, known)
     return frozenset(separators)

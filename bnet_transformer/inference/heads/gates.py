@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from bnet_transformer.errors import (
     within_memory,
 )
 from bnet_transformer.inference.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
-from bnet_transformer.inference.heads.runs import Part, Runs, likelihood_for, sites_of
+from bnet_transformer.inference.heads.runs import Part, Runs, judged_families, sites_of
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.configs import LoopConfig
@@ -118,7 +118,7 @@ def inclusion(
         _check_budget(runs, whole("budget", budget))
     with ranks(network.device) as here:
         bars = _bars(progress, here)
-        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.likelihood.families
+        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.families
         here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
         own, generator = _shared(runs, here), torch.Generator().manual_seed(seed)
         if method == "exact":
@@ -186,9 +186,9 @@ def _jointly(runs: Runs, sigma: float | None, draws: int, rounds: int, generator
 def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> tuple[float | None, float]:
     """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
     `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
-    if runs.likelihood.is_observed:
+    if runs.is_observed:
         return None, 1.0
-    name, found = runs.likelihood.families[0], float((2 * lost.mean()).sqrt())
+    name, found = runs.families[0], float((2 * lost.mean()).sqrt())
     if not found > 0:
         raise BNetError("output", expected="a family that a head moves when it is off", got=name)
     sigma = found if sigma is None else float(sigma)
@@ -252,8 +252,8 @@ def damage(
 
 def _said(runs: Runs) -> str:
     """The likelihood in words."""
-    names = ", ".join(runs.likelihood.families)
-    return f"P({names} | x)" if runs.likelihood.is_observed else f"{AROUND}{names}"
+    names = ", ".join(runs.families)
+    return f"P({names} | x)" if runs.is_observed else f"{AROUND}{names}"
 
 
 def _shared(runs: Runs, here: Ranks) -> Runs:
@@ -286,11 +286,11 @@ def runs_of(
         raise BNetError("sentences", expected=alone, got="pairs of sentences and what is observed of them")
     needs: Needs = "optional" if seen else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
-    likelihood = likelihood_for(network, corpus, output)
-    wanted = [network.graph.family(name).index for name in likelihood.families]
+    families = judged_families(network, corpus, output)
+    wanted = [network.graph.family(name).index for name in families]
     found = sites_of(network, role, wanted)
     found = found if sites is None else tuple(site for site in found if site.name in sites)
-    return Runs(_module(network), found, corpus.to(network.device), likelihood, found[0].heads)
+    return Runs(_module(network), found, corpus.to(network.device), families, found[0].heads)
 
 
 def _check_budget(runs: Runs, budget: int) -> None:
@@ -394,6 +394,13 @@ class HeadTable(ABC):
     def by_head(self) -> pd.DataFrame:
         """A row for each head."""
         return self.to_dataframe()
+
+    def rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
+        import pandas as pd
+
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def __str__(self) -> str:
         return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
@@ -499,13 +506,9 @@ class Inclusion(HeadTable):
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head, by rank."""
-        import pandas as pd
-
-        axes = {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
-        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
         names = ["rank", "mean", "low", "high", "log_bayes", "error"]
         names += ["importance", "importance_error", "ablation", "ablation_error"]
-        table = table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in names})
+        table = self.rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     @property

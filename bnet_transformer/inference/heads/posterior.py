@@ -101,7 +101,7 @@ def _swept(
     rho, log_integral, likely = rho.clone(), torch.empty_like(rho), []
     for head, half in enumerate(halves):
         ratio = log_ratio(*half, others(rho, head))
-        rho[:, head], log_integral[:, head] = drawn(ratio, generator)
+        rho[:, [head]], log_integral[:, head] = draws_of(ratio, 1, generator)
         likely.append(torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None]).mean(0))
     return rho, log_integral, torch.stack(likely, 1)
 
@@ -120,7 +120,7 @@ def _bayes(
     (rho, without), each = annealed(never, generator), []
     for _ in range(len(free)):
         rho = moved(never, rho, generator)
-        each.append(drawn(log_ratio(*half, rho), generator)[1])
+        each.append(draws_of(log_ratio(*half, rho), 1, generator)[1])
     told(1)
     rows = torch.stack(each)
     by_population = zip(rows.chunk(POPULATIONS, 1), free.chunk(POPULATIONS, 1), strict=True)
@@ -267,16 +267,10 @@ def _again(weight: Tensor, generator: torch.Generator) -> Tensor:
     return (member + MEMBERS * torch.arange(POPULATIONS)[:, None]).flatten()
 
 
-def drawn(ratio: Tensor, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
-    """A draw of rho from `prod_s (1 - rho + rho e^ratio_s)` for each row of `[row, sentence]`, and the log of its
-    integral."""
-    draws, log_evidence = draws_of(ratio, 1, generator, ranks)
-    return draws[:, 0], log_evidence
-
-
 def draws_of(ratio: Tensor, count: int, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
-    """So many draws of rho for each row, `[row, draw]`, and the log of the integral: the density is taken to be
-    straight between its points. Each of the `ranks` has the ratios of its sentences; all have the same draws."""
+    """So many draws of rho from `prod_s (1 - rho + rho e^ratio_s)` for each row of `[row, sentence]`, `[row, draw]`;
+    and the log of its integral. The density is taken to be straight between its points. Each of the `ranks` has the
+    ratios of its sentences; all have the same draws."""
     grid, log = density(ratio, ranks)
     most = log.amax(1, keepdim=True)
     weight = (log - most).exp()
@@ -376,7 +370,7 @@ def relaxed(
     for turn in range(rounds):
         power = min(1.0, (turn + 1) / warm) ** 2
         for place in range(passes_of(shape[1] * shape[2])):
-            rho = drawn(power * worth.now.flatten(1).T, generator, ranks)[0].reshape(shape[1:])
+            rho = draws_of(power * worth.now.flatten(1).T, 1, generator, ranks)[0].reshape(shape[1:])
             random = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
             random = ranks.shard(random)
             for part in parts:
@@ -384,7 +378,17 @@ def relaxed(
                 there, slope = _slopes(runs, part, likely, place, random[part.which])
                 worth.move(part.which, there, scale * slope, turn >= warm)
                 told(len(part))
-    return _found(*worth.told(), draws, generator, ranks)
+    mean, variance = (each.flatten(1) for each in worth.told())
+    rho, log_bayes = draws_of(mean.T, draws, generator, ranks)
+    each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + mean).mean(0)  # [sentence, site * head]
+    error = ranks.all_reduce((each.square() * variance).sum(0)).sqrt()
+    return Posterior(
+        rho.T.reshape(draws, *shape[1:]),
+        log_bayes.reshape(shape[1:]),
+        error.reshape(shape[1:]),
+        ranks.all_gather(each.reshape(shape)),
+        None,
+    )
 
 
 def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) -> tuple[Tensor, Tensor]:
@@ -397,17 +401,3 @@ def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) 
     leaf = torch.where(there, between, gates).to(network.device, network.dtype).requires_grad_()
     (slope,) = torch.autograd.grad(runs.gated(part, leaf).sum(), leaf)
     return there, slope.double().cpu()
-
-
-def _found(worth: Tensor, variance: Tensor, draws: int, generator: torch.Generator, ranks: Ranks) -> Posterior:
-    sites, heads = worth.shape[1:]
-    rho, log_bayes = draws_of(worth.flatten(1).T, draws, generator, ranks)
-    each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + worth.flatten(1)).mean(0)  # [sentence, site * head]
-    error = ranks.all_reduce((each.square() * variance.flatten(1)).sum(0)).sqrt()
-    return Posterior(
-        rho.T.reshape(draws, sites, heads),
-        log_bayes.reshape(sites, heads),
-        error.reshape(sites, heads),
-        ranks.all_gather(each.reshape(worth.shape)),
-        None,
-    )

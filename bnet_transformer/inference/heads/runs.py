@@ -99,27 +99,15 @@ def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
     return tuple(m.family.name for m in members if not m.tpm.is_random)
 
 
-@dataclass(frozen=True)
-class Likelihood:
-    """What is asked of a run: some families, and from them `log P` of each sentence, up to a constant.
-
-    Where something is observed that is `log P(y | x, gates)`; else `- |f(gates) - f(all on)|^2 / 2` of an output f, or
-    `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
-    """
-
-    families: tuple[str, ...]
-    is_observed: bool
-
-
-def likelihood_for(network: Network, corpus: Batch, output: str | None) -> Likelihood:
-    """By what is observed, where something is; else around an output: by default what the module returns."""
+def judged_families(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
+    """What is observed, where something is; else an output: by default what the module returns."""
     if corpus.evidence:
-        return Likelihood(tuple(corpus.evidence), is_observed=True)
+        return tuple(corpus.evidence)
     name = output_of(network) if output is None else output
     member = network.member(name)
     if not member.shape and not member.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", got=name)
-    return Likelihood((name,), is_observed=False)
+    return (name,)
 
 
 @dataclass(frozen=True)
@@ -137,21 +125,30 @@ class Part:
 
 @dataclass(frozen=True)
 class Runs:
-    """A net, its sites, the sentences (under torchrun this rank's share of them), and how likely a run is."""
+    """A net, its sites, the sentences (under torchrun this rank's share of them), and what tells how likely a run is.
+
+    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `families`, up to a constant;
+    else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    """
 
     module: Module
     sites: tuple[Site, ...]
     corpus: Batch
-    likelihood: Likelihood
+    families: tuple[str, ...]
     heads: int
     ranks: Ranks = ALONE
+
+    @property
+    def is_observed(self) -> bool:
+        """True where the families are observed; False where one is the output."""
+        return bool(self.corpus.evidence)
 
     @torch.no_grad()
     def parts(self, words: int = ROWS, *, values: bool = False) -> Iterator[Part]:
         """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
         are kept where they are asked for."""
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
-        output = () if self.likelihood.is_observed else self.likelihood.families
+        output = () if self.is_observed else self.families
         names, network = (*kept, *output), self.module.network
         for which, corpus in self.corpus.parts_by_length(network, words) if len(self.corpus) else ():
             found: list[Tensor] = []
@@ -182,14 +179,13 @@ class Runs:
 
     def _log(self, corpus: Batch, full: Tensor | None, **options: Any) -> Tensor:
         """`log P` of each sentence; `full` is the output of the run in which all heads are on."""
-        families = self.likelihood.families
-        course, plan = self.course(Request(families, corpus.x, training=False, **options))
-        if not self.likelihood.is_observed:
-            found = self.module.wanted(course, families[0], plan.wanted[0])  # a value, log probabilities, a mean
+        course, plan = self.course(Request(self.families, corpus.x, training=False, **options))
+        if not self.is_observed:
+            found = self.module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
             apart = found - (found if full is None else full)
             return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
-        for name in families:
+        for name in self.families:
             member = self.module.network.member(name)
             told = evidence_in(course, member, corpus.evidence[name])
             table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
