@@ -175,11 +175,7 @@ def circuit(
     if number("threshold", threshold) < 0:
         raise BNetError("threshold", expected="a number of at least 0", got=threshold)
     whole("memory", memory)
-    sides = pair(clean, corrupt)
-    if len(sides) > 1:
-        wanted = "sentences in which the same nodes are set"
-        raise BNetError("clean, corrupt", expected=wanted, got="others in some", allowed="a search for each")
-    ((ours, theirs),) = sides
+    ours, theirs = pair(clean, corrupt)
     measure = metric_of(ours, metric)
     axes = axes_over(ours.world.ground, over)
     for examples in (ours, theirs):
