@@ -149,41 +149,25 @@ def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
     longest, waits = 1, False
     for group in network.graph.groups:
         members = [network.members[index] for index in group]
-        if members[0].family.stack == stack and members[0].family.step == step and members[0].family.words is not None:
-            chain = _chain(members, n)
-            longest, waits = max(longest, chain), waits or any(_in_group(members))
+        place = {index: k for k, index in enumerate(group)}
+        inside = [(place[g.parent], k, g.reach) for k, m in enumerate(members) for g in m.inputs if g.parent in place]
+        one = members[0].family
+        if inside and one.stack == stack and one.step == step and one.words is not None:
+            longest, waits = max(longest, _chain(inside, n)), True
     return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
 
 
-def _in_group(members: Sequence[Member]) -> list[tuple[int, int, Reach]]:
-    """The arrows within a group: places of parent and child, and the reach."""
-    place = {member.family.index: k for k, member in enumerate(members)}
-    return [
-        (place[given.parent], k, given.reach)
-        for k, member in enumerate(members)
-        for given in member.inputs
-        if given.parent in place
-    ]
-
-
-def _chain(members: Sequence[Member], n: int) -> int:
+def _chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
     """The longest chain of words in a group that reads itself at earlier words.
 
     Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way
     round, and all words wait for one another.
     """
-    reaches = _in_group(members)
-    if not reaches:
-        return 1
     if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n
-    joints = [(p, c, reach.matrix(n, n)) for p, c, reach in reaches]
-    chain = np.ones((len(members), n), dtype=int)
-    for word in range(n):
-        for k in range(len(members)):
-            for parent, child, reads in joints:
-                if child == k:
-                    before = chain[parent, :word][reads[word, :word]]
-                    own = chain[parent, word] if reads[word, word] and parent != k else 1
-                    chain[k, word] = max(chain[k, word], own, 1 + before.max(initial=0))
-    return int(chain.max())
+    graph = nx.DiGraph()
+    for parent, child, reach in reaches:
+        words, read = np.nonzero(reach.matrix(n, n))
+        pairs = zip(words.tolist(), read.tolist(), strict=True)
+        graph.add_weighted_edges_from(((parent, j), (child, i), int(i != j)) for i, j in pairs)
+    return 1 + int(nx.dag_longest_path_length(graph))

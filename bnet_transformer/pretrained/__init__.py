@@ -17,17 +17,10 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.network.network import outline
-from bnet_transformer.pretrained.declaration import SEGMENT, Both, is_tied, options_to_declaration
+from bnet_transformer.pretrained.declaration import SEGMENT, Both, options_to_declaration, settled
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where, load_config
-from bnet_transformer.pretrained.keys import (
-    FLOATING,
-    are_equal,
-    has_readout,
-    placed,
-    weight_keys,
-    weights_to_parameters,
-)
+from bnet_transformer.pretrained.keys import FLOATING, has_readout, placed, weight_keys, weights_to_parameters
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
@@ -120,15 +113,10 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     options = family.options(source.config, source.architecture, readout)
     if source.encodes and readout == "auto" and not has_readout(family, source.weights):
         options = replace(options, readout=None)  # its config still names the class that it was trained from
-    if family.settle is not None:
-        options = family.settle(family, options, source.weights)
-    elif is_tied(options):
-        # Beside another table in the weights a config that says tied is wrong: transformers does not tie them either.
-        tables = [f"{family.where(part).key}.weight" for part in ("embed", "logits")]
-        options = replace(options, tied=are_equal(family, source.weights, *tables))
+    options = settled(family, options, source.weights)
     keys = weight_keys(family, source.weights)
     pools = set(source.pools)
-    if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
+    if "pooler" in family.modules and options.readout != "class" and family.weight_of("pooler") in keys:
         pools.add("pooler")
     segments = SEGMENT if (options.segments or 0) > 1 else None
     apart = isinstance(options, Both) and options.apart
