@@ -74,7 +74,7 @@ def sweep(
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
     batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    if any(batch.alone for batch in batches):
+    if batches[0].alone:
         _route(batches, cells).warn_if_slow()
     if first_order:
         outcomes, best, worst = estimate_cells(batches, asked, cells, progress)
@@ -167,15 +167,14 @@ def mediation(
 
 
 def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
-    """How the cells are computed; a cell runs alone if it does in any example.
+    """How the cells are computed, which is the same in all batches.
 
     Where some run alone, `parts` has a route for those that do not, and one for each obstacle.
     """
-    obstacles = {cell: obstacle for batch in batches for cell, obstacle in batch.alone.items()}
     first, there = batches[0], cells.there
-    together = there[~np.isin(there, list(obstacles))]
-    states = max(len(batch.choices.states) for batch in batches)
-    runs = sum(len(batch.corrupt) * len(batch.choices.states) for batch in batches)
+    together = there[~np.isin(there, list(first.alone))]
+    states = len(first.choices.states)
+    runs = sum(len(batch.corrupt) for batch in batches) * states
     parts: list[Route] = []
     if len(together):
         reason = "all cells share one run, and only what a cell changes is computed again"
@@ -184,7 +183,7 @@ def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
         parts.append(Route(question, "compiled", reason, states=states, is_exact=not first.first_order))
     shapes = first.corrupt.world.ground.shapes
     nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
-    for obstacle, count in Counter(obstacles.values()).items():
+    for obstacle, count in Counter(first.alone.values()).items():
         reason, evaluations = str(obstacle), count * runs * nodes
         parts.append(Route(_question(count), "sequential", reason, obstacle.what, states, evaluations=evaluations))
     if len(parts) == 1:
