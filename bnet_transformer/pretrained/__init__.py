@@ -122,7 +122,10 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     apart = isinstance(options, Both) and options.apart
     text = source.tokenizer
     reader = None if text is None else Tokenizer(text, segments, options.start, apart=apart)
-    vocabulary = None if reader is None else _vocabulary(reader.vocabulary, options.states)
+    vocabulary = None
+    if reader is not None:  # a token that the tokenizer does not know is named by its number
+        known = {k: token for token, k in reader.vocabulary.items()}
+        vocabulary = tuple(known.get(k) or f"[id {k}]" for k in range(options.states))
     try:
         declare = family.declare or options_to_declaration
         network = outline(declare(family, options, vocabulary, pools))
@@ -143,9 +146,3 @@ def _family(source: Source) -> Family:
         allowed = "the families are " + ", ".join(FAMILIES)
         raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
     return FAMILIES[kind]
-
-
-def _vocabulary(ids: Mapping[str, int], states: int) -> tuple[str, ...]:
-    """A token for each id of the model; those that the tokenizer does not know are named by their number."""
-    found = {k: token for token, k in ids.items() if k < states}
-    return tuple(found.get(k) or f"[id {k}]" for k in range(states))
