@@ -273,7 +273,7 @@ def test_surgery_counts():
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    ((ours, theirs),) = pair(clean, corrupt)
+    ours, theirs = pair(clean, corrupt)
     metric = measure_of(ours, metric_of(clean[0], nodes))
     arrows = arrows_of(ours, theirs, nodes, axes_over(ours.world.ground, None), None)
     runs = runs_of(ours, theirs, arrows, metric, 2**29)
@@ -361,7 +361,7 @@ def test_what_is_refused():
         ((clean, clean), {}, r"corrupt: .*differs"),
         ((clean, corrupt), {"candidates": ["W_q -> q"]}, r"corrupt: .*none of these arrows"),
         ((clean, corrupt[:1]), {}, r"2 sentences|as many"),
-        (([clean[0], clean[1].do(x_1_0=Zero())], corrupt), {}, "same nodes are set"),
+        (([clean[0], clean[1].do(x_1_0=Zero())], corrupt), {}, "same nodes set"),
         ((clean, corrupt), {"metric": {"y_9": 1}}, "y_9"),
     ]:
         ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1, **options}

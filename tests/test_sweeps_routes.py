@@ -20,9 +20,9 @@ def test_a_plain_net_shares_one_run():
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     told = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
     assert (told.algorithm, told.node, told.parts, told.evaluations) == ("compiled", None, (), 0)
-    assert told.is_exact and told.flops > 0
+    assert told.is_exact
     one = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
-    assert one.question == "sweep of 1 cell" and one.flops < told.flops
+    assert one.question == "sweep of 1 cell"
     first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
     assert first.algorithm == "compiled" and not first.is_exact and "slopes" in first.reason
 
@@ -46,7 +46,7 @@ def test_each_kind_of_cell_has_its_route():
 def test_the_node_that_forbids_one_run_is_named(name, at, node):
     sentences, options = ask(name, at)
     told = explain_sweep(*sentences, **options)
-    assert (told.parts or (told,))[0].node == node and told.flops is None and told.evaluations > 0
+    assert (told.parts or (told,))[0].node == node and told.evaluations > 0
 
 
 def test_rows_of_a_node_that_is_set_run_alone():

@@ -327,7 +327,7 @@ def test_buckets_are_transformers(two_sided):
     ("name", "options", "match"),
     [
         ("BartModel", {**BART, "decoder_attention_heads": 2}, "decoder_attention_heads of the config: expected 3, as"),
-        ("T5EncoderModel", T5, "architecture: expected a readout that is known; got T5EncoderModel; .*both stacks"),
+        ("T5EncoderModel", T5, "architecture: expected a readout that is known; got T5EncoderModel"),
         ("T5Model", {**T5, "relative_attention_max_distance": 1}, "furthest: expected more than 1"),
         ("T5Model", {**T5, "feed_forward_proj": "gated-quick_gelu"}, "a known activation; got quick_gelu"),
     ],

@@ -8,16 +8,16 @@ pair farthest apart, among the pairs that are joined at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
 from bnet_transformer.axes import WIDE, Reach
 from bnet_transformer.network import Member, Network
 
-Table = NDArray[np.bool_]
 MOST_PLACES = 4096  # rows of a table of who reaches whom
 
 
@@ -64,21 +64,22 @@ def links(network: Network, stack: str) -> Links:
 
 def _merged(found: Links) -> Links:
     """Without the nodes that lie between no two states; nodes that a word's own arrows join both ways are one."""
-    free, any_way = _free(found), np.eye(len(found.nodes), dtype=bool)
+    arrows, own = nx.DiGraph(), nx.DiGraph()
+    for graph in (arrows, own):
+        graph.add_nodes_from(range(len(found.nodes)))
     for joint in found.joints:
-        any_way[joint.parent, joint.child] = True
-    any_way = _closure(any_way)
-    states = sorted(found.states)
-    between = np.asarray(any_way[states].any(0) & any_way[:, states].any(1))
-    first = [int(np.argmax(free[k] & free[:, k])) for k in range(len(found.nodes))]
-    inside = [int(k) for k in np.flatnonzero(between)]
-    kept = sorted({first[k] for k in inside})
-    place = {k: kept.index(first[k]) for k in inside}
-    joints = {
-        Joint(place[j.parent], place[j.child], j.reach) for j in found.joints if between[j.parent] and between[j.child]
-    }
+        arrows.add_edge(joint.parent, joint.child)
+        wordless = None in (found.nodes[joint.parent].family.words, found.nodes[joint.child].family.words)
+        if joint.reach.kind in ("same", "every", "causal", *WIDE) and not wordless:
+            own.add_edge(joint.parent, joint.child)
+    below = found.states.union(*(nx.descendants(arrows, state) for state in found.states))
+    above = found.states.union(*(nx.ancestors(arrows, state) for state in found.states))
+    first = {k: min(one) for one in nx.strongly_connected_components(own) for k in one if k in below & above}
+    kept = sorted(set(first.values()))
+    place = {k: kept.index(one) for k, one in first.items()}
+    joints = {Joint(place[j.parent], place[j.child], j.reach) for j in found.joints if {j.parent, j.child} <= {*place}}
     ordered = sorted(joints, key=lambda joint: (joint.parent, joint.child, str(joint.reach)))
-    return Links(tuple(found.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in states))
+    return Links(tuple(found.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in found.states))
 
 
 def longest_path(found: Links, n: int) -> tuple[int | None, str]:
@@ -94,7 +95,7 @@ def longest_path(found: Links, n: int) -> tuple[int | None, str]:
         return _by_shifts(kinds, n) if kinds else (None, "")
     if sum(1 if node.family.words is None else n for node in found.nodes) > MOST_PLACES:
         return None, "unknown"
-    return _by_tables(found, n), ""
+    return _by_table(found, n), ""
 
 
 _SHIFTS = ("every", "causal", "earlier", "before", "window", "recent", "same")
@@ -114,74 +115,31 @@ def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
     return math.ceil((n - 1) / slowest), "O(n)" if slowest == 1 else f"O(n / {slowest})"
 
 
-def _free(found: Links) -> Table:
-    """`[node, node]`: whether a word's own arrows alone lead from the one node to the other."""
-    free = np.eye(len(found.nodes), dtype=bool)
-    for joint in found.joints:
-        own = joint.reach.kind in ("same", "every", "causal", *WIDE)
-        if own and None not in (found.nodes[joint.parent].family.words, found.nodes[joint.child].family.words):
-            free[joint.parent, joint.child] = True
-    return _closure(free)
-
-
-def _by_tables(found: Links, n: int) -> int | None:
-    """By the tables of all words: the fewest hops after which no more pairs are joined."""
+def _by_table(found: Links, n: int) -> int | None:
+    """By a table of the hops from each node and word to each other; None where no two words are joined."""
     sizes = [1 if node.family.words is None else n for node in found.nodes]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    total = int(starts[-1])
-    free, hop = np.eye(total, dtype=bool), np.zeros((total, total), dtype=bool)
+    starts = np.cumsum([0, *sizes])
+    hops = np.full((starts[-1], starts[-1]), np.inf)
     for joint in found.joints:
         rows = slice(starts[joint.parent], starts[joint.parent + 1])
         columns = slice(starts[joint.child], starts[joint.child + 1])
         n_parent, n_child = sizes[joint.parent], sizes[joint.child]
-        wordless = [found.nodes[k].family.words is None for k in (joint.parent, joint.child)]
-        if any(wordless):
-            reads = np.ones((n_parent, n_child), bool) if wordless[0] else joint.reach.matrix(1, n_parent).T
-            (hop if wordless == [True, False] else free)[rows, columns] |= reads
-            continue
-        reads = joint.reach.matrix(n_child, n_parent).T
-        free[rows, columns] |= reads & np.eye(n, dtype=bool)
-        hop[rows, columns] |= reads
+        leaves, enters = (found.nodes[k].family.words is None for k in (joint.parent, joint.child))
+        if leaves:
+            reads, steps = np.ones((n_parent, n_child), bool), np.full((n_parent, n_child), 0.0 if enters else 1.0)
+        elif enters:
+            reads, steps = joint.reach.matrix(1, n_parent).T, np.zeros((n_parent, 1))
+        else:
+            reads, steps = joint.reach.matrix(n_child, n_parent).T, 1 - np.eye(n)
+        hops[rows, columns] = np.minimum(hops[rows, columns], np.where(reads, steps, np.inf))
     states = sorted(k for k in found.states if found.nodes[k].family.words is not None)
     if not states:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
-    free = _closure(free)
-    step = _then(_then(free, hop), free) | free
-
-    def joined(table: Table) -> Table:  # [word, word], by any of the states
-        found: Table = table[np.ix_(inside, inside)].reshape(len(states), n, len(states), n).any((0, 2))
-        return found & ~np.eye(n, dtype=bool)
-
-    return _fewest(step, joined)
-
-
-def _fewest(step: Table, view: Callable[[Table], Table]) -> int | None:
-    """The least h for which `view(step^h)` is that of all powers, by doubling and then halving; None for none."""
-    powers = [step]
-    while not np.array_equal(doubled := _then(powers[-1], powers[-1]), powers[-1]):
-        powers.append(doubled)
-    most = view(powers[-1])
-    if not most.any():
-        return None
-    short, taken = np.eye(len(step), dtype=bool), 0  # the longest power that falls short
-    for exponent in reversed(range(len(powers))):
-        longer = _then(short, powers[exponent])
-        if not np.array_equal(view(longer), most):
-            short, taken = longer, taken + 2**exponent
-    return taken + 1
-
-
-def _closure(table: Table) -> Table:
-    while not np.array_equal(longer := _then(table, table), table):
-        table = longer
-    return table
-
-
-def _then(a: Table, b: Table) -> Table:
-    """One relation after another."""
-    found: Table = a.astype(np.float32) @ b.astype(np.float32) > 0
-    return found
+    least = dijkstra(csgraph_from_dense(hops, null_value=np.inf), indices=inside)[:, inside]
+    between = least.reshape(len(states), n, len(states), n).min((0, 2))  # [word, word], by any of the states
+    apart = between[~np.eye(n, dtype=bool) & np.isfinite(between)]
+    return int(apart.max()) if apart.size else None
 
 
 def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
@@ -191,41 +149,25 @@ def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
     longest, waits = 1, False
     for group in network.graph.groups:
         members = [network.members[index] for index in group]
-        if members[0].family.stack == stack and members[0].family.step == step and members[0].family.words is not None:
-            chain = _chain(members, n)
-            longest, waits = max(longest, chain), waits or any(_in_group(members))
+        place = {index: k for k, index in enumerate(group)}
+        inside = [(place[g.parent], k, g.reach) for k, m in enumerate(members) for g in m.inputs if g.parent in place]
+        one = members[0].family
+        if inside and one.stack == stack and one.step == step and one.words is not None:
+            longest, waits = max(longest, _chain(inside, n)), True
     return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
 
 
-def _in_group(members: Sequence[Member]) -> list[tuple[int, int, Reach]]:
-    """The arrows within a group: places of parent and child, and the reach."""
-    place = {member.family.index: k for k, member in enumerate(members)}
-    return [
-        (place[given.parent], k, given.reach)
-        for k, member in enumerate(members)
-        for given in member.inputs
-        if given.parent in place
-    ]
-
-
-def _chain(members: Sequence[Member], n: int) -> int:
+def _chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
     """The longest chain of words in a group that reads itself at earlier words.
 
     Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way
     round, and all words wait for one another.
     """
-    reaches = _in_group(members)
-    if not reaches:
-        return 1
     if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n
-    joints = [(p, c, reach.matrix(n, n)) for p, c, reach in reaches]
-    chain = np.ones((len(members), n), dtype=int)
-    for word in range(n):
-        for k in range(len(members)):
-            for parent, child, reads in joints:
-                if child == k:
-                    before = chain[parent, :word][reads[word, :word]]
-                    own = chain[parent, word] if reads[word, word] and parent != k else 1
-                    chain[k, word] = max(chain[k, word], own, 1 + before.max(initial=0))
-    return int(chain.max())
+    graph = nx.DiGraph()
+    for parent, child, reach in reaches:
+        words, read = np.nonzero(reach.matrix(n, n))
+        pairs = zip(words.tolist(), read.tolist(), strict=True)
+        graph.add_weighted_edges_from(((parent, j), (child, i), int(i != j)) for i, j in pairs)
+    return 1 + int(nx.dag_longest_path_length(graph))

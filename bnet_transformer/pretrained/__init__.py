@@ -17,17 +17,10 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.network.network import outline
-from bnet_transformer.pretrained.declaration import SEGMENT, Both, is_tied, options_to_declaration
+from bnet_transformer.pretrained.declaration import SEGMENT, Both, options_to_declaration, settled
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where, load_config
-from bnet_transformer.pretrained.keys import (
-    FLOATING,
-    are_equal,
-    has_readout,
-    placed,
-    weight_keys,
-    weights_to_parameters,
-)
+from bnet_transformer.pretrained.keys import FLOATING, has_readout, placed, weight_keys, weights_to_parameters
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
@@ -120,21 +113,19 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     options = family.options(source.config, source.architecture, readout)
     if source.encodes and readout == "auto" and not has_readout(family, source.weights):
         options = replace(options, readout=None)  # its config still names the class that it was trained from
-    if family.settle is not None:
-        options = family.settle(family, options, source.weights)
-    elif is_tied(options):
-        # Beside another table in the weights a config that says tied is wrong: transformers does not tie them either.
-        tables = [f"{family.where(part).key}.weight" for part in ("embed", "logits")]
-        options = replace(options, tied=are_equal(family, source.weights, *tables))
+    options = settled(family, options, source.weights)
     keys = weight_keys(family, source.weights)
     pools = set(source.pools)
-    if "pooler" in family.modules and options.readout != "class" and f"{family.where('pooler').key}.weight" in keys:
+    if "pooler" in family.modules and options.readout != "class" and family.weight_of("pooler") in keys:
         pools.add("pooler")
     segments = SEGMENT if (options.segments or 0) > 1 else None
     apart = isinstance(options, Both) and options.apart
     text = source.tokenizer
     reader = None if text is None else Tokenizer(text, segments, options.start, apart=apart)
-    vocabulary = None if reader is None else _vocabulary(reader.vocabulary, options.states)
+    vocabulary = None
+    if reader is not None:  # a token that the tokenizer does not know is named by its number
+        known = {k: token for token, k in reader.vocabulary.items()}
+        vocabulary = tuple(known.get(k) or f"[id {k}]" for k in range(options.states))
     try:
         declare = family.declare or options_to_declaration
         network = outline(declare(family, options, vocabulary, pools))
@@ -155,9 +146,3 @@ def _family(source: Source) -> Family:
         allowed = "the families are " + ", ".join(FAMILIES)
         raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
     return FAMILIES[kind]
-
-
-def _vocabulary(ids: Mapping[str, int], states: int) -> tuple[str, ...]:
-    """A token for each id of the model; those that the tokenizer does not know are named by their number."""
-    found = {k: token for token, k in ids.items() if k < states}
-    return tuple(found.get(k) or f"[id {k}]" for k in range(states))

@@ -77,6 +77,15 @@ def options_to_declaration(
     return Declaration([stack], outside, net.plates, name=family.name)
 
 
+def settled(family: Family, options: Options, weights: Weights) -> Options:
+    """The options as the weights say too: whether one table serves the embeddings and the readout."""
+    if family.settle is not None:
+        return family.settle(family, options, weights)
+    # Beside another table in the weights a config that says tied is wrong: transformers does not tie them either.
+    tables = [family.weight_of(part) for part in ("embed", "logits") if is_tied(options)]
+    return replace(options, tied=are_equal(family, weights, *tables)) if tables else options
+
+
 def sublayers(
     family: Family, options: Options, hidden: int, *, gated: bool, score: Dot, relative: Bias | None
 ) -> Sublayers:
@@ -194,8 +203,8 @@ def word_readout(states: int, source: str, *, tied: bool, biased: bool) -> list[
 
 # families of an encoder and a decoder
 
-READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "Model": None}
-ONE_STACK = ("EncoderModel", "ForCausalLM")
+# Models of both stacks; an encoder alone has nothing of what is read here.
+READOUTS = {"ForConditionalGeneration": "word", "MTModel": "word", "EncoderModel": "encoder", "Model": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +237,9 @@ class TwoStacks(Family):
     positions: str | None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
     translate: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    readouts: Mapping[str, str | None] = field(default_factory=lambda: READOUTS)
     declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_two_stacks)
-    settle: Callable[..., Options] | None = field(default_factory=lambda: settled)
+    settle: Callable[..., Options] | None = field(default_factory=lambda: settled_stacks)
 
     def canonical(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """A config with one name for each setting, with those that its config class derives from others."""
@@ -271,25 +281,15 @@ class TwoStacks(Family):
     def _says(self, config: Mapping[str, Any], option: str) -> bool:
         return option in self.names and bool(self.said(config, option))
 
-    def _readout(self, architecture: str | None) -> str | None:
-        """What a model of both stacks observes, from the end of its name."""
-        if architecture is None:
-            return None
-        found = [end for end in READOUTS if architecture.endswith(end)]
-        if not found or architecture.endswith(ONE_STACK):
-            allowed = f"models of both stacks, whose names end in {', '.join(READOUTS)}"
-            raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
-        return READOUTS[found[0]]
 
-
-def settled(family: TwoStacks, options: Both, weights: Weights) -> Both:
+def settled_stacks(family: TwoStacks, options: Both, weights: Weights) -> Both:
     """Which tables are one, as the weights say too; whether the logits have a bias; and that sinusoids are such."""
     if family.positions == "sinusoidal":
         for stack in ("enc", "dec"):
             _check_sinusoids(family, options.dim, weights, f"{stack}_sinusoids")
     keys, present = _table_keys(family, options, weights), weight_keys(family, weights)
     biases = {short(family, key) for key in bias_of(family.where("logits"))[0]}
-    tables = {_key(family, part): key for part, key in keys.items() if _key(family, part) != key}
+    tables = {family.weight_of(part): key for part, key in keys.items() if family.weight_of(part) != key}
     enc, dec, logits = (keys.get(part) for part in ("enc_embed", "dec_embed", "logits"))
     return replace(
         options,
@@ -308,27 +308,24 @@ def _table_keys(family: TwoStacks, options: Both, weights: Weights) -> dict[str,
     """
     present = weight_keys(family, weights)
     tied = ("dec_embed", "logits") if options.apart else ("embed", "enc_embed", "dec_embed", "logits")
-    held = [key for part in tied if options.tied and (key := _key(family, part)) in present]
+    held = [key for part in tied if options.tied and (key := family.weight_of(part)) in present]
     found = {}
     for part in ("enc_embed", "dec_embed", *(["logits"] if options.readout == "word" else [])):
-        own = _key(family, part)
+        own = family.weight_of(part)
         if own in present:
             found[part] = own
         elif part in tied and held:
-            if held[0] != _key(family, "embed") and not all(are_equal(family, weights, held[0], key) for key in held):
-                wanted = f"{own}, or one table in place of it and of {_key(family, 'embed')}"
+            shared = family.weight_of("embed")
+            if held[0] != shared and not all(are_equal(family, weights, held[0], key) for key in held):
+                wanted = f"{own}, or one table in place of it and of {shared}"
                 raise FileError(weights.where, expected=wanted, got=f"{', '.join(held)}, which differ")
             found[part] = held[0]
     return found
 
 
-def _key(family: TwoStacks, part: str) -> str:
-    return f"{family.where(part).key}.weight"
-
-
 def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -> None:
     """Refuse a table of positions, where the weights hold one, that is not of sinusoids to its own precision."""
-    present, key = weight_keys(family, weights), _key(family, part) if part in family.modules else ""
+    present, key = weight_keys(family, weights), family.weight_of(part) if part in family.modules else ""
     if key not in present:
         return
     table = weights.tensor(present[key])

@@ -37,8 +37,7 @@ ACTIVATIONS = {
     "sigmoid": "sigmoid",
     "linear": "identity",
 }
-READOUTS = {
-    "Model": None,
+READOUTS: dict[str, str | None] = {  # by the end of the name of a class; the first that fits
     "ForMaskedLM": "word",
     "LMHeadModel": "word",
     "DoubleHeadsModel": "word",
@@ -47,6 +46,7 @@ READOUTS = {
     "ForSequenceClassification": "class",
     "ForTokenClassification": "tag",
     "ForImageClassification": "class",
+    "Model": None,
 }
 PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the part that makes each readout
 BESIDE = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")  # parts that a bare model has not
@@ -90,7 +90,7 @@ class Family:
     its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
     positions turn its q and k, and `biased` which maps have a bias, or the setting of the config that tells.
     `relative`: a bias of all scores by distance, from one node for all slices. `decodes`: where a config says
-    `is_decoder`, a word reads no later ones.
+    `is_decoder`, a word reads no later ones. `readouts`: what a model observes, by the end of the name of its class.
 
     `declare`, in place of `options_to_declaration`, makes the declaration of `(family, options, vocabulary, extras)`;
     `settle` the options of `(family, options, weights)`, where the weights say more than the config.
@@ -121,6 +121,7 @@ class Family:
     relative: Bias | None = None
     decodes: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
+    readouts: Mapping[str, str | None] = field(default_factory=lambda: READOUTS)
     declare: Callable[..., Declaration] | None = None
     settle: Callable[..., Options] | None = None
 
@@ -139,6 +140,10 @@ class Family:
         """Where a part lies."""
         found = self.modules[part]
         return found if isinstance(found, Where) else Where(found)
+
+    def weight_of(self, part: str) -> str:
+        """The key of the weight of a part."""
+        return f"{self.where(part).key}.weight"
 
     def canonical(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """A config with the family's own name for each setting; where an alias is there too, it goes first.
@@ -252,14 +257,12 @@ class Family:
         """What a model of an architecture observes, from the end of its name."""
         if architecture is None:
             return None
-        found = [readout for end, readout in READOUTS.items() if architecture.endswith(end) and end != "Model"]
-        found += [None] if architecture.endswith("Model") else []
-        part = PARTS.get(found[0] or "") if found else None
-        if not found or (found[0] is not None and part not in self.modules):
-            ends = [end for end, r in READOUTS.items() if r is None or PARTS[r] in self.modules]
-            allowed = f"models whose names end in {', '.join(ends)}; readout=None reads the states alone"
+        known = [end for end, readout in self.readouts.items() if readout is None or PARTS.get(readout) in self.modules]
+        end = next((end for end in self.readouts if architecture.endswith(end)), None)
+        if end not in known:
+            allowed = f"models whose names end in {', '.join(known)}; readout=None reads the states alone"
             raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
-        return found[0]
+        return self.readouts[end]
 
 
 @dataclass(frozen=True)

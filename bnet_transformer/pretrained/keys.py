@@ -93,6 +93,7 @@ class Entry:
 
 def entries(network: Network, family: Family) -> Iterator[Entry]:
     """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
+    cut = next((m.tpm.image for m in network.members if m.tpm.image is not None), None)  # the patches of an image
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
         stack, stem, slice_ = owner_of(network, owner)
@@ -109,14 +110,8 @@ def entries(network: Network, family: Family) -> Iterator[Entry]:
         elif where.bare:
             options = [where.key]
         keys = tuple(key.replace("{t}", str(slice_)) for key in options)
-        kernel = _kernel(network) if where.flat and last == "weight" else ()
+        kernel = (cut.channels, cut.high, cut.wide) if cut is not None and where.flat and last == "weight" else ()
         yield Entry(name, tuple(parts), shape, keys, where, heads, kernel)
-
-
-def _kernel(network: Network) -> tuple[int, ...]:
-    """The sizes of the patches of an image."""
-    cut = next(m.tpm.image for m in network.members if m.tpm.image is not None)
-    return cut.channels, cut.high, cut.wide
 
 
 def owner_of(network: Network, owner: str) -> tuple[str, str, int | None]:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from bnet_transformer.axes import label
 from bnet_transformer.errors import BNetError, number, whole, within_memory
-from bnet_transformer.graph import Ground
 from bnet_transformer.inference.circuits.arrows import Arrows, Marks, arrows_of, axes_over, that_matter
 from bnet_transformer.inference.circuits.run import Runs, check_settled, runs_of
 from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, metric_of, pair
@@ -175,11 +174,7 @@ def circuit(
     if number("threshold", threshold) < 0:
         raise BNetError("threshold", expected="a number of at least 0", got=threshold)
     whole("memory", memory)
-    sides = pair(clean, corrupt)
-    if len(sides) > 1:
-        wanted = "sentences in which the same nodes are set"
-        raise BNetError("clean, corrupt", expected=wanted, got="others in some", allowed="a search for each")
-    ((ours, theirs),) = sides
+    ours, theirs = pair(clean, corrupt)
     measure = metric_of(ours, metric)
     axes = axes_over(ours.world.ground, over)
     for examples in (ours, theirs):
@@ -192,8 +187,25 @@ def circuit(
     runs = runs_of(ours, theirs, arrows, measure, memory)
     whole_clean, whole_corrupt = runs.metric_of(runs.clean), runs.metric_of(runs.corrupt)
     tests = search(runs, whole_clean, float(threshold))
-    told = {"threshold": float(threshold), "over": axes, "clean": whole_clean, "corrupt": whole_corrupt}
-    return result_of(ours, arrows, runs.kept, tests, {**told, "outcome": runs.outcome()})
+    ground, edges = arrows.ground, arrows.edges
+    edge_of = {
+        f"{ground.name(source)}{TO}{ground.name(target)}": None if edge < 0 else edges[edge]
+        for source, target, edge in that_matter(arrows, runs.kept)
+    }
+    nodes = dict.fromkeys(name for arrow in edge_of for name in arrow.split(TO))
+    return Circuit(
+        threshold=float(threshold),
+        over=axes,
+        effects={edges[edge]: effect for edge, (effect, _) in tests.items()},
+        kept=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
+        idle=arrows.idle,
+        clean=whole_clean,
+        corrupt=whole_corrupt,
+        outcome=runs.outcome(),
+        arrows=tuple(edge_of),
+        nodes={name: _about(ours, arrows, name) for name in nodes},
+        edge_of=edge_of,
+    )
 
 
 def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
@@ -257,33 +269,9 @@ def _test(
     return results, kept, distance
 
 
-def result_of(
-    examples: Examples,
-    arrows: Arrows,
-    kept: Mapping[int, Marks],
-    tests: Mapping[int, tuple[float, bool]],
-    told: Mapping[str, Any],
-) -> Circuit:
-    """The circuit of these kept arrows."""
-    ground, edges = arrows.ground, arrows.edges
-    edge_of = {
-        f"{ground.name(source)}{TO}{ground.name(target)}": None if edge < 0 else edges[edge]
-        for source, target, edge in that_matter(arrows, kept)
-    }
-    nodes = dict.fromkeys(name for arrow in edge_of for name in arrow.split(TO))
-    return Circuit(
-        effects={edges[edge]: effect for edge, (effect, _) in tests.items()},
-        kept=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
-        idle=arrows.idle,
-        arrows=tuple(edge_of),
-        nodes={name: _about(examples, ground, arrows, name) for name in nodes},
-        edge_of=edge_of,
-        **told,
-    )
-
-
-def _about(examples: Examples, ground: Ground, arrows: Arrows, name: str) -> dict[str, Any]:
+def _about(examples: Examples, arrows: Arrows, name: str) -> dict[str, Any]:
     """The attributes of a node; a word's token is told where it is the same in all examples."""
+    ground = arrows.ground
     node = ground.id(name)
     family, index = ground.place(node)
     place = dict(zip(ground.axes(family), index, strict=True))

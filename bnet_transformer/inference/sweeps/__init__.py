@@ -19,22 +19,15 @@ from typing import Any
 import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.query import Route
 from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
+from bnet_transformer.inference.sweeps.cell_spec import Cells, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, estimate_cells, run_cells
-from bnet_transformer.inference.sweeps.examples import MEMORY, Examples, Metric, examples_of, metric_of, pair
+from bnet_transformer.inference.sweeps.examples import MEMORY, Metric, examples_of, metric_of, pair
 from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
-from bnet_transformer.inference.sweeps.routing import set_words_of
-from bnet_transformer.inference.sweeps.sparse_update import (
-    bytes_of,
-    find_changed_positions,
-    find_needed_positions,
-    is_wordwise,
-)
+from bnet_transformer.inference.sweeps.sparse_update import bytes_of, find_needed_positions
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -82,7 +75,7 @@ def sweep(
     """
     one_of("progress", progress, (True, False, None))
     batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    if any(batch.alone for batch in batches):
+    if batches[0].alone:
         _route(batches, cells).warn_if_slow()
     if first_order:
         outcomes, best, worst = estimate_cells(batches, asked, cells, progress)
@@ -116,8 +109,8 @@ def explain_sweep(
         progress: Has no effect here.
 
     Returns:
-        The algorithm, the reason and the cost. Where some cells run alone and others do not, `parts` has a route for
-        each kind, with the node that is the reason.
+        The algorithm and the reason. Where some cells run alone and others do not, `parts` has a route for each kind,
+        with the node that is the reason.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.inference.sweeps import explain_sweep
@@ -128,7 +121,7 @@ def explain_sweep(
     ('sweep of 9 cells', 'compiled', None)
     """
     batches, _, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    return _route(batches, cells, count_flops=True)
+    return _route(batches, cells)
 
 
 @within_memory("mediation")
@@ -175,62 +168,35 @@ def mediation(
     return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
-def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool = False) -> Route:
-    """How the cells are computed; a cell runs alone if it does in any example.
+def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
+    """How the cells are computed, which is the same in all batches.
 
     Where some run alone, `parts` has a route for those that do not, and one for each obstacle.
     """
-    obstacles = {cell: obstacle for batch in batches for cell, obstacle in batch.alone.items()}
     first, there = batches[0], cells.there
-    together = there[~np.isin(there, list(obstacles))]
-    states = max(len(batch.choices.states) for batch in batches)
-    runs = sum(len(batch.corrupt) * len(batch.choices.states) for batch in batches)
+    together = there[~np.isin(there, list(first.alone))]
+    states = len(first.choices.states)
+    runs = sum(len(batch.corrupt) for batch in batches) * states
     parts: list[Route] = []
     if len(together):
-        flops = _count_flops(first, cells, together, runs) if count_flops and not first.first_order else None
         reason = "all cells share one run, and only what a cell changes is computed again"
         reason = "the slopes of one run estimate the effect of every cell" if first.first_order else reason
         question = _question(len(together))
-        parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
+        parts.append(Route(question, "compiled", reason, states=states, is_exact=not first.first_order))
     shapes = first.corrupt.world.ground.shapes
     nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
-    for obstacle, count in Counter(obstacles.values()).items():
+    for obstacle, count in Counter(first.alone.values()).items():
         reason, evaluations = str(obstacle), count * runs * nodes
         parts.append(Route(_question(count), "sequential", reason, obstacle.what, states, evaluations=evaluations))
     if len(parts) == 1:
         return parts[0]
     reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)
-    node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
-    return Route(_question(len(there)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts))
+    exact, told = not first.first_order, tuple(parts)
+    return Route(_question(len(there)), "sequential", reason, parts[-1].node, states, None, evaluations, exact, told)
 
 
 def _question(cells: int) -> str:
     return f"sweep of {cells:,} cell{'s' if cells != 1 else ''}"
-
-
-def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> int | None:
-    """FLOPs of the products of the runs, and of what cells change; None where a TPM does not say its products."""
-    world, needed = batch.corrupt.world, batch.needed
-    network, ground = world.network, world.ground
-    want = sorted({ground.family_of(node).name for node in needed.outcomes})
-    if batch.corrupt.module.find_needs(want, ()).fault is not None:
-        return None
-    flops, slices = Counter[str](), Counter[str]()
-    for row in cost(network, dict(ground.words) or None, want=want).rows:
-        if row.flops is None:
-            return None
-        flops[row.template] += row.flops
-        slices[row.template] += row.slices
-    share = dict.fromkeys(needed.leads, 2.0)  # of a run that a family takes: the corrupt and the clean one
-    for chunk, set_words in set_words_of(world, needed, cells):
-        inside = np.isin(chunk, numbers)
-        for index, (_, both) in find_changed_positions(world, needed, set_words, len(chunk)).items():
-            table = both[inside]
-            if not is_wordwise(network, network.members[index]):  # all words of a cell are computed
-                table = np.any(table, axis=-1, keepdims=True)
-            share[index] += float(table.mean(-1).sum())
-    stems = {index: network.graph.families[index].stem for index in share}
-    return round(runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
 
 
 def _prepare(
@@ -239,16 +205,9 @@ def _prepare(
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
     one_of("first_order", first_order, (True, False))
     memory = whole("memory", memory)
-    sides: Sequence[tuple[Examples | None, Examples]]
-    if isinstance(clean, ABLATIONS):
-        sides = [(None, each) for each in examples_of("corrupt", corrupt)]
-    else:
-        sides = pair(clean, corrupt)
-    everyone = Examples.joined([ours for _, ours in sides])
-    cells = cells_of(everyone, at, over)
-    asked = metric_of(everyone, metric)
-    if cells.paths:
-        _check_same_arrows(everyone)
+    theirs, ours = (None, examples_of("corrupt", corrupt)) if isinstance(clean, ABLATIONS) else pair(clean, corrupt)
+    cells = cells_of(ours, at, over)
+    asked = metric_of(ours, metric)
     if cells.paths and first_order:
         wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
         raise BNetError("at", expected=wanted, got=at, allowed=allowed)
@@ -257,26 +216,14 @@ def _prepare(
         if cells.paths or any(each.rows for each in cells.entries):
             raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
         sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
-        ablation = Ablation(clean, sentences, cells.nodes_set(everyone.world), memory)
-    batches: list[ExampleBatch] = []
-    first = 0
-    for theirs, ours in sides:  # so many examples at a time that their runs fit in half of the memory
-        size = 1
-        if len(ours) > 1:
-            size = max(1, memory // (2 * bytes_of(ours.world, find_needed_positions(ours.world, asked.nodes))[1]))
-        keep = size >= len(ours)
-        cleans = itertools.repeat(None) if theirs is None else theirs.parts(size)
-        for one, other in zip(cleans, ours.parts(size), strict=False):
-            batches.append(ExampleBatch(one, other, cells, asked.nodes, memory, ablation, first, keep, first_order))
-            first += len(other)
+        ablation = Ablation(clean, sentences, cells.nodes_set(ours.world), memory)
+    size = 1  # so many examples at a time that their runs fit in half of the memory
+    if len(ours) > 1:
+        size = max(1, memory // (2 * bytes_of(ours.world, find_needed_positions(ours.world, asked.nodes))[1]))
+    keep = size >= len(ours)
+    cleans = itertools.repeat(None) if theirs is None else theirs.parts(size)
+    batches = [
+        ExampleBatch(one, other, cells, asked.nodes, memory, ablation, k * size, keep, first_order)
+        for k, (one, other) in enumerate(zip(cleans, ours.parts(size), strict=False))
+    ]
     return batches, asked, cells
-
-
-def _check_same_arrows(examples: Examples) -> None:
-    """Refuse examples of which one has arrows that another has not."""
-    first = examples.world
-    for k, world in enumerate(examples.worlds):
-        if world.do.keys() != first.do.keys() or world.rows.keys() != first.rows.keys():
-            wanted = "the same nodes set as in the first, so that arrows are those of all"
-            allowed = "do() on the same nodes in each, or a sweep of each"
-            raise BNetError(f"corrupt[{k}]", expected=wanted, got="others", allowed=allowed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from bnet_transformer.inference.sentence_state import (
     value_for,
 )
 from bnet_transformer.inference.sweeps.cell_spec import Ids
-from bnet_transformer.inference.sweeps.examples import Examples, examples_of, state_of
+from bnet_transformer.inference.sweeps.examples import Examples, examples_of, form_of, state_of
 from bnet_transformer.inference.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.inference.sweeps.routing import find_obstacle_of_a_run
 from bnet_transformer.inference.sweeps.sparse_update import bytes_of, find_needed_positions, full_shape, index_of
@@ -89,28 +89,27 @@ class Ablation:
 def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
     """The means of some nodes' values over sentences, where the sentences can be run in batches; else of no node.
 
-    Sentences of one length are one batch (or as many as fit in half of the memory); all families are of one run.
+    Sentences of one form are one batch (or as many as fit in half of the memory); all families are of one run.
     """
-    by_length: dict[tuple[tuple[str, int], ...], list[Any]] = {}
+    by_form: dict[Hashable, list[Any]] = {}
     for sentence in sentences:
         state = state_of(sentence)
         if state is None or state.evidence or state.network is not world.network:
             return {}
-        by_length.setdefault(tuple(state.ground.words.items()), []).append(sentence)
+        by_form.setdefault(form_of(state.world), []).append(sentence)
     tpms = {node: where(world, node)[0].tpm for node in nodes}
     real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.reads_by_index]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
-    for several in by_length.values():
-        there = several[0].state.ground
+    for several in by_form.values():
+        there, batch = several[0].state.ground, examples_of("clean", several)
         ids = {there.id(world.ground.name(node)): node for node in real}
         families = {there.family_of(node).index for node in ids}
-        for batch in examples_of("clean", several):
-            if find_obstacle_of_a_run(batch, families) is not None:  # such nodes are refused one by one
-                return {}
-            size = max(1, memory // (2 * bytes_of(batch.world, find_needed_positions(batch.world, ids))[1]))
-            for part in batch.parts(size):
-                for node, total in _sums(part, list(ids)).items():
-                    totals[ids[node]] = totals[ids[node]] + total
+        if find_obstacle_of_a_run(batch, families) is not None:  # such nodes are refused one by one
+            return {}
+        size = max(1, memory // (2 * bytes_of(batch.world, find_needed_positions(batch.world, ids))[1]))
+        for part in batch.parts(size):
+            for node, total in _sums(part, list(ids)).items():
+                totals[ids[node]] = totals[ids[node]] + total
     return {node: total / len(sentences) for node, total in totals.items()}
 
 

@@ -215,7 +215,7 @@ def run_cells(
     """
     clean, corrupt = metric_of_base_runs(batches, metric)
     there = cells.there
-    apart = np.isin(there, [cell for batch in batches for cell in batch.alone])  # in any of the examples
+    apart = np.isin(there, list(batches[0].alone))  # as in all batches: the same is set in every example
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
     world, memory = batches[0].corrupt.world, batches[0].memory
     each, _ = bytes_of(world, batches[0].needed)
@@ -252,10 +252,9 @@ def estimate_cells(
     batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `run_cells`, to first order: no cell is run."""
-    for batch in batches:
-        for obstacle in batch.alone.values():
-            allowed = "first_order=False, which runs each cell"
-            raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
+    for obstacle in batches[0].alone.values():
+        allowed = "first_order=False, which runs each cell"
+        raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
     clean, corrupt = metric_of_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
     hide = None if progress is None else not progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -69,12 +69,6 @@ class Examples:
             some = slice(start, start + size)
             yield replace(self, worlds=self.worlds[some], tokens=self.tokens[some])
 
-    @staticmethod
-    def joined(batches: Sequence[Examples]) -> Examples:
-        """All sentences of some batches, for what is asked of each by name; they need not share one run."""
-        worlds = tuple(world for each in batches for world in each.worlds)
-        return replace(batches[0], worlds=worlds, tokens=tuple(told for each in batches for told in each.tokens))
-
     def course(
         self,
         families: Collection[int],
@@ -118,8 +112,15 @@ def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, t
     return {name: (torch.cat([v for v, _ in told]), torch.cat([w for _, w in told])) for name, told in pairs.items()}
 
 
-def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
-    """The examples of one sentence or of several, checked: one batch, or one for each where not all can share one."""
+def form_of(world: World) -> Hashable:
+    """What the sentences of one batch have in common: their words, and what is set and given in which shape."""
+    values = [*world.do.items(), *world.given.items()]
+    shapes = frozenset((key, value.shape, value.dtype) for key, value in values)
+    return tuple(world.ground.words.items()), frozenset(world.rows), shapes
+
+
+def examples_of(what: str, sentences: object) -> Examples:
+    """The examples of one sentence or of several, checked."""
     several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
     states = [state for each in several if (state := state_of(each)) is not None]
     if not states or len(states) < len(several):
@@ -136,34 +137,23 @@ def examples_of(what: str, sentences: object) -> tuple[Examples, ...]:
         if each.evidence:
             seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
             raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
-    found = Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
-    return (found,) if _alike(found) else tuple(found.parts(1))
+        if form_of(each.world) != form_of(first.world):
+            wanted, allowed = f"the same nodes set as in {what}[0]", "do() on the same nodes in each, or a run of each"
+            raise BNetError(name, expected=wanted, got="others", allowed=allowed)
+    return Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
 
 
-def _alike(examples: Examples) -> bool:
-    """True where the same nodes are set in all sentences, to values of one kind, and the same is given."""
-    forms = set()
-    for world in examples.worlds:
-        values = [*world.do.items(), *world.given.items()]
-        forms.add((frozenset(world.rows), frozenset((key, v.shape, v.dtype) for key, v in values)))
-    return len(forms) == 1
-
-
-def pair(clean: object, corrupt: object) -> tuple[tuple[Examples, Examples], ...]:
-    """The clean and the corrupt sentences, side by side: as many of both, of one net and one length."""
+def pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
+    """The clean and the corrupt sentences: as many of both, of one net and one length."""
     theirs, ours = examples_of("clean", clean), examples_of("corrupt", corrupt)
-    counts = sum(map(len, theirs)), sum(map(len, ours))
-    if counts[0] != counts[1]:
-        raise BNetError("corrupt", expected=f"as many sentences as clean, {counts[0]}", got=counts[1])
-    one, other = theirs[0].world, ours[0].world
+    if len(theirs) != len(ours):
+        raise BNetError("corrupt", expected=f"as many sentences as clean, {len(theirs)}", got=len(ours))
+    one, other = theirs.world, ours.world
     if one.network is not other.network:
         raise BNetError("corrupt", expected="sentences of the same net as clean", got="sentences of another net")
     if one.ground.words != other.ground.words:
         raise BNetError("corrupt", expected=f"sentences of {_words(one)}, as clean", got=f"of {_words(other)}")
-    if len(theirs) == len(ours) == 1:
-        return ((theirs[0], ours[0]),)
-    alone = [[each for examples in side for each in examples.parts(1)] for side in (theirs, ours)]
-    return tuple(zip(*alone, strict=True))
+    return theirs, ours
 
 
 def _words(world: World) -> str:

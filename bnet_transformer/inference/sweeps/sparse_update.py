@@ -134,9 +134,10 @@ class Changes:
         number = changed.rows.place[rows.cell, word]
         if bool((number >= 0).all()):
             return changed.values.index_select(axis, number)
-        pool, first = _together(base, changed.values, axis)
+        lead = broadcast(base.shape[:axis], changed.values.shape[:axis])
+        both = [each.expand(*lead, each.shape[axis], *base.shape[axis + 1 :]) for each in (base, changed.values)]
         there = there if family in self.positions or base.shape[axis] > 1 else torch.zeros_like(word)
-        return pool.index_select(axis, torch.where(number >= 0, number + first, there))
+        return torch.cat(both, axis).index_select(axis, torch.where(number >= 0, number + base.shape[axis], there))
 
     @property
     def _led(self) -> Layout:
@@ -227,14 +228,6 @@ def index_of(course: Course, member: Member, node: NDArray[np.int64]) -> tuple[T
     at = dict(zip(axes, np.unravel_index(node, own), strict=True)) if own else {}
     nothing = np.zeros_like(node)
     return tuple(torch.from_numpy(np.asarray(at.get(axis, nothing))) for axis in (*course.layout.plates, WORD))
-
-
-def _together(base: Tensor, values: Tensor, axis: int) -> tuple[Tensor, int]:
-    """The words of the corrupt run and the changed rows behind them, and where these begin."""
-    lead = broadcast(base.shape[:axis], values.shape[:axis])
-    own = base.shape[axis + 1 :]
-    both = [each.expand(*lead, each.shape[axis], *own) for each in (base, values)]
-    return torch.cat(both, axis), base.shape[axis]
 
 
 @dataclass(frozen=True)
