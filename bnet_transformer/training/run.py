@@ -187,7 +187,7 @@ class Run:
 
         They are those that are there without waiting, or `all` of them.
         """
-        for loss, length, asked in self.late.all() if all else self.late.ripe():
+        for loss, length, asked in self.late.read(all=all):
             yield loss, length, asked > 0
             self.losses.append(loss)
 
