@@ -31,10 +31,6 @@ class Kept:
     values: dict[int, Tensor] = field(default_factory=dict)
     caches: dict[int, Tensor] = field(default_factory=dict)
 
-    def so_far(self, index: int, axis: int) -> Tensor:
-        """A family at all words up to this one."""
-        return self.caches[index].narrow(axis, 0, self.word + 1)
-
 
 Operation = Callable[[Kept], None]
 Reader = Callable[[Kept], Tensor]
@@ -77,11 +73,10 @@ class WordByWord:
 
     def repeat(self, times: int) -> None:
         """Each row `times` times, one after the other."""
-        self.fixed = {index: _repeated(value, times) for index, value in self.fixed.items()}
-        caches = self.state.caches
+        self.fixed |= {i: value.repeat_interleave(times, 0) for i, value in self.fixed.items() if value.shape[0] > 1}
+        caches, present = self.state.caches, self.course.present
         self.state.caches = {index: value.repeat_interleave(times, 0) for index, value in caches.items()}
-        present = {stack: value.repeat_interleave(times, 0) for stack, value in self.course.present.items()}
-        self.course.present = present
+        self.course.present = {stack: value.repeat_interleave(times, 0) for stack, value in present.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
         self.rows, self._operations = self.rows * times, None
 
@@ -182,12 +177,8 @@ class WordByWord:
         if reach == "first":
             return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, 1))
         if reach == "before":
-
-            def before(state: Kept) -> Tensor:
-                return self._plates(given, state.caches[index].narrow(axis, state.word - 1, 1))
-
-            return before
-        return lambda state: self._plates(given, state.so_far(index, axis).unsqueeze(axis))
+            return lambda state: self._plates(given, state.caches[index].narrow(axis, state.word - 1, 1))
+        return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, state.word + 1).unsqueeze(axis))
 
     def _aligned(self, given: Input, value: Tensor) -> Tensor:
         """A value that no word of the stack decides: of the first word, of all words, or as it is."""
@@ -357,10 +348,6 @@ def _parameters(course: Course, member: Member) -> dict[str, Tensor]:
             stored = stored.reshape(*shape, *stored.shape[len(member.family.plates) :])
         found[name] = stored
     return found
-
-
-def _repeated(value: Tensor, times: int) -> Tensor:
-    return value.repeat_interleave(times, 0) if value.shape[0] > 1 else value
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
