@@ -58,7 +58,7 @@ class Tokenizer:
     text: str = field(repr=False)
     segments: str | None = None
     start: int | None = None
-    apart: bool = field(default=False, kw_only=True)
+    apart: bool = False
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.hashing import derive_seed, digest_of
 from bnet_transformer.data.arrays import PAIRS, map_tokens, own_arrays, read_arrays, read_windows, to_host
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
@@ -94,11 +93,7 @@ class Dataset:
             return "a function of the step"
         if self.example is None:
             return cast(Batch, self.whole).digest()
-        digest = hashlib.sha256(str(self.size).encode())
-        for example in (self.example(0), self.example(self.size - 1)):
-            for name, value in sorted({**example.words, **example.observed}.items()):
-                digest.update(f"{name} {value.tolist()}".encode())
-        return digest.hexdigest()[:16]
+        return digest_of([self.size, self.example(0), self.example(self.size - 1)])
 
 
 @lru_cache(maxsize=4)

@@ -139,10 +139,8 @@ class ExampleReader:
     def observed(self, readout: Member | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
-            floating = isinstance(value, Tensor) and value.is_floating_point()
-            array = np.asarray(value) if not isinstance(value, Tensor) else None
-            floating = floating or (array is not None and array.dtype.kind == "f")
-            return to_reals("observed", value) if floating else to_integers("observed", value)
+            array = in_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+            return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
         family = readout.family
         if readout.tpm.kind == "continuous":
             return to_reals(family.name, value)

@@ -151,15 +151,11 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
 
 def _tokenizer(where: Path, told: object) -> Tokenizer | None:
     """The tokenizer of a net that has one."""
-    if told is None:
-        return None
     match told:
-        case [str(text), None | str() as segments]:
-            return Tokenizer(text, segments)
-        case [str(text), None | str() as segments, int(start)]:
-            return Tokenizer(text, segments, start)
-        case [str(text), None | str() as segments, None | int() as start, True]:
-            return Tokenizer(text, segments, start, apart=True)
+        case None:
+            return None
+        case [str(), None | str()] | [str(), None | str(), int()] | [str(), None | str(), None | int(), True]:
+            return Tokenizer(*told)
     raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 
