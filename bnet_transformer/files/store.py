@@ -155,7 +155,7 @@ def _tokenizer(where: Path, told: object) -> Tokenizer | None:
         case None:
             return None
         case [str(), None | str()] | [str(), None | str(), int()] | [str(), None | str(), None | int(), True]:
-            return Tokenizer(*told)
+            return Tokenizer(*told)  # type: ignore[arg-type]
     raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 
