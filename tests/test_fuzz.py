@@ -358,5 +358,5 @@ def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:
     h5py, path = pytest.importorskip("h5py"), tmp_path / "net.h5"
     with h5py.File(path, "w") as file:
         file["L1/A/S"] = np.ones(1)
-        file.create_dataset("L1/A/n", shape=[1], dtype="f8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
+        file.create_dataset("L1/A/n", shape=[1], dtype="i8", external=[(str(_put(tmp_path / "other", bytes(8))), 0, 8)])
     refused(lambda: bt.load_geometric(path), "in the file itself", bt.FileError)

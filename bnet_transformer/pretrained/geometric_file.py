@@ -274,12 +274,16 @@ class _Part:
             raise self.wrong(" or ".join(kinds), self.told)
         return self.told
 
+    def check_inside(self) -> None:
+        """Refuse numbers that lie in another file, which might be a pipe, or a stranger's."""
+        if self.node.external or self.node.is_virtual:
+            raise self.wrong("numbers in the file itself", "numbers that lie in another file")
+
     def reals(self, rank: int) -> Tensor:
         """Real numbers of so many dims."""
         if not hasattr(self.node, "shape"):
             raise self.wrong("a dataset", f"a group of {_listed(self.names)}")
-        if self.node.external or self.node.is_virtual:
-            raise self.wrong("numbers in the file itself", "numbers that lie in another file")
+        self.check_inside()
         room_for(self.node.name, self.node.nbytes, "a smaller net")
         found = np.asarray(self.node[()])
         if found.ndim != rank or not found.size:
@@ -314,6 +318,7 @@ class _Part:
             entries, size = parts["S"], parts["n"]
         if getattr(size.node, "size", 0) != 1 or size.node.dtype.kind not in "iu":
             raise size.wrong("a whole number", "something else")
+        size.check_inside()
         dim = int(np.asarray(size.node[()]).item())
         if dim < 2:
             raise size.wrong("a width of at least 2", dim)

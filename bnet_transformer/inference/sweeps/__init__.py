@@ -20,7 +20,7 @@ import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.cost import cost
-from bnet_transformer.errors import BNetError, whole, within_memory
+from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.query import Route
 from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
@@ -80,6 +80,7 @@ def sweep(
     >>> found.axes, found.values.shape, found.values[0, 0].item()
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
+    one_of("progress", progress, (True, False, None))
     batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
     if any(batch.alone for batch in batches):
         _route(batches, cells).warn_if_slow()
@@ -165,6 +166,7 @@ def mediation(
     >>> found.axes, found.indirect.shape, found.direct.shape
     (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
+    one_of("progress", progress, (True, False, None))
     if isinstance(clean, ABLATIONS):
         raise BNetError("clean", expected="sentences", got=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
@@ -235,6 +237,7 @@ def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
 ) -> tuple[list[ExampleBatch], Metric, Cells]:
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
+    one_of("first_order", first_order, (True, False))
     memory = whole("memory", memory)
     sides: Sequence[tuple[Examples | None, Examples]]
     if isinstance(clean, ABLATIONS):
