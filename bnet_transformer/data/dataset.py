@@ -154,12 +154,7 @@ def read_batch(
     if isinstance(data, str | Path) or callable(data):
         raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, option=option)
-    try:
-        dataset = read_dataset(reader, own_arrays(data, what), what=what)
-    except BNetError as error:
-        if error.expected != WAYS:
-            raise
-        raise BNetError(what, expected=wanted, got=error.got, allowed=error.allowed) from error
+    dataset = read_dataset(reader, own_arrays(data, what), what=what, wanted=wanted)
     batch = dataset.whole or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
     return _check_observed(batch.like(network), what)
 
@@ -201,7 +196,13 @@ def _read_columns(
 
 
 def read_dataset(
-    reader: ExampleReader, data: object, batch: int = 1, seed: int = 0, words: int | None = None, what: str = "data"
+    reader: ExampleReader,
+    data: object,
+    batch: int = 1,
+    seed: int = 0,
+    words: int | None = None,
+    what: str = "data",
+    wanted: str = WAYS,
 ) -> Dataset:
     """Read data of any form as examples, in minibatches by step.
 
@@ -213,6 +214,7 @@ def read_dataset(
         seed: what decides the order of the examples.
         words: how many words a window of a stream has.
         what: the name of the data in messages.
+        wanted: the forms that messages name.
 
     Returns:
         The data set. Arrays stay as they are: of a file, only the examples of a step are read.
@@ -244,18 +246,17 @@ def read_dataset(
         return Dataset(task, size, window, batch, seed)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
-    return replace(_read_rows(reader, data, what), batch=batch, seed=seed)
+    return replace(_read_rows(reader, data, what, wanted), batch=batch, seed=seed)
 
 
-def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
+def _read_rows(reader: ExampleReader, data: object, what: str, wanted: str) -> Dataset:
     """The data set of whole arrays, or of a list of examples."""
     task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
-            raise BNetError(
-                what, expected="as many observations as sentences", got=[tuple(part.shape) for part in parts]
-            )
+            got = [tuple(part.shape) for part in parts]
+            raise BNetError(what, expected="as many observations as sentences", got=got)
         if not len(parts[0]):
             raise BNetError(what, expected="at least one example", got="arrays of none")
 
@@ -271,9 +272,9 @@ def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
     data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
-        raise BNetError(what, expected=WAYS, got=data)
+        raise BNetError(what, expected=wanted, got=data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
+        raise BNetError(what, expected=wanted, got="a list of ids", allowed="[ids], for a single sentence")
     read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
 
@@ -318,23 +319,18 @@ def _inputs_of(task: Task, data: object) -> object:
 
 def _pair_lists(task: Task, data: object, what: str) -> object:
     """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
-    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
+    is_single = len(task.readouts) == 1 and len(task.stacks) == 1
+    if not is_single or not isinstance(data, tuple | list) or len(data) != 2:
         return data
-    if any(isinstance(part, Mapping | Example) for part in data):
+    is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
+    if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
+        got = "what could be two pairs, and could be sentences and what is observed of them"
+        allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
+        raise BNetError(what, expected="a list of pairs, or a tuple (x, y)", got=got, allowed=allowed)
+    if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
-    parts, listed = data, isinstance(data, list)
-    arrays = all(isinstance(part, Tensor | np.ndarray) for part in parts)
-    if arrays if listed else all(isinstance(part, tuple) and len(part) == 2 for part in parts):
-        raise BNetError(
-            what,
-            expected="a list of pairs, or a tuple (x, y)",
-            got="what could be two pairs, and could be sentences and what is observed of them",
-            allowed="[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists",
-        )
-    if listed:
-        return data
-    x, y = parts
-    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in parts):
+    x, y = data
+    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
         raise BNetError(what, expected=PAIRS, got=data, allowed="[(sentence, observed)] for a single one")
     if len(x) != len(y):
         raise BNetError(what, expected="as many observations as sentences", got=f"{len(x)} and {len(y)}")
@@ -365,9 +361,9 @@ def to_host(what: str, data: object) -> object:
 
 def own_arrays(data: object, what: str) -> object:
     """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
-    if not isinstance(data, tuple) or not all(isinstance(part, Tensor | np.ndarray) for part in data):
-        return data
-    if any(isinstance(part, np.ndarray) and part.dtype.kind in "OU" for part in data):
+    if not isinstance(data, tuple) or not all(
+        isinstance(part, Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind not in "OU") for part in data
+    ):
         return data
     try:
         return tuple(own_tensor(part) for part in data)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, Request, seen
+from bnet_transformer.compiler.course import Request, seen, standing
 from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
@@ -137,7 +137,7 @@ class WordByWord:
         fast = self._attention(member) or self._concat(member)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
-        parameters = _parameters(self.course, member)
+        parameters = standing(self.course, member).parameters
         fixed = {g.slot: self._who(g) for g in member.inputs if g.over and not self._grows(g)}
         grow = [given.slot for given in member.inputs if self._grows(given)]
         dtype, rank = self.course.dtype, self.layout.rank + len(member.shape)
@@ -233,7 +233,7 @@ class WordByWord:
             spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
         biases = []
         for member, W in zip(members, spread, strict=True):
-            held = _parameters(self.course, member).get("bias")
+            held = standing(self.course, member).parameters.get("bias")
             biases.append(W.new_zeros(W.shape[:-1]) if held is None else held.expand(W.shape[:-1]))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
         b_all = torch.cat([b.reshape(-1) for b in biases])
@@ -285,7 +285,7 @@ class WordByWord:
             return None
         W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
-        bias = _parameters(self.course, member)["bias"] if tpm.bias else None
+        bias = standing(self.course, member).parameters["bias"] if tpm.bias else None
 
         def value(state: Kept, readers: list[Reader]) -> Tensor:
             total = functional.linear(readers[1](state).flatten(-1 - tpm.plates), W, bias)
@@ -333,21 +333,6 @@ def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Memb
                 raise BNetError(name, expected="a word to read for word 0", got=f"{read.name} by reach earlier")
     if sum(member.tpm.kind == "input" for member in moving) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", got="several")
-
-
-def _parameters(course: Course, member: Member) -> dict[str, Tensor]:
-    """The parameters of a family, its plates among the dims of the layout."""
-    layout: Layout = course.layout
-    found = {}
-    for name in member.parameters:
-        stored = course.parameters[f"{member.owner}.{name}"]
-        if member.family.plates:
-            shape = [1] * (2 + len(layout.plates))
-            for k, plate in enumerate(member.family.plates):
-                shape[1 + layout.plates.index(plate)] = stored.shape[k]
-            stored = stored.reshape(*shape, *stored.shape[len(member.family.plates) :])
-        found[name] = stored
-    return found
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

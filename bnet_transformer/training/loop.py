@@ -247,7 +247,7 @@ def _measure(run: Run, held_out: list[Batch]) -> None:
     best = min((loss for _, loss in run.held_out), default=math.inf)
     run.held_out.append((run.step, loss))
     if run.config.early_stopping.patience is not None and loss < best:
-        run.keep_best()
+        run.best = {name: value.clone() for name, value in run.parameters().items()}
 
 
 def _should_stop_early(run: Run) -> bool:

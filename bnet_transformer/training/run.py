@@ -211,10 +211,6 @@ class Run:
         """The parameters as they are."""
         return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
 
-    def keep_best(self) -> None:
-        """Remember the parameters as the best so far."""
-        self.best = {name: value.clone() for name, value in self.parameters().items()}
-
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
         tensors = {f"net/{name}": value for name, value in self.parameters().items()}
