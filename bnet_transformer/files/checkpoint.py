@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,9 @@ def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, 
     return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
 
 
-@contextlib.contextmanager
-def kept_by(checkpoints: Checkpoints | None, first: bool) -> Iterator[None]:
+def kept_by(checkpoints: Checkpoints | None, first: bool) -> AbstractContextManager[None]:
     """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
-    with contextlib.nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path()):
-        yield
+    return nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path())
 
 
 def write(path: Path, network: Network, found: Checkpoint) -> None:

@@ -174,16 +174,11 @@ def _several(value: object) -> Sequence[object]:
     """One sentence as a batch of one; a batch as it is."""
     if isinstance(value, str):
         return [value]
-    wanted = "text, ids, or a list of them"
-    if isinstance(value, Tensor) and not is_plain(value):
-        raise BNetError("prompt", expected=wanted, got=value)
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, np.ndarray) or is_plain(value):
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
-        raise BNetError("prompt", expected=wanted, got=value)
-    if all(isinstance(word, int | np.integer) for word in value):
-        return [value]
-    return value
+        raise BNetError("prompt", expected="text, ids, or a list of them", got=value)
+    return [value] if all(isinstance(word, int | np.integer) for word in value) else value
 
 
 @dataclass(frozen=True)

@@ -226,15 +226,13 @@ class WordByWord:
 
     def _maps(self, members: list[Member]) -> Operation:
         """`[W_q W_k W_v] x` as one product, the weights put together once."""
-        weights = [self.fixed[member.inputs[0].parent] for member in members]
-        spread = []
-        for member, W in zip(members, weights, strict=True):
+        spread, biases = [], []
+        for member in members:
+            W = self.fixed[member.inputs[0].parent]
             lead = [self.network.graph.sizes[p] if p in member.family.plates else 1 for p in self.layout.plates]
             spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
-        biases = []
-        for member, W in zip(members, spread, strict=True):
-            held = standing(self.course, member).parameters.get("bias")
-            biases.append(W.new_zeros(W.shape[:-1]) if held is None else held.expand(W.shape[:-1]))
+            held, shape = standing(self.course, member).parameters.get("bias"), spread[-1].shape[:-1]
+            biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
         b_all = torch.cat([b.reshape(-1) for b in biases])
         plain = all(not isinstance(member.tpm, Affine) for member in members)
