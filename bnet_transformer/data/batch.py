@@ -165,17 +165,10 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """The batch on a device, real numbers in a floating type where one is named; the host does not wait for it."""
-
-        def move(value: Tensor) -> Tensor:
-            return send(value.to(dtype) if dtype is not None and value.is_floating_point() else value, device)
-
-        return self.map(move)
+        return self.map(lambda v: send(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device))
 
     def like(self, network: Network) -> Batch:
-        """The batch in the floating type of a net; the same object where it is so already."""
-        reals = [value for value in self._tensors().values() if value.is_floating_point()]
-        if all(value.dtype == network.dtype for value in reals):
-            return self
+        """The batch in the floating type of a net."""
         return self.map(lambda value: value.to(network.dtype) if value.is_floating_point() else value)
 
     def same(self, other: Batch) -> bool:

@@ -135,12 +135,9 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
         if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
     ]
     if strange:
-        raise FileError(
-            str(where),
-            expected="classes of this package: to load others runs their code",
-            got=", ".join(strange),
-            allowed=f"where you trust them, trust={tuple(strange)!r}",
-        )
+        wanted = "classes of this package: to load others runs their code"
+        allowed = f"where you trust them, trust={tuple(strange)!r}"
+        raise FileError(str(where), expected=wanted, got=", ".join(strange), allowed=allowed)
     declaration = from_plain(plain, f"{where}: declaration")
     if not isinstance(declaration, Declaration):
         raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)

@@ -157,13 +157,11 @@ class TrainConfig:
         """Refuse what does not go with the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
             raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
-        precision = self.execution.precision
+        precision, own = self.execution.precision, task.network.dtype
         wanted = PRECISIONS.get(precision or "")
-        if wanted not in (None, torch.bfloat16, task.network.dtype):
+        if wanted not in (None, torch.bfloat16, own):
             allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError(
-                "precision", expected=f"that of the net, {task.network.dtype}", got=precision, allowed=allowed
-            )
+            raise BNetError("precision", expected=f"that of the net, {own}", got=precision, allowed=allowed)
 
 
 @dataclass(frozen=True)

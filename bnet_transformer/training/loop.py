@@ -216,8 +216,12 @@ def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, s
                 _listen(run, path, all=True)
                 _measure(run, held_out)
         _listen(run, path, all=True)
-        if batch is not None:
-            _finish(run, batch, path)
+        if batch is not None:  # the last parameters are saved if they are good on the batch that made them
+            loss = run.evaluate([batch])
+            if not run.config.early_stopping.is_valid(loss):
+                raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
+            if path is not None:
+                run.save(path)
     if stop:
         raise KeyboardInterrupt
 
@@ -230,15 +234,6 @@ def _listen(run: Run, path: Path | None, *, all: bool = False) -> bool:
             raise _divergence_error(run, f"loss {loss:g}, a gradient of length {length:g}", path)
         stop = stop or asked
     return stop
-
-
-def _finish(run: Run, batch: Batch, path: Path | None) -> None:
-    """Save the last parameters if they are good: by their loss on the batch that made them, for there is no next."""
-    loss = run.evaluate([batch])
-    if not run.config.early_stopping.is_valid(loss):
-        raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
-    if path is not None:
-        run.save(path)
 
 
 def _measure(run: Run, held_out: list[Batch]) -> None:
