@@ -30,7 +30,7 @@ from bnet_transformer import files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import lines_of
-from bnet_transformer.data.arrays import map_tokens
+from bnet_transformer.data.dataset import map_tokens
 from bnet_transformer.files import store
 from tests.keeping import same
 

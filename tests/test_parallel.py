@@ -152,6 +152,15 @@ def test_a_digest_looks_into_arrays_objects_and_sets():
             digest_of(untold)
 
 
+def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=["a"]).network
+    before = digest_of([net.declaration, bt.tpm.Linear]), digest_of(Label("a"))
+    for kind in (bt.tpm.Linear, type(net.declaration)):
+        monkeypatch.setattr(kind, "__module__", "bnet_transformer.elsewhere")
+    monkeypatch.setattr(Label, "__module__", "elsewhere")
+    assert before[0] == digest_of([net.declaration, bt.tpm.Linear]) and before[1] != digest_of(Label("a"))
+
+
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")

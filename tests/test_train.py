@@ -296,7 +296,7 @@ def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
 @pytest.mark.parametrize(
     ("net", "options", "match"),
     [
-        (lambda: small(bias=False), {}, "one with"),
+        (lambda: small(bias=False), {}, "no such tensor"),
         (lambda: bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D), {}, "of shape"),
         (lambda: small(activation="gelu"), {}, "another declaration"),
         (lambda: small().to(torch.float32), {}, "float32"),

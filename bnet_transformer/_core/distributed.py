@@ -54,7 +54,7 @@ class Ranks:
     def to_device(self, network: N) -> N:
         """The net on the device of this rank."""
         moved: Any = network
-        return network if device_of(None, network) == self.device else cast(N, moved.to(self.device))
+        return network if moved.device == self.device else cast(N, moved.to(self.device))
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """A tensor, summed over all ranks."""
@@ -126,9 +126,8 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 
 def device_of(device: str | torch.device | None, network: Any) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
-    if device is None:
-        return next((value.device for value in network.parameters.values()), torch.device("cpu"))
-    return find_device(device)
+    found: torch.device = network.device if device is None else find_device(device)
+    return found
 
 
 def find_device(device: Any) -> torch.device:
@@ -152,7 +151,7 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     The group that is made here stays open for the next question. An error that not all ranks have alike closes it, so
     that the others fail at once where they would wait for this one.
     """
-    if _BY_ITSELF.get() or not several():
+    if not several():
         yield Ranks(0, 1, device)
         return
     try:
@@ -187,11 +186,6 @@ def alone() -> Iterator[None]:
         _BY_ITSELF.reset(before)
 
 
-def by_itself() -> bool:
-    """True inside `alone`."""
-    return _BY_ITSELF.get()
-
-
 @dataclass
 class _Group:
     """The group of processes that is made here, so that it is ours to close."""
@@ -204,8 +198,8 @@ _GROUP = _Group()
 
 
 def several() -> bool:
-    """True where there are several processes."""
-    if not distributed.is_available():
+    """True where this process works with others: not inside `alone`."""
+    if _BY_ITSELF.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
         return distributed.get_world_size() > 1

@@ -47,7 +47,7 @@ def _held(thing: Any) -> Held:
     if type(thing) is np.ndarray:
         return _of_array(thing)
     if isinstance(thing, type):
-        return f"class {thing.__module__}.{thing.__qualname__}", ()
+        return f"class {_class_name(thing)}", ()
     if isinstance(thing, FunctionType):
         inside = [cell.cell_contents for cell in thing.__closure__ or ()]
         return f"function {code_of(thing)}", map(_digest, (thing.__defaults__, thing.__kwdefaults__, inside))
@@ -62,7 +62,7 @@ def _held(thing: Any) -> Held:
 
 def _of_object(thing: Any) -> Held:
     """By its fields, or by what it would be made of again (as `pickle` asks)."""
-    name = f"{type(thing).__module__}.{type(thing).__qualname__}"
+    name = _class_name(type(thing))
     if hasattr(type(thing), "parts_to_hash"):
         return name, map(_digest, thing.parts_to_hash())
     if is_dataclass(thing):
@@ -76,6 +76,16 @@ def _of_object(thing: Any) -> Held:
         return f"{name} {made}", ()
     function, given, state, items, pairs = (*made, None, None, None)[:5]
     return "object", map(_digest, (function, given, state, list(items or ()), list(pairs or ())))
+
+
+def _class_name(kind: type) -> str:
+    """What tells a class from others.
+
+    A class of this package is told by its name alone, which no other class of a declaration has: a checkpoint keeps
+    this hash, and stays readable when a class moves to another module.
+    """
+    is_own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__qualname__ if is_own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _bytes(value: Tensor) -> Any:

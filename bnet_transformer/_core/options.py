@@ -28,6 +28,12 @@ def name_config_of_options(**configs: tuple[type[Any], ...]) -> Callable[[Callab
         UnknownNameError: By the decorated function, for any other keyword that it does not have.
     """
 
+    homes: dict[str, list[str]] = {}  # of each option the ways to write it
+    for parameter, kinds in configs.items():
+        for kind in kinds:
+            for field in fields(kind):
+                homes.setdefault(field.name, []).append(f"{parameter}=bt.{kind.__name__}({field.name}=...)")
+
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters
         name = getattr(function, "__name__", "")
@@ -35,25 +41,12 @@ def name_config_of_options(**configs: tuple[type[Any], ...]) -> Callable[[Callab
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
             for option in options.keys() - known.keys():
-                raise _misplaced(name, option, list(known), configs)
+                if option not in homes:
+                    raise unknown(f"{name} option", option, [*known, *sorted(homes)])
+                wanted, ways = f"an option of {name}", " or ".join(homes[option])
+                raise BNetError(option, expected=wanted, got="an option of a config", allowed=ways)
             return function(*args, **options)
 
         return checked
 
     return decorate
-
-
-def _misplaced(function: str, option: str, known: list[str], configs: dict[str, tuple[type[Any], ...]]) -> BNetError:
-    """The error of an option that the function does not have."""
-    options = {kind: {field.name for field in fields(kind)} for kinds in configs.values() for kind in kinds}
-    homes = [
-        f"{parameter}=bt.{kind.__name__}({option}=...)"
-        for parameter, kinds in configs.items()
-        for kind in kinds
-        if option in options[kind]
-    ]
-    if not homes:
-        return unknown(f"{function} option", option, [*known, *sorted(set().union(*options.values()))])
-    return BNetError(
-        option, expected=f"an option of {function}", got="an option of a config", allowed=" or ".join(homes)
-    )

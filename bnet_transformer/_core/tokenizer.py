@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -46,6 +46,7 @@ class TokenizedText:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
     """A tokenizer, from the text of a `tokenizer.json`; `segments` is the role of the node that takes the segments,
     `start` the token with which the words of a decoder start. `apart`: it reads the words of the first stack alone, as
@@ -54,13 +55,10 @@ class Tokenizer:
     Nothing is cut off and nothing is padded, whatever the file says.
     """
 
-    def __init__(
-        self, text: str, segments: str | None = None, start: int | None = None, *, apart: bool = False
-    ) -> None:
-        self.text = text
-        self.segments = segments
-        self.start = start
-        self.apart = apart
+    text: str = field(repr=False)
+    segments: str | None = None
+    start: int | None = None
+    apart: bool = False
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -129,20 +127,21 @@ class Tokenizer:
 
     def read_each(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
-        texts = {stack: each for stack, each in sentences.items() if is_text(each)}
-        for stack, each in texts.items():
+        tokenized = {}
+        for stack, each in sentences.items():
+            if not is_text(each):
+                continue
             if not self.reads(stack, stacks[0]):
                 wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
                 raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
-        tokenized = {stack: self.read(each) for stack, each in texts.items()}
-        for stack in tokenized:
-            if stack != stacks[0] and self.start is None:
+            tokenized[stack] = self.read(each)
+            if stack == stacks[0]:
+                continue
+            if self.start is None:
                 wanted = "ids: the model does not say with which token they start"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=sentences[stack])
-            if stack != stacks[0] and self.start is not None:
-                tokenized[stack] = tokenized[stack].shifted(
-                    self.start, self._tokenizer.id_to_token(self.start) or "[start]"
-                )
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
+            start = self._tokenizer.id_to_token(self.start) or "[start]"
+            tokenized[stack] = tokenized[stack].shifted(self.start, start)
         return tokenized
 
 

@@ -80,7 +80,7 @@ class DeferredScalars:
     >>> late = DeferredScalars(lag=1)
     >>> for step in range(3):
     ...     late.put(torch.tensor([float(step)]))
-    >>> list(late.ripe()), list(late.all())
+    >>> list(late.read()), list(late.read(all=True))
     ([[0.0], [1.0]], [[2.0]])
     """
 
@@ -104,22 +104,14 @@ class DeferredScalars:
         copied.record()
         self._waiting.append((kept, copied))
 
-    def ripe(self) -> Iterator[list[float]]:
-        """The numbers that are `lag` steps old, oldest first."""
-        while len(self._waiting) > self.lag:
-            yield self._read()
-
-    def all(self) -> Iterator[list[float]]:
-        """All numbers that are left, oldest first; this waits."""
-        while self._waiting:
-            yield self._read()
-
-    def _read(self) -> list[float]:
-        kept, copied = self._waiting.popleft()
-        if copied is not None:
-            copied.synchronize()
-        found: list[float] = kept.tolist()
-        return found
+    def read(self, *, all: bool = False) -> Iterator[list[float]]:
+        """The numbers that are `lag` steps old, oldest first; or `all` that are left, for which this waits."""
+        while len(self._waiting) > (0 if all else self.lag):
+            kept, copied = self._waiting.popleft()
+            if copied is not None:
+                copied.synchronize()
+            found: list[float] = kept.tolist()
+            yield found
 
 
 def _anew() -> None:

@@ -2,7 +2,7 @@
 
 `words` encodes the words of one stack, `encode` one sentence and the values of `do` and evidence. `batch` holds many
 sentences as tensors. `task` says what words and readouts a net has, `examples` reads one sentence with what is observed
-of it, and the columns of a net without words, `arrays` whole arrays and streams of tokens, `dataset` data of any form.
+of it, and the columns of a net without words, `dataset` data of any form: also whole arrays and streams of tokens.
 """
 
 from bnet_transformer.data.batch import Batch, Evidence

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.data.words import word_encoder
 from bnet_transformer.errors import BNetError
@@ -28,6 +29,10 @@ class Evidence:
 
     value: Tensor
     observed: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Evidence:
+        """The evidence with each of its tensors changed by a function."""
+        return Evidence(change(self.value), None if self.observed is None else change(self.observed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +82,7 @@ class Batch:
         return Batch(
             {name: change(value) for name, value in self.x.items()},
             None if self.mask is None else {name: change(value) for name, value in self.mask.items()},
-            {
-                name: Evidence(change(each.value), None if each.observed is None else change(each.observed))
-                for name, each in self.evidence.items()
-            },
+            {name: each.map(change) for name, each in self.evidence.items()},
             {name: change(value) for name, value in self.given.items()},
         )
 
@@ -153,10 +155,7 @@ class Batch:
             family = network.graph.family(name)
             return value if family.words is None else value.narrow(1 + len(family.plates), 0, lengths[family.words])
 
-        evidence = {
-            name: Evidence(cut(name, each.value), None if each.observed is None else cut(name, each.observed))
-            for name, each in self.evidence.items()
-        }
+        evidence = {name: each.map(partial(cut, name)) for name, each in self.evidence.items()}
         x = {stack: value[:, : lengths[stack]] for stack, value in self.x.items()}
         return Batch(x, None, evidence, {name: cut(name, value) for name, value in self.given.items()})
 
@@ -166,37 +165,23 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """The batch on a device, real numbers in a floating type where one is named; the host does not wait for it."""
-
-        def move(value: Tensor) -> Tensor:
-            return send(value.to(dtype) if dtype is not None and value.is_floating_point() else value, device)
-
-        return self.map(move)
+        return self.map(lambda v: send(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device))
 
     def like(self, network: Network) -> Batch:
-        """The batch in the floating type of a net; the same object where it is so already."""
-        reals = [value for value in self._tensors().values() if value.is_floating_point()]
-        if all(value.dtype == network.dtype for value in reals):
-            return self
+        """The batch in the floating type of a net."""
         return self.map(lambda value: value.to(network.dtype) if value.is_floating_point() else value)
 
     def same(self, other: Batch) -> bool:
         """True for the same sentences in the same order, whatever their floating types."""
-        mine, theirs = self._tensors(), other._tensors()
-        return mine.keys() == theirs.keys() and all(
-            value.shape == theirs[name].shape and bool((value.cpu().float() == theirs[name].cpu().float()).all())
-            for name, value in mine.items()
-        )
+        mine, theirs = (each.to(torch.device("cpu"), torch.float32).digest() for each in (self, other))
+        return mine == theirs
 
     def digest(self) -> str:
         """A hash of every number."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self._tensors().items()):
-            digest.update(f"{name} {tuple(value.shape)}".encode())
-            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()[:16]
+        return digest_of(self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All tensors by name, as the digest of a checkpoint has them."""
+        """All tensors by name."""
         tensors = {f"{k} value": each.value for k, each in self.evidence.items()}
         tensors |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
         tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.data.arrays import PAIRS, map_tokens, own_arrays, read_arrays, read_windows, to_host
+from bnet_transformer._core.hashing import derive_seed, digest_of
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.data.examples import (
@@ -27,10 +25,12 @@ from bnet_transformer.data.examples import (
     read_example,
 )
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
-from bnet_transformer.data.words import is_text_array
-from bnet_transformer.errors import BNetError
+from bnet_transformer.data.words import is_text_array, to_integers
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.network import Network
+from bnet_transformer.tpm.arrays import is_plain, own_tensor
 
+PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
 Needs = Literal["required", "optional", "none"]
 FORMS: dict[Needs, str] = {
@@ -94,11 +94,7 @@ class Dataset:
             return "a function of the step"
         if self.example is None:
             return cast(Batch, self.whole).digest()
-        digest = hashlib.sha256(str(self.size).encode())
-        for example in (self.example(0), self.example(self.size - 1)):
-            for name, value in sorted({**example.words, **example.observed}.items()):
-                digest.update(f"{name} {value.tolist()}".encode())
-        return digest.hexdigest()[:16]
+        return digest_of([self.size, self.example(0), self.example(self.size - 1)])
 
 
 @lru_cache(maxsize=4)
@@ -158,12 +154,7 @@ def read_batch(
     if isinstance(data, str | Path) or callable(data):
         raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, option=option)
-    try:
-        dataset = read_dataset(reader, own_arrays(data, what), what=what)
-    except BNetError as error:
-        if error.expected != WAYS:
-            raise
-        raise BNetError(what, expected=wanted, got=error.got, allowed=error.allowed) from error
+    dataset = read_dataset(reader, own_arrays(data, what), what=what, wanted=wanted)
     batch = dataset.whole or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
     return _check_observed(batch.like(network), what)
 
@@ -205,7 +196,13 @@ def _read_columns(
 
 
 def read_dataset(
-    reader: ExampleReader, data: object, batch: int = 1, seed: int = 0, words: int | None = None, what: str = "data"
+    reader: ExampleReader,
+    data: object,
+    batch: int = 1,
+    seed: int = 0,
+    words: int | None = None,
+    what: str = "data",
+    wanted: str = WAYS,
 ) -> Dataset:
     """Read data of any form as examples, in minibatches by step.
 
@@ -217,6 +214,7 @@ def read_dataset(
         seed: what decides the order of the examples.
         words: how many words a window of a stream has.
         what: the name of the data in messages.
+        wanted: the forms that messages name.
 
     Returns:
         The data set. Arrays stay as they are: of a file, only the examples of a step are read.
@@ -248,18 +246,17 @@ def read_dataset(
         return Dataset(task, size, window, batch, seed)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
-    return replace(_read_rows(reader, data, what), batch=batch, seed=seed)
+    return replace(_read_rows(reader, data, what, wanted), batch=batch, seed=seed)
 
 
-def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
+def _read_rows(reader: ExampleReader, data: object, what: str, wanted: str) -> Dataset:
     """The data set of whole arrays, or of a list of examples."""
     task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
-            raise BNetError(
-                what, expected="as many observations as sentences", got=[tuple(part.shape) for part in parts]
-            )
+            got = [tuple(part.shape) for part in parts]
+            raise BNetError(what, expected="as many observations as sentences", got=got)
         if not len(parts[0]):
             raise BNetError(what, expected="at least one example", got="arrays of none")
 
@@ -275,9 +272,9 @@ def _read_rows(reader: ExampleReader, data: object, what: str) -> Dataset:
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
     data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
-        raise BNetError(what, expected=WAYS, got=data)
+        raise BNetError(what, expected=wanted, got=data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError(what, expected=WAYS, got="a list of ids", allowed="[ids], for a single sentence")
+        raise BNetError(what, expected=wanted, got="a list of ids", allowed="[ids], for a single sentence")
     read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
 
@@ -322,23 +319,18 @@ def _inputs_of(task: Task, data: object) -> object:
 
 def _pair_lists(task: Task, data: object, what: str) -> object:
     """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
-    if not isinstance(data, tuple | list) or len(data) != 2 or len(task.readouts) != 1 or len(task.stacks) != 1:
+    is_single = len(task.readouts) == 1 and len(task.stacks) == 1
+    if not is_single or not isinstance(data, tuple | list) or len(data) != 2:
         return data
-    if any(isinstance(part, Mapping | Example) for part in data):
+    is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
+    if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
+        got = "what could be two pairs, and could be sentences and what is observed of them"
+        allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
+        raise BNetError(what, expected="a list of pairs, or a tuple (x, y)", got=got, allowed=allowed)
+    if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
-    parts, listed = data, isinstance(data, list)
-    arrays = all(isinstance(part, Tensor | np.ndarray) for part in parts)
-    if arrays if listed else all(isinstance(part, tuple) and len(part) == 2 for part in parts):
-        raise BNetError(
-            what,
-            expected="a list of pairs, or a tuple (x, y)",
-            got="what could be two pairs, and could be sentences and what is observed of them",
-            allowed="[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists",
-        )
-    if listed:
-        return data
-    x, y = parts
-    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in parts):
+    x, y = data
+    if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
         raise BNetError(what, expected=PAIRS, got=data, allowed="[(sentence, observed)] for a single one")
     if len(x) != len(y):
         raise BNetError(what, expected="as many observations as sentences", got=f"{len(x)} and {len(y)}")
@@ -351,3 +343,129 @@ def _check_observed(batch: Batch, what: str) -> Batch:
         if evidence.observed is not None and not bool(evidence.observed.any()):
             raise BNetError(what, expected=f"something observed of {name}", got="nothing")
     return batch
+
+
+# whole arrays are looked at once, and not example by example; streams of tokens are cut into windows
+
+
+def to_host(what: str, data: object) -> object:
+    """Arrays where minibatches are made and looked at; other data as they are."""
+    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
+        return tuple(to_host(what, part) for part in data)
+    if not isinstance(data, Tensor):
+        return data
+    if data.is_meta or not is_plain(data):
+        raise BNetError(what, expected="arrays with a number in each place", got=data)
+    return data.cpu()
+
+
+def own_arrays(data: object, what: str) -> object:
+    """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
+    if not isinstance(data, tuple) or not all(
+        isinstance(part, Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind not in "OU") for part in data
+    ):
+        return data
+    try:
+        return tuple(own_tensor(part) for part in data)
+    except (TypeError, ValueError) as problem:
+        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
+
+
+def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], what: str) -> Batch | None:
+    """Words and what is observed as one batch that shares their memory, without a look at each example.
+
+    All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
+    example may have, for its error, or else the first. None for data that need a look at each: of a file, whose
+    examples stay there until they are wanted, and of images, whose words are patches.
+    """
+    task = reader.task
+    names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
+    if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
+        return None
+    tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
+    states = [*(of.states for of in task.words.values()), *(readout.tpm.states for readout in task.readouts)]
+    order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
+    bad = [_bad_row(reader, value, top, is_words=name in task.words) for name, value, top in order]
+    row = min((k for k in bad if k is not None), default=0)
+    example = read_example(reader, row, tuple(value[row] for value in tensors), what)
+    forms = [*example.words.values(), *example.observed.values()]
+    if len(task.stacks) > 1 or len(parts) < len(names):
+        return None
+    if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
+        return None
+    whole = [v if v.is_floating_point() else v.to(form.dtype) for v, form in zip(tensors, forms, strict=True)]
+    observed = {name: split_gaps(value) for name, value in zip(names[1:], whole[1:], strict=True)}
+    return Batch({names[0]: whole[0]}, None, observed)
+
+
+def _bad_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
+    """The first row with a number that no example may have; None where all are sound, or no number can be told."""
+    if value.is_floating_point():
+        bad = ~value.isfinite() if is_words else reader.is_bad(value)
+    elif states is None or value.dtype == torch.bool or value.is_complex():
+        return None
+    else:
+        bad = (value < (0 if is_words else -1)) | (value >= states)
+    rows = bad.reshape(len(bad), -1).any(1).nonzero()[:1]
+    return int(rows[0]) if len(rows) else None
+
+
+def _is_in_memory(array: Tensor | np.ndarray) -> bool:
+    """True for numbers in memory that torch can look at as they lie."""
+    if isinstance(array, Tensor):
+        return True
+    known = array.dtype in (np.float32, np.float64, np.int64)
+    return known and array.flags.writeable and not isinstance(array, np.memmap)
+
+
+def map_tokens(path: str | Path) -> np.ndarray:
+    """Map a stream of tokens on disk into memory: `.npy`, or `.bin` of uint16.
+
+    Raises:
+        FileError: for a file of another kind.
+    """
+    name, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
+    if Path(path).suffix not in (".npy", ".bin"):
+        got = f"the suffix {Path(path).suffix!r}"
+        raise FileError(name, expected=wanted, got=got, allowed="a sentence is told in a list")
+    try:
+        if Path(path).suffix == ".npy":
+            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
+        else:
+            tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
+        raise FileError(name, expected=wanted, got=str(error) or type(error).__name__) from error
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise FileError(name, expected=wanted, got=f"{tokens.dtype} of shape {tokens.shape}")
+    return tokens
+
+
+def read_windows(
+    task: Task, stream: Tensor | np.ndarray, words: int | None, name: str
+) -> tuple[int, Callable[[int], Example]]:
+    """How many windows of `words` words and the one after them a stream has, and the function that reads one; the last
+    window has what is left."""
+    stack = task.next_word
+    if stack is None or len(task.stacks) > 1:
+        wanted = "sentences: a stream is for a net of one stack that tells the next word"
+        raise BNetError("data", expected=wanted, got=f"a stream of {len(stream)} tokens")
+    if words is None:
+        raise BNetError("words", expected="how many words a window of the stream has", got="None")
+    of, readout = task.words[stack], task.readouts[0].family.name
+    states = of.states or 0
+    of.check_length(words)
+    if len(stream) < 2:
+        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
+    if of.exact is not None and (len(stream) - 1) % words:
+        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
+        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
+
+    def window(k: int) -> Example:
+        ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
+        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
+        if strange:
+            what, got = f"{name}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
+            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
+        return Example({stack: ids[:-1]}, {readout: ids[1:]})
+
+    return -(-(len(stream) - 1) // words), window

@@ -46,16 +46,16 @@ class EncodedSentence:
     def special(self, network: Network) -> tuple[bool, ...]:
         """Which tokens are special ones of the net's tokenizer, all stacks in order."""
         flags: list[bool] = []
+        tokenizer, first = network.tokenizer, next(iter(self.tokens), "")
         for stack, tokens in self.tokens.items():
+            encoder = word_encoder(network, stack)
+            member = None if encoder is None else encoder.member
             if stack in self.tokenized:
                 flags += self.tokenized[stack].special
-                continue
-            encoder, tokenizer = word_encoder(network, stack), network.tokenizer
-            reads = tokenizer is not None and tokenizer.reads(stack, next(iter(self.tokens)))
-            if tokenizer is not None and reads and encoder is not None and encoder.member.tpm.reads_by_index:
-                flags += tokenizer.is_special(self.given[encoder.member.family.name].tolist())
+            elif member and member.tpm.reads_by_index and tokenizer and tokenizer.reads(stack, first):
+                flags += tokenizer.is_special(self.given[member.family.name].tolist())
             else:
-                is_image = encoder is not None and encoder.member.tpm.image is not None
+                is_image = member is not None and member.tpm.image is not None
                 flags += [is_image and k == 0 for k in range(len(tokens))]
         return tuple(flags)
 
@@ -253,12 +253,8 @@ def _given(network: Network, member: Member, extra: Mapping[str, object], words:
     if family.name not in extra and default is not None:
         return torch.full(lead, default)
     if family.name not in extra:
-        raise BNetError(
-            family.name,
-            expected="a value, for it is given with the sentence",
-            got="none",
-            allowed=f"given={{{family.name!r}: ...}}",
-        )
+        wanted, allowed = "a value, for it is given with the sentence", f"given={{{family.name!r}: ...}}"
+        raise BNetError(family.name, expected=wanted, got="none", allowed=allowed)
     shape = (*lead, *member.shape)
     value = extra[family.name]
     if member.tpm.reads_by_index:
@@ -293,12 +289,8 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
     if tuple(tensor.shape) != member.shape:
         way = way_to_one_value(world.network, tensor, member.shape)
         hint = None if way is None else f"a value for one state of what it depends on: {way}"
-        raise EvidenceError(
-            name,
-            expected=f"a value of shape {member.shape}",
-            got=f"shape {tuple(tensor.shape)}",
-            allowed=hint,
-        )
+        got = f"shape {tuple(tensor.shape)}"
+        raise EvidenceError(name, expected=f"a value of shape {member.shape}", got=got, allowed=hint)
     return tensor
 
 
@@ -332,11 +324,9 @@ def check_reads(network: Network, words: Mapping[str, int]) -> None:
                 given.reach.check(n, words[parent.words], f"{parent.name} -> {family.name}, ")
                 empty = given.reach.idle(n, words[parent.words])
                 if WORD in given.over and empty is not None and not member.tpm.may_read_nothing:
-                    raise BNetError(
-                        f"word {empty} of {family.name}",
-                        expected=f"at least one word of {parent.name} to read",
-                        got=f"none (reach {given.reach}, {words[parent.words]} words)",
-                    )
+                    wanted = f"at least one word of {parent.name} to read"
+                    got = f"none (reach {given.reach}, {words[parent.words]} words)"
+                    raise BNetError(f"word {empty} of {family.name}", expected=wanted, got=got)
 
 
 def _state_of_label(network: Network, member: Member, name: str, label: str) -> int:

@@ -139,10 +139,8 @@ class ExampleReader:
     def observed(self, readout: Member | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
-            floating = isinstance(value, Tensor) and value.is_floating_point()
-            array = np.asarray(value) if not isinstance(value, Tensor) else None
-            floating = floating or (array is not None and array.dtype.kind == "f")
-            return to_reals("observed", value) if floating else to_integers("observed", value)
+            array = in_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+            return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
         family = readout.family
         if readout.tpm.kind == "continuous":
             return to_reals(family.name, value)
@@ -177,12 +175,7 @@ class ExampleReader:
         if readout is None:
             return
         family, discrete = readout.family, readout.tpm.kind == "discrete"
-        sizes = self.task.network.graph.sizes
-        shape = (*lead, *(sizes[plate] for plate in family.plates))
-        shape += (len(words[family.words]),) if family.words is not None else ()
-        shape += () if discrete else readout.shape
-        if tuple(value.shape) != shape:
-            raise BNetError(family.name, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+        _check_shape(self.task.network, readout, value, family.name, lead, words)
         if not discrete and bool(self.is_bad(value).any()):
             wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
             helps = self.option is not None and self.missing is False and not bool(value.isinf().any())
@@ -293,7 +286,9 @@ def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[s
         got = ", ".join(f"{n} of {name}" for name, n in counts.items())
         raise BNetError(what, expected="columns of one length, at least one sentence", got=got)
     for name, value in given.items():
-        _check_shape(network, inputs[name], value, f"{what}, {name}")
+        _check_shape(network, inputs[name], value, f"{what}, {name}", (len(value),), {})
+        if not bool(value.isfinite().all()):
+            raise BNetError(f"{what}, {name}", expected="finite numbers", got="NaN or infinity")
     for name, value in observed.items():
         reader.check(random[name], value, {}, lead=(len(value),))
     return given, observed
@@ -358,11 +353,13 @@ def _whole_states(column: Any) -> Any:
     return column
 
 
-def _check_shape(network: Network, member: Member, value: Tensor, what: str) -> None:
-    """Refuse the values of a given node of another form than `[sentence, *plates, *shape]`."""
-    sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
-    shape = (len(value), *sizes, *(() if member.tpm.reads_by_index else member.shape))
+def _check_shape(
+    network: Network, member: Member, value: Tensor, what: str, lead: tuple[int, ...], words: Mapping[str, Tensor]
+) -> None:
+    """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
+    family, is_state = member.family, member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    shape = (*lead, *(network.graph.sizes[plate] for plate in family.plates))
+    shape += (len(words[family.words]),) if family.words is not None else ()
+    shape += () if is_state else member.shape
     if tuple(value.shape) != shape:
         raise BNetError(what, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
-    if not bool(value.isfinite().all()):
-        raise BNetError(what, expected="finite numbers", got="NaN or infinity")

@@ -79,12 +79,9 @@ def infer_fit_task(network: Network) -> Task:
     if not task.words:
         task = replace(task, readouts=tuple(m for m in network.members if m.tpm.is_random))
     if not task.readouts:
-        raise BNetError(
-            "net",
-            expected="a readout: a net without observe= has no likelihood to fit",
-            got="no Categorical or Normal node that nothing reads",
-            allowed="observe= of the net",
-        )
+        wanted = "a readout: a net without observe= has no likelihood to fit"
+        got = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=wanted, got=got, allowed="observe= of the net")
     return replace(task, next_word=None)
 
 

@@ -150,11 +150,10 @@ class WordEncoder:
 
     def _draw_vectors(self, words: Sequence[str]) -> Tensor:
         """The fixed vectors of words where the net has no vocabulary."""
-        if self.member.tpm.image is not None:
-            wanted = "an image [channel, row, column], or its words as vectors (x=)"
-            raise BNetError(self.name, expected=wanted, got=" ".join(words))
-        if len(self.member.shape) != 1:
-            wanted = f"values of shape {self.member.shape} for each word (x=)"
+        is_image = self.member.tpm.image is not None
+        if is_image or len(self.member.shape) != 1:
+            image = "an image [channel, row, column], or its words as vectors (x=)"
+            wanted = image if is_image else f"values of shape {self.member.shape} for each word (x=)"
             raise BNetError(self.name, expected=wanted, got=" ".join(words))
         return torch.stack([word_vector(word, self.member.shape[0], self.seed) for word in words])
 

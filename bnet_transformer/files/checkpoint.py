@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,9 @@ def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, 
     return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
 
 
-@contextlib.contextmanager
-def kept_by(checkpoints: Checkpoints | None, first: bool) -> Iterator[None]:
+def kept_by(checkpoints: Checkpoints | None, first: bool) -> AbstractContextManager[None]:
     """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
-    with contextlib.nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path()):
-        yield
+    return nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path())
 
 
 def write(path: Path, network: Network, found: Checkpoint) -> None:
@@ -148,17 +146,13 @@ def digest(network: Network) -> str:
 
 def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Refuse the parameters of another net: by name, by shape and type, then by the declaration."""
-    kept = {name[4:]: tuple(value.shape) for name, value in tensors.items() if name.startswith("net/")}
     allowed = "another folder, or the net that the checkpoint is of"
-    for name in sorted(network.shapes.keys() ^ kept.keys()):
-        got = f"one with {name}" if name in kept else f"one without {name}"
-        raise FileError(where, expected="a checkpoint of this net", got=got, allowed=allowed)
-    for name, shape in network.shapes.items():
-        if kept[name] != shape:
-            raise FileError(where, expected=f"{name} of shape {shape}", got=f"shape {kept[name]}", allowed=allowed)
-        dtype = tensors[f"net/{name}"].dtype
-        if dtype != network.parameters[name].dtype:
-            raise FileError(where, expected=f"{name} in {network.parameters[name].dtype}", got=dtype, allowed=allowed)
+    kept = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
+    try:
+        check_forms(kept, network.parameters)
+    except BNetError as error:
+        wanted = f"a checkpoint of this net ({error.what}: {error.expected})"
+        raise FileError(where, expected=wanted, got=error.got, allowed=allowed) from error
     if head.get("net") != digest(network):
         raise FileError(where, expected="a checkpoint of this net", got="another declaration", allowed=allowed)
 
@@ -168,9 +162,9 @@ def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None
     for name in sorted({*found, *like}):
         got, wanted = found.get(name), like.get(name)
         if got is None or wanted is None or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-            form = "" if wanted is None else f", {wanted.dtype} of shape {tuple(wanted.shape)}"
+            form = "no such tensor" if wanted is None else f"{wanted.dtype} of shape {tuple(wanted.shape)}"
             came = "none" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
-            raise BNetError(name, expected=f"a tensor of this run{form}", got=came)
+            raise BNetError(name, expected=f"{form}, as this run has", got=came)
 
 
 def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:

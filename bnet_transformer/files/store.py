@@ -135,12 +135,9 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
         if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
     ]
     if strange:
-        raise FileError(
-            str(where),
-            expected="classes of this package: to load others runs their code",
-            got=", ".join(strange),
-            allowed=f"where you trust them, trust={tuple(strange)!r}",
-        )
+        wanted = "classes of this package: to load others runs their code"
+        allowed = f"where you trust them, trust={tuple(strange)!r}"
+        raise FileError(str(where), expected=wanted, got=", ".join(strange), allowed=allowed)
     declaration = from_plain(plain, f"{where}: declaration")
     if not isinstance(declaration, Declaration):
         raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)
@@ -151,15 +148,11 @@ def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collec
 
 def _tokenizer(where: Path, told: object) -> Tokenizer | None:
     """The tokenizer of a net that has one."""
-    if told is None:
-        return None
     match told:
-        case [str(text), None | str() as segments]:
-            return Tokenizer(text, segments)
-        case [str(text), None | str() as segments, int(start)]:
-            return Tokenizer(text, segments, start)
-        case [str(text), None | str() as segments, None | int() as start, True]:
-            return Tokenizer(text, segments, start, apart=True)
+        case None:
+            return None
+        case [str(), None | str()] | [str(), None | str(), int()] | [str(), None | str(), None | int(), True]:
+            return Tokenizer(*told)  # type: ignore[arg-type]
     raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
 
 

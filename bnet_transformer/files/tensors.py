@@ -123,8 +123,7 @@ def read_tensors(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The head and the tensors of a file, every bit of it compared with its hash, which `digest` makes of both."""
     where = as_path(path)
-    look(where, wanted)
-    with reading(where, wanted), opening(where) as opened:
+    with opening(where, wanted) as opened:
         head = read_head(where, opened, wanted, form, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         if head.pop("sha256", None) != (digest or _digest)(head, tensors):
@@ -151,16 +150,20 @@ def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:
     """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
     where = as_path(path)
     try:
-        look(where, wanted)
-        with reading(where, wanted), opening(where) as opened:
+        with opening(where, wanted) as opened:
             head = json.loads((opened.metadata() or {}).get(KEY, "null"))
     except FileError:
         return False
     return isinstance(head, dict) and head.get("format") == form
 
 
-def look(where: Path, wanted: str) -> None:
-    """Refuse what is no file: a folder, or a pipe, which would be waited for."""
+@contextlib.contextmanager
+def opening(where: Path, wanted: str) -> Iterator[Any]:
+    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
+
+    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would. What is no file is
+    refused: a folder, or a pipe, which would be waited for.
+    """
     try:
         is_plain = stat.S_ISREG(where.stat().st_mode)
     except OSError as error:
@@ -168,14 +171,8 @@ def look(where: Path, wanted: str) -> None:
         raise FileError(str(where), expected=wanted, got=got) from error
     if not is_plain:
         raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
-
-
-def opening(where: Path) -> Any:
-    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
-
-    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would.
-    """
-    return safe_open(where, framework="pt", backend="pread")
+    with reading(where, wanted), safe_open(where, framework="pt", backend="pread") as opened:
+        yield opened
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from bnet_transformer import asking
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.drawing import Drawable
 from bnet_transformer.axes import WORD
-from bnet_transformer.data.arrays import to_host
+from bnet_transformer.data.dataset import to_host
 from bnet_transformer.errors import BNetError, one_of, unknown, whole
 from bnet_transformer.graph import Ground, Quotient, Selection, shrink
 from bnet_transformer.graph.arborescence import best_parents

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data.task import Task
-from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, tolerance, whole
 from bnet_transformer.files.checkpoint import Checkpoints
 
 SCHEDULES = ("constant", "cosine", "noam")
@@ -66,9 +66,7 @@ class AdamW:
         pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
-        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay))
-        if self.weight_decay < 0:
-            raise BNetError("weight_decay", expected="a number of at least 0", got=self.weight_decay)
+        put(self, betas=tuple(map(float, self.betas)), weight_decay=tolerance("weight_decay", self.weight_decay))
 
     @property
     def highest_rate(self) -> float:
@@ -155,24 +153,15 @@ class TrainConfig:
             if not isinstance(getattr(self, option), kind):
                 raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", got=getattr(self, option))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a resumed run must share with the run that wrote the checkpoint."""
-        optimizer = {field.name: getattr(self.optimizer, field.name) for field in fields(self.optimizer)}
-        own = {name: getattr(self, name) for name in ("batch", "smoothing", "words", "seed")}
-        return {**own, **optimizer, "precision": self.execution.precision}
-
     def check(self, task: Task) -> None:
         """Refuse what does not go with the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
             raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
-        precision = self.execution.precision
+        precision, own = self.execution.precision, task.network.dtype
         wanted = PRECISIONS.get(precision or "")
-        if wanted not in (None, torch.bfloat16, task.network.dtype):
+        if wanted not in (None, torch.bfloat16, own):
             allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError(
-                "precision", expected=f"that of the net, {task.network.dtype}", got=precision, allowed=allowed
-            )
+            raise BNetError("precision", expected=f"that of the net, {own}", got=precision, allowed=allowed)
 
 
 @dataclass(frozen=True)

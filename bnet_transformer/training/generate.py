@@ -15,7 +15,7 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
-from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, whole, within_memory
+from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, tolerance, whole, within_memory
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.incremental import WordByWord, told_by
@@ -107,7 +107,7 @@ def generate(
     task.words[stack].check_length(prompts.end, begun=True)
     told = len(prompts.ids) * (whole("beams", beams or 4) if method == "beam" else 1)
     room_for("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
-    place = next(iter(network.parameters.values())).device
+    place = network.device
     with torch.inference_mode():
         module = Module(network).eval()
         begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
@@ -128,9 +128,9 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
             continue
         if name in ("beams", "top_k"):
             whole(name, value)
-        elif name == "penalty" and number(name, value) < 0:
-            raise BNetError(name, expected="a number of at least 0", got=value)
-        elif number(name, value, above=None if name == "penalty" else 0) > 1 and name == "top_p":
+        elif name == "penalty":
+            tolerance(name, value)
+        elif number(name, value, above=0) > 1 and name == "top_p":
             raise BNetError(name, expected="a share above 0, at most 1", got=value)
         wanted = "beam" if name in ("beams", "penalty") else "sample"
         if method != wanted:
@@ -163,7 +163,7 @@ def _read(
         task.words[name].check_length(max(len(row) for row in words[name]))
     told = [torch.tensor(row) for row in rows]
     made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
-    device = next(iter(task.network.parameters.values())).device
+    device = task.network.device
     mask = {name: value.to(device) for name, value in (made.mask or {}).items() if name != stack}
     end = None if stop is None else of.id(stop)
     ids, lengths = made.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
@@ -174,16 +174,11 @@ def _several(value: object) -> Sequence[object]:
     """One sentence as a batch of one; a batch as it is."""
     if isinstance(value, str):
         return [value]
-    wanted = "text, ids, or a list of them"
-    if isinstance(value, Tensor) and not is_plain(value):
-        raise BNetError("prompt", expected=wanted, got=value)
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, np.ndarray) or is_plain(value):
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
-        raise BNetError("prompt", expected=wanted, got=value)
-    if all(isinstance(word, int | np.integer) for word in value):
-        return [value]
-    return value
+        raise BNetError("prompt", expected="text, ids, or a list of them", got=value)
+    return [value] if all(isinstance(word, int | np.integer) for word in value) else value
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, Request, seen
+from bnet_transformer.compiler.course import Request, seen, standing
 from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.errors import BNetError
 from bnet_transformer.network import Input, Member
@@ -30,10 +30,6 @@ class Kept:
     word: int = 0
     values: dict[int, Tensor] = field(default_factory=dict)
     caches: dict[int, Tensor] = field(default_factory=dict)
-
-    def so_far(self, index: int, axis: int) -> Tensor:
-        """A family at all words up to this one."""
-        return self.caches[index].narrow(axis, 0, self.word + 1)
 
 
 Operation = Callable[[Kept], None]
@@ -77,11 +73,10 @@ class WordByWord:
 
     def repeat(self, times: int) -> None:
         """Each row `times` times, one after the other."""
-        self.fixed = {index: _repeated(value, times) for index, value in self.fixed.items()}
-        caches = self.state.caches
+        self.fixed |= {i: value.repeat_interleave(times, 0) for i, value in self.fixed.items() if value.shape[0] > 1}
+        caches, present = self.state.caches, self.course.present
         self.state.caches = {index: value.repeat_interleave(times, 0) for index, value in caches.items()}
-        present = {stack: value.repeat_interleave(times, 0) for stack, value in self.course.present.items()}
-        self.course.present = present
+        self.course.present = {stack: value.repeat_interleave(times, 0) for stack, value in present.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
         self.rows, self._operations = self.rows * times, None
 
@@ -142,7 +137,7 @@ class WordByWord:
         fast = self._attention(member) or self._concat(member)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
-        parameters = _parameters(self.course, member)
+        parameters = standing(self.course, member).parameters
         fixed = {g.slot: self._who(g) for g in member.inputs if g.over and not self._grows(g)}
         grow = [given.slot for given in member.inputs if self._grows(given)]
         dtype, rank = self.course.dtype, self.layout.rank + len(member.shape)
@@ -182,12 +177,8 @@ class WordByWord:
         if reach == "first":
             return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, 1))
         if reach == "before":
-
-            def before(state: Kept) -> Tensor:
-                return self._plates(given, state.caches[index].narrow(axis, state.word - 1, 1))
-
-            return before
-        return lambda state: self._plates(given, state.so_far(index, axis).unsqueeze(axis))
+            return lambda state: self._plates(given, state.caches[index].narrow(axis, state.word - 1, 1))
+        return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, state.word + 1).unsqueeze(axis))
 
     def _aligned(self, given: Input, value: Tensor) -> Tensor:
         """A value that no word of the stack decides: of the first word, of all words, or as it is."""
@@ -235,15 +226,13 @@ class WordByWord:
 
     def _maps(self, members: list[Member]) -> Operation:
         """`[W_q W_k W_v] x` as one product, the weights put together once."""
-        weights = [self.fixed[member.inputs[0].parent] for member in members]
-        spread = []
-        for member, W in zip(members, weights, strict=True):
+        spread, biases = [], []
+        for member in members:
+            W = self.fixed[member.inputs[0].parent]
             lead = [self.network.graph.sizes[p] if p in member.family.plates else 1 for p in self.layout.plates]
             spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
-        biases = []
-        for member, W in zip(members, spread, strict=True):
-            held = _parameters(self.course, member).get("bias")
-            biases.append(W.new_zeros(W.shape[:-1]) if held is None else held.expand(W.shape[:-1]))
+            held, shape = standing(self.course, member).parameters.get("bias"), spread[-1].shape[:-1]
+            biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
         b_all = torch.cat([b.reshape(-1) for b in biases])
         plain = all(not isinstance(member.tpm, Affine) for member in members)
@@ -294,7 +283,7 @@ class WordByWord:
             return None
         W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
-        bias = _parameters(self.course, member)["bias"] if tpm.bias else None
+        bias = standing(self.course, member).parameters["bias"] if tpm.bias else None
 
         def value(state: Kept, readers: list[Reader]) -> Tensor:
             total = functional.linear(readers[1](state).flatten(-1 - tpm.plates), W, bias)
@@ -342,25 +331,6 @@ def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Memb
                 raise BNetError(name, expected="a word to read for word 0", got=f"{read.name} by reach earlier")
     if sum(member.tpm.kind == "input" for member in moving) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", got="several")
-
-
-def _parameters(course: Course, member: Member) -> dict[str, Tensor]:
-    """The parameters of a family, its plates among the dims of the layout."""
-    layout: Layout = course.layout
-    found = {}
-    for name in member.parameters:
-        stored = course.parameters[f"{member.owner}.{name}"]
-        if member.family.plates:
-            shape = [1] * (2 + len(layout.plates))
-            for k, plate in enumerate(member.family.plates):
-                shape[1 + layout.plates.index(plate)] = stored.shape[k]
-            stored = stored.reshape(*shape, *stored.shape[len(member.family.plates) :])
-        found[name] = stored
-    return found
-
-
-def _repeated(value: Tensor, times: int) -> Tensor:
-    return value.repeat_interleave(times, 0) if value.shape[0] > 1 else value
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from bnet_transformer._core.distributed import device_of, ranks
 from bnet_transformer._core.options import name_config_of_options
@@ -29,15 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Holder(Protocol):
-    """What holds a network, as a BNet does."""
-
-    @property
-    def network(self) -> Network:
-        """The network."""
-
-
-N = TypeVar("N", bound="Holder | Network")
+N = TypeVar("N")  # a Network, or a BNet that holds one
 
 
 @dataclass(frozen=True)
@@ -58,15 +51,10 @@ class Trained(Generic[N]):
         return rows
 
     def _repr_html_(self) -> str:
-        measured = dict(self.held_out)
-        shown = sorted({1, len(self.losses), *list(measured)[-10:]} & set(range(1, len(self.losses) + 1)))
-        rows = "".join(
-            f"<tr><td>{step}</td><td>{self.losses[step - 1]:.4f}</td>"
-            f"<td>{format(measured[step], '.4f') if step in measured else ''}</td></tr>"
-            for step in shown
-        )
-        head = "<tr><th>step</th><th>loss</th><th>held out</th></tr>"
-        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p><table>{head}{rows}</table>"
+        frame = self.to_dataframe()
+        ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
+        table = frame.loc[ends.union(measured[-10:])].to_html(float_format="{:.4f}".format, na_rep="")
+        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p>{table}"
 
 
 @name_config_of_options(
@@ -145,7 +133,20 @@ def train(
     given = read_dataset(reader, data, batch, seed, words)
     held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
     total = _total(steps, epochs, given)
-    return _held_as(net, _trained(network, config, loop, given, held, reader, loss, total, device))
+    measured = [] if held is None else held.in_order()
+    patience = early_stopping.patience
+    if patience is not None and not measured:
+        raise BNetError("patience", expected="held_out= data to measure", got="none")
+    settings, place = settings_of(config, reader, given, held, loss, total), device_of(device, network)
+    with within_memory("train"), ranks(place) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
+        if here.world > 1:
+            first = given(0)
+            alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
+            here.assert_same("train", **alike, steps=total, loop=(loop.shared, early_stopping), execution=execution)
+        run = Run(reader.task, config, total, here, loss, settings)
+        _follow(run, given, measured, loop, total)
+        found = run.best if patience is not None and run.best else run.parameters()
+    return _result(net, found, run.losses, run.held_out, run.step)
 
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
@@ -156,45 +157,22 @@ def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     parameters = found.part("best" if best else "net")
     if not parameters:
         raise BNetError("best", expected="a checkpoint of a run with patience=", got="one of a run without")
-    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
-    return _held_as(net, Trained(network.with_parameters(home), found.losses, found.held_out, found.step))
+    return _result(net, parameters, found.losses, found.held_out, found.step)
 
 
-def _held_as(net: N, found: Trained[Network]) -> Trained[N]:
-    """The result with its net as the caller holds it."""
-    made = found.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(found.net)
-    return replace(found, net=made)  # type: ignore[return-value]
-
-
-def _trained(
-    network: Network,
-    config: TrainConfig,
-    loop: LoopConfig,
-    given: Dataset,
-    held_out: Dataset | None,
-    reader: ExampleReader,
-    loss: Loss | None,
+def _result(
+    net: N,
+    parameters: Mapping[str, Tensor],
+    losses: Sequence[float],
+    held_out: Sequence[tuple[int, float]],
     steps: int,
-    device: str | torch.device | None,
-) -> Trained[Network]:
-    """The steps of a run, on the device and in the processes that there are."""
-    measured = [] if held_out is None else held_out.in_order()
-    patience = config.early_stopping.patience
-    if patience is not None and not measured:
-        raise BNetError("patience", expected="held_out= data to measure", got="none")
-    settings = settings_of(config, reader, given, held_out, loss, steps)
-    place = device_of(device, network)
-    with within_memory("train"), ranks(place) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
-        if here.world > 1:
-            first = given(0)
-            alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
-            when = (loop.shared, config.early_stopping)
-            here.assert_same("train", **alike, steps=steps, loop=when, execution=config.execution)
-        run = Run(reader.task, config, steps, here, loss, settings)
-        _follow(run, given, measured, loop, steps)
-        found = run.best if patience is not None and run.best else run.parameters()
-    home = {name: value.to(network.parameters[name].device) for name, value in found.items()}
-    return Trained(network.with_parameters(home), tuple(run.losses), tuple(run.held_out), run.step)
+) -> Trained[N]:
+    """The result with its net as the caller holds it, the parameters on the devices where they were."""
+    network = network_of(net)
+    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    made = network.with_parameters(home)
+    held = made if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made)
+    return Trained(cast(N, held), tuple(losses), tuple(held_out), steps)
 
 
 def _total(steps: int | None, epochs: int | None, given: Dataset) -> int:
@@ -238,8 +216,12 @@ def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, s
                 _listen(run, path, all=True)
                 _measure(run, held_out)
         _listen(run, path, all=True)
-        if batch is not None:
-            _finish(run, batch, path)
+        if batch is not None:  # the last parameters are saved if they are good on the batch that made them
+            loss = run.evaluate([batch])
+            if not run.config.early_stopping.is_valid(loss):
+                raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
+            if path is not None:
+                run.save(path)
     if stop:
         raise KeyboardInterrupt
 
@@ -254,22 +236,13 @@ def _listen(run: Run, path: Path | None, *, all: bool = False) -> bool:
     return stop
 
 
-def _finish(run: Run, batch: Batch, path: Path | None) -> None:
-    """Save the last parameters if they are good: by their loss on the batch that made them, for there is no next."""
-    loss = run.evaluate([batch])
-    if not run.config.early_stopping.is_valid(loss):
-        raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
-    if path is not None:
-        run.save(path)
-
-
 def _measure(run: Run, held_out: list[Batch]) -> None:
     """The held-out loss; with patience, remember the parameters where it is the best."""
     loss = run.evaluate(held_out)
     best = min((loss for _, loss in run.held_out), default=math.inf)
     run.held_out.append((run.step, loss))
     if run.config.early_stopping.patience is not None and loss < best:
-        run.keep_best()
+        run.best = {name: value.clone() for name, value in run.parameters().items()}
 
 
 def _should_stop_early(run: Run) -> bool:

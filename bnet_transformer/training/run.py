@@ -116,10 +116,10 @@ class Run:
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, config.smoothing, loss)
-        compiled = config.execution.compile
-        if compiled:
+        if config.execution.compile:
             self.objective.compile()
-        self.checks = not (compiled and ranks.device.type == "cuda")  # what is compiled is compiled once
+        # what is compiled is compiled once
+        self.checks = not (config.execution.compile and ranks.device.type == "cuda")
         self.spread: nn.Module = self.objective
         if ranks.world > 1:
             devices = [ranks.device.index] if ranks.device.type == "cuda" else None
@@ -187,7 +187,7 @@ class Run:
 
         They are those that are there without waiting, or `all` of them.
         """
-        for loss, length, asked in self.late.all() if all else self.late.ripe():
+        for loss, length, asked in self.late.read(all=all):
             yield loss, length, asked > 0
             self.losses.append(loss)
 
@@ -210,10 +210,6 @@ class Run:
     def parameters(self) -> dict[str, Tensor]:
         """The parameters as they are."""
         return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
-
-    def keep_best(self) -> None:
-        """Remember the parameters as the best so far."""
-        self.best = {name: value.clone() for name, value in self.parameters().items()}
 
     def save(self, path: Path) -> None:
         """Write a checkpoint."""
@@ -257,9 +253,11 @@ def settings_of(
     config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
     """What a resumed run must share with the run that wrote the checkpoint."""
-    settings = {**config.settings, "data": data.digest(), "start": reader.start, "stop": reader.stop}
-    settings |= {"held_out": None if held_out is None else held_out.digest()}
-    settings |= {"loss": None if loss is None else code_of(loss)}
+    settings = {name: getattr(config, name) for name in ("batch", "smoothing", "words", "seed")}
+    settings |= {**vars(config.optimizer), "precision": config.execution.precision, "data": data.digest()}
+    settings |= {"start": reader.start, "stop": reader.stop}
+    settings["held_out"] = None if held_out is None else held_out.digest()
+    settings["loss"] = None if loss is None else code_of(loss)
     return settings | ({"steps": steps} if config.optimizer.schedule == "cosine" else {})
 
 
@@ -285,13 +283,9 @@ def width_of(network: Network) -> int | None:
 
 def optimiser_of(network: Network, named: Sequence[tuple[str, nn.Parameter]], options: AdamW) -> torch.optim.AdamW:
     """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
-    own = {
-        f"{member.owner}.{name}": len(parameter.shape)
-        for member in network.members
-        for name, parameter in member.parameters.items()
-    }
-    matrices = [value for name, value in named if own[name] >= 2]
-    vectors = [value for name, value in named if own[name] < 2]
+    forms = {f"{m.owner}.{name}": parameter.shape for m in network.members for name, parameter in m.parameters.items()}
+    matrices = [value for name, value in named if len(forms[name]) >= 2]
+    vectors = [value for name, value in named if len(forms[name]) < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     kept = [group for group in groups if group["params"]]
     return torch.optim.AdamW(kept, lr=0.0, betas=options.betas, eps=options.eps, fused=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import files
-from bnet_transformer._core.distributed import Ranks, by_itself, ranks, several
+from bnet_transformer._core.distributed import Ranks, ranks, several
 from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import seen
@@ -226,7 +226,7 @@ class Fit(Generic[N]):
 
         None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
         """
-        shared = not by_itself() and several()  # then others would wait for what one has made alone
+        shared = several()  # then others would wait for what one has made alone
         if shared not in self._made:
             self._made[shared] = self._made[True] if True in self._made else self._likelihoods()
         return self._made[shared]
