@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data.task import Task
-from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, tolerance, whole
+from bnet_transformer.errors import BNetError, number, one_of, put, seed_of, whole
 from bnet_transformer.files.checkpoint import Checkpoints
 
 SCHEDULES = ("constant", "cosine", "noam")
@@ -66,7 +66,7 @@ class AdamW:
         pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
-        put(self, betas=tuple(map(float, self.betas)), weight_decay=tolerance("weight_decay", self.weight_decay))
+        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay, least=0))
 
     @property
     def highest_rate(self) -> float:

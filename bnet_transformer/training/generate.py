@@ -15,7 +15,7 @@ from bnet_transformer.compiler import Module
 from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
-from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, tolerance, whole, within_memory
+from bnet_transformer.errors import BNetError, number, one_of, room_for, seed_of, whole, within_memory
 from bnet_transformer.network import Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.training.incremental import WordByWord, told_by
@@ -129,7 +129,7 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
         if name in ("beams", "top_k"):
             whole(name, value)
         elif name == "penalty":
-            tolerance(name, value)
+            number(name, value, least=0)
         elif number(name, value, above=0) > 1 and name == "top_p":
             raise BNetError(name, expected="a share above 0, at most 1", got=value)
         wanted = "beam" if name in ("beams", "penalty") else "sample"
