@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from bnet_transformer.training import EarlyStopping as EarlyStopping
     from bnet_transformer.training import Execution as Execution
     from bnet_transformer.training import train as train
-    from bnet_transformer.viz.plots import plot as plot
+    from bnet_transformer.viz.plots.kinds import plot as plot
 
 __version__ = "0.1.0"
 
@@ -79,7 +79,7 @@ _NAMES = {  # of each module
     "pretrained.geometric_file": "load_geometric",
     "sentence": "Sentence",
     "training": "AdamW EarlyStopping Execution train",
-    "viz.plots": "plot",
+    "viz.plots.kinds": "plot",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -107,29 +107,6 @@ def attention(world: World, member: Member, seen: Mapping[int, Tensor]) -> Tenso
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
-def check_all_read(world: World, member: Member) -> None:
-    """Refuse the attention of a family of which a node is set: it reads nothing."""
-    for node in world.ground.nodes(member.family).tolist():
-        if node in world.do:
-            raise BNetError(
-                f"attention of {member.family.name}",
-                expected="nodes that read",
-                got=f"{world.ground.name(node)}, which is set",
-                allowed="another slice; the sentence before that do; Attend(row), which sets what is read",
-            )
-
-
-def check_choices_shared(world: World, member: Member, above: Mapping[int, Sequence[int]]) -> None:
-    """Refuse attention whose words depend on different open choices: no tensor has a dim for each."""
-    if shared_and_own(world, above) is None:
-        raise BNetError(
-            f"attention of {member.family.name}",
-            expected="words that depend on the same open choices",
-            got="words that depend on others",
-            allowed="do(...) or observe(...) on these choices first",
-        )
-
-
 def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
     read = torch.stack([reading[..., list(group)].sum(-1) for group in groups], -1)

@@ -16,7 +16,7 @@ from bnet_transformer import export, files, inference
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, mapping, methods_within_memory, seed_of, unknown, within_memory
+from bnet_transformer.errors import BNetError, check_names, mapping, methods_within_memory, seed_of, within_memory
 from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.network import Declaration, Network, declare
@@ -340,7 +340,5 @@ def _known(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[
     """Options, all of which a function has; another name is an error with the near ones."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    for name in options:
-        if name not in names:
-            raise unknown(f"option of {function.__name__}", name, names)
+    check_names(f"option of {function.__name__}", options, names)
     return options

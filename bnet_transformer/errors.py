@@ -7,7 +7,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import isfunction
@@ -166,6 +166,13 @@ def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
     )
 
 
+def check_names(what: str, told: Iterable[str], names: Collection[str]) -> None:
+    """Refuse what is none of these names, with the near ones."""
+    for name in told:
+        if name not in names:
+            raise unknown(what, name, names)
+
+
 def whole(what: str, value: object, *, least: int = 1) -> int:
     """`value` as a whole number of at least `least`, or the error that says so."""
     answer = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
@@ -209,23 +216,17 @@ def mapping(what: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def number(what: str, value: object, *, above: float | None = None) -> float:
-    """A finite number, above a bound where one is given."""
-    wanted = "a finite number" + ("" if above is None else f" above {above:g}")
+def number(what: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
+    """A finite number, above a bound or from one on, where one is given."""
+    bound = "" if above is None else f" above {above:g}"
+    bound = bound if least is None else f" of at least {least:g}"
     try:
         found = None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
         found = None
-    if found is None or not abs(found) < float("inf") or (above is not None and not found > above):
-        raise BNetError(what, expected=wanted, got=value)
-    return found
-
-
-def tolerance(what: str, value: object) -> float:
-    """A finite number of at least 0."""
-    found = number(what, value)
-    if found < 0:
-        raise BNetError(what, expected="a finite number of at least 0", got=value)
+    is_low = found is not None and ((above is not None and found <= above) or (least is not None and found < least))
+    if found is None or not abs(found) < float("inf") or is_low:
+        raise BNetError(what, expected=f"a finite number{bound}", got=value)
     return found
 
 

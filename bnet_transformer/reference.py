@@ -95,9 +95,7 @@ def sources(
             return (), [-1], []
         options.append(words)
     shape = tuple(len(option) for axis, option in zip(ground.axes(parent), options, strict=True) if axis in given.over)
-    base, size = int(ground.offsets[parent.index]), ground.shapes[parent.index]
-    ids = [base + (int(np.ravel_multi_index(at, size)) if at else 0) for at in itertools.product(*options)]
-    return shape, ids, words
+    return shape, [ground.number(parent, at) for at in itertools.product(*options)], words
 
 
 def _picked(
@@ -108,25 +106,19 @@ def _picked(
     plate: str,
     states: Mapping[int, Tensor],
 ) -> int | None:
-    for axis, selector in given.pick:
-        if axis == plate:
-            node = _selector(world, member, index, selector)
-            state = world.do.get(node, states.get(node))
-            chooser, at = where(world, node)
-            if state is None and chooser.tpm.kind == "input":
-                state = world.given[chooser.family.name][at]
-            if state is None:
-                raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")
-            return int(state)
-    return None
-
-
-def _selector(world: World, member: Member, index: tuple[int, ...], selector: int) -> int:
-    family = world.network.members[selector].family
-    own = dict(zip(world.ground.axes(member.family), index, strict=True))
-    at = tuple(own[axis] for axis in world.ground.axes(family))
-    shape = world.ground.shapes[selector]
-    return int(world.ground.offsets[selector]) + (int(np.ravel_multi_index(at, shape)) if at else 0)
+    """The entry along a plate that a selector picks, if one does."""
+    selector = dict(given.pick).get(plate)
+    if selector is None:
+        return None
+    chooser, own = world.network.members[selector], dict(zip(world.ground.axes(member.family), index, strict=True))
+    at = tuple(own[axis] for axis in world.ground.axes(chooser.family))
+    node = world.ground.number(chooser.family, at)
+    state = world.do.get(node, states.get(node))
+    if state is None and chooser.tpm.kind == "input":
+        state = world.given[chooser.family.name][at]
+    if state is None:
+        raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")
+    return int(state)
 
 
 def pending(world: World, node: int, known: Mapping[int, object], states: Mapping[int, Tensor]) -> list[int]:

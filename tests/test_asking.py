@@ -228,7 +228,7 @@ def test_what_a_slice_is_when_shrunk():
     pair = bt.bayesuvius(4, mask="causal", slices=2).sentence("the cat").tan(slice=1)
     assert pair.kind == "TAN" and not pair.missing
     roles = bt.bayesuvius(4).sentence("the cat").tan("roles")
-    assert roles.missing == ("x_1",) and roles.class_box == "x_0" and roles.reverse_tree
+    assert roles.missing == ("x_1",) and roles.class_box == "x_0"
     assert bt.bayesuvius(4).sentence("a b").tan({"x_1_0": "out", "x_1_1": "out"}, class_box="x_0_0").kind == "DAG"
     with pytest.raises(bt.BNetError, match="class_box"):
         bt.bayesuvius(4).sentence("a b").tan(class_box="nobody")

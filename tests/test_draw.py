@@ -21,7 +21,6 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.tpm import Categorical
 from bnet_transformer.viz import typeset
 from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.figures import FORMATS
 from bnet_transformer.viz.grid import Grid, Item
 from bnet_transformer.viz.labels import plain
 from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
@@ -706,4 +705,4 @@ def test_nets_without_attention_are_folded_when_large():
     assert {box.name for box in s.picture().boxes} == set(case.net.graph())
     with pytest.raises(BNetError, match="P\\(j \\| i\\)"):
         s.picture(detail="words")
-    assert len(FORMATS) == 9 and np.isfinite(s.picture().width)
+    assert np.isfinite(s.picture().width)

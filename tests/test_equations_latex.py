@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 import bnet_transformer as bt
-from bnet_transformer.equations import FORMS, Equations
+from bnet_transformer.equations import Equations
 from bnet_transformer.equations.letters import Letters
 from bnet_transformer.equations.telling import groups, tell
 from bnet_transformer.errors import BNetError
@@ -40,7 +40,7 @@ from bnet_transformer.tpm import (
     Sinusoid,
     Weight,
 )
-from bnet_transformer.tpm.symbols import Symbols
+from bnet_transformer.tpm.symbols import FORMS, Symbols
 from tests.cases import CASES, every
 from tests.telling import WORD, mixed, net, right
 

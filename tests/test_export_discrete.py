@@ -18,8 +18,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.export import discrete, to_bif, to_pgmpy
-from bnet_transformer.export.discrete import state_name, world_to_tables
+from bnet_transformer.export import MOST_DIMS, state_name, to_bif, to_pgmpy, world_to_tables
 from bnet_transformer.reference import World
 from bnet_transformer.tpm import Categorical, Codebook, Given, Normal
 from tests.cases import CASES, Case
@@ -298,4 +297,4 @@ def test_states_of_a_word_that_is_read_are_the_words() -> None:
     world = world_of(case.sentence)
     table = next(t for t in world_to_tables(world)[0] if t.name == "j_0_0")
     np.testing.assert_array_equal(table.values, [1, 0, 0])  # causal: the first word reads itself
-    assert table.states == ("0", "1", "2") and discrete.MOST_DIMS == 64
+    assert table.states == ("0", "1", "2") and MOST_DIMS == 64

@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 import bnet_transformer as bt
 from bnet_transformer import export
 from bnet_transformer.axes import WORD, label
-from bnet_transformer.export import Exportable, folded_to_networkx, ground_to_networkx, to_graphml, to_json
-from bnet_transformer.export.graphs import check_size
+from bnet_transformer.export import (
+    check_size,
+    folded_to_networkx,
+    graph_writers,
+    ground_to_networkx,
+    to_graphml,
+    to_json,
+)
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
@@ -220,24 +226,24 @@ def test_json_refuses_what_is_no_number() -> None:
 
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
-    what = Exportable(lambda: graph, sentence.state.world)
-    export.write(tmp_path / "a.json", what)
+    writers = graph_writers(lambda: graph)
+    export.write(tmp_path / "a.json", writers)
     assert (tmp_path / "a.json").read_text() == to_json(graph)
-    export.write(str(tmp_path / "a.GraphML"), what)
+    export.write(str(tmp_path / "a.GraphML"), writers)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
-    export.write(tmp_path / "a.bif", what)
-    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence.state.world)
-    seen = sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).state.evidence
-    export.write(tmp_path / "b.bif", Exportable(lambda: graph, sentence.state.world, seen))
-    assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
     for name in ("a.txt", "a", "a.json.gz", "json"):
-        with pytest.raises(bt.BNetError, match=r"allowed: \.bif, \.graphml, \.json"):
-            export.write(tmp_path / name, what)
-    export.write(tmp_path / "a.txt", what, writers={**export.WRITERS, ".txt": lambda what: b"mine"})
+        with pytest.raises(bt.BNetError, match=r"allowed: \.graphml, \.json$"):
+            export.write(tmp_path / name, writers)
+    export.write(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
     assert (tmp_path / "a.txt").read_bytes() == b"mine"
-    with pytest.raises(bt.BNetError, match="the bnet of a sentence"):
-        export.write(tmp_path / "c.bif", Exportable(lambda: graph))
-    assert not (tmp_path / "c.bif").exists() and len(list(tmp_path.iterdir())) == 5
+    sentence.draw(tmp_path / "a.bif")
+    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence.state.world)
+    sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).draw(tmp_path / "b.bif")
+    assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
+    for name in ("c.bif", "c.html"):  # a net is no sentence
+        with pytest.raises(bt.BNetError, match=r"allowed: \.dot, \.graphml, \.json, \.pdf"):
+            sentence.net.draw(tmp_path / name)
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +254,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         raise bt.BudgetError("graph", expected="less", got="more")
 
     with pytest.raises(bt.BudgetError):
-        export.write(path, Exportable(fail))
+        export.write(path, graph_writers(fail))
     graph = nx.DiGraph([("a", "b")])
 
     def full(self: Path, content: bytes) -> int:
@@ -258,9 +264,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
-            export.write(path, Exportable(lambda: graph))
+            export.write(path, graph_writers(lambda: graph))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     nowhere = [tmp_path / "nowhere" / "a.json", path / "a.json", tmp_path / ("x" * 300 + ".json"), "/proc/nothing.json"]
     for bad in (*nowhere, "", None, 3):
         with pytest.raises(bt.FileError):
-            export.write(bad, Exportable(lambda: graph))  # type: ignore[arg-type]
+            export.write(bad, graph_writers(lambda: graph))  # type: ignore[arg-type]

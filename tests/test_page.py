@@ -415,7 +415,7 @@ def test_bad_targets_are_refused(tmp_path):
         s.explore(tmp_path / "a.svg")
     with pytest.raises(UnknownNameError, match="posterior"):
         s.draw(tmp_path / "a.html", posteriors="c")
-    with pytest.raises(BNetError, match="page"):
+    with pytest.raises(BNetError, match="suffix"):
         s.net.draw(tmp_path / "a.html")
     assert os.listdir(tmp_path) == ["folder.html"]
 

@@ -20,10 +20,10 @@ from bnet_transformer.inference.fit import Check, Comparison
 from bnet_transformer.tpm import Categorical, Normal
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.plots import table_of
 from bnet_transformer.viz.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
-from bnet_transformer.viz.plots.flow import FLOWS, share_of, shares_of
 from bnet_transformer.viz.plots.heat import room
+from bnet_transformer.viz.plots.readings import FLOWS, share_of, shares_of
+from bnet_transformer.viz.plots.tables import table_of
 from bnet_transformer.viz.style import PALETTES
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -307,7 +307,6 @@ def test_draws_distributions_counterfactuals(s):
     assert texts(bt.plot(draws, node="y_0").axes[0]) == WORDS == texts(bt.plot(found).axes[0])
     assert texts(bt.plot(draws, node="c").axes[0]) == ["0", "1", "2"]
     five = list("vwxyz")
-    assert texts(bt.plot(draws, node="y_0", labels=five).axes[0]) == texts(bt.plot(found, labels=five).axes[0]) == five
     assert texts(bt.plot(s.do(c=0).tpm("y_0"), labels=five).axes[0]) == five
 
 

@@ -13,8 +13,8 @@ import bnet_transformer as bt
 from bnet_transformer.axes import WIDE, Reach
 from bnet_transformer.graph import Bundle, Family, FoldedGraph, Ground, descendants
 from bnet_transformer.graph.arborescence import best_parents
-from bnet_transformer.graph.queries import active_trail, minimal_cut, minimal_separator
-from bnet_transformer.graph.separation import Question, reaches, separated, thinned
+from bnet_transformer.graph.queries import active_trail, minimal_cut, minimal_separator, reaches
+from bnet_transformer.graph.separation import Question, separated, thinned
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
 from tests.test_graph import as_networkx, grounded, plans

@@ -17,8 +17,8 @@ import click
 from bnet_transformer.errors import UNSEEN, BNetError, shown
 
 COMMANDS = {  # each with the module that has it
-    **{"draw": "figures", "explore": "figures", "ask": "ask", "sweep": "sweep", "fit": "learning", "heads": "heads"},
-    **{"train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
+    **{"draw": "nets", "explore": "nets", "ask": "questions", "sweep": "questions", "fit": "learning"},
+    **{"heads": "questions", "train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
 BUG, BAD, INTERRUPTED = 1, 2, 130
 EXTRAS = {

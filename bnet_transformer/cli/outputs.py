@@ -179,7 +179,7 @@ def plotted(result: object, **options: Any) -> Callable[[], Any]:
     """What plots a result."""
 
     def picture() -> Any:
-        from bnet_transformer.viz.plots import plot
+        from bnet_transformer.viz.plots.kinds import plot
 
         return plot(result, **options)
 

@@ -6,6 +6,6 @@ values, family by family, in one layout). `Module` holds the parameters and runs
 
 from bnet_transformer.compiler.course import Request
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import Plan, network_to_plan
+from bnet_transformer.compiler.plan import Plan
 
-__all__ = ["Module", "Plan", "Request", "network_to_plan"]
+__all__ = ["Module", "Plan", "Request"]

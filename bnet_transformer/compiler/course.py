@@ -262,7 +262,7 @@ def present_in(course: Course, words: str | None) -> Tensor | None:
     return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
 
 
-def present_alone(course: Course, words: str, value: Tensor) -> Tensor:
+def present_alone(course: Course, words: str | None, value: Tensor) -> Tensor:
     """A value that is zero, or state 0, at the words that are absent."""
     there = present_in(course, words)
     if there is None:

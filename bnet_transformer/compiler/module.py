@@ -31,8 +31,6 @@ from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, w
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.tpm.arrays import is_plain
 
-__all__ = ["Module", "Values", "laid_out", "output_of"]
-
 T = TypeVar("T")
 
 
@@ -210,11 +208,11 @@ class Module(nn.Module):
         words: Mapping[str, int] | None = None,
     ) -> Plan:
         """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
-        sets = {"left": left, "patched": patched, "passed": passed}
+        options: dict[str, Any] = {"fold": fold, "left": left, "patched": patched, "passed": passed}
         return self.memoize(
-            ("plan", want, known, enumerate_too, left, patched, passed, fold),
+            ("plan", want, known, enumerate_too, *options.values()),
             lambda: network_to_plan(
-                self.network, want, known | self._input_indices, enumerate_too, fold=fold, words=words, **sets
+                self.network, want, known | self._input_indices, enumerate_too, words=words, **options
             ),
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Input, Member, Network, network_of
+from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Attention, Dot, Linear
 
 Spread = Mapping[int, frozenset[object]]
@@ -65,7 +65,8 @@ def _fold(network: Network, member: Member, spread: Spread, free: set[int]) -> F
     if not all(m.family.index in free and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
         return None
     (W_q, x_q), (W_k, x_k) = q.inputs, k.inputs
-    if _is_of_words(network, W_k):
+    of_words = {m.family.index for m in network.members if m.family.words is not None}
+    if W_k.parent in of_words:  # weights of the word that is read, which only a map before the attention can take
         return None
     (key,), (d_q,), (d_k,) = q.shape, q.parents[1].shape, k.parents[1].shape
     together, alone_q, alone_k = (_size(network, spread, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
@@ -77,18 +78,12 @@ def _fold(network: Network, member: Member, spread: Spread, free: set[int]) -> F
         weights, x_v = v.inputs
         shared = not spread.get(x_v.parent, frozenset()) & spread[weights.parent]
         within = spread[W_q.parent] | spread[W_k.parent] <= spread[weights.parent]
-        shared = shared and not _is_of_words(network, weights)
-        if shared and within and v.parents[1].shape <= v.shape:
+        if shared and within and weights.parent not in of_words and v.parents[1].shape <= v.shape:
             W_v = weights
             inputs[2] = replace(member.inputs[2], parent=x_v.parent)
             away.add(v.family.index)
     scored = replace(tpm, score=Dot(tpm.score.factor(key)), residual=False)
     return Fold(replace(member, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
-
-
-def _is_of_words(network: Network, weights: Input) -> bool:
-    """True for weights of each word: those of the word that is read, which only a map before the attention can take."""
-    return network.members[weights.parent].family.words is not None
 
 
 def _is_map(member: Member) -> bool:
@@ -131,7 +126,7 @@ class Plan:
     wanted: tuple[int, ...]
     folds: Mapping[int, Fold] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
-    recurrent: frozenset[int] = frozenset()
+    recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
 
 
 def network_to_plan(
@@ -152,7 +147,6 @@ def network_to_plan(
     `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
     Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
-    network = network_of(network)
     wanted = tuple(network.graph.family(name).index for name in want)
     needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed, words=words)
     if needs.fault is not None:
@@ -164,8 +158,8 @@ def network_to_plan(
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
-    done, recurrent = _done(network, groups, kept, folded), network.graph.recurrent
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left, recurrent)
+    done = _done(network, groups, kept, folded)
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left, network.graph.recurrent)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer.axes import WORD
-from bnet_transformer.compiler.course import Course, Values, present_in
+from bnet_transformer.compiler.course import Course, Values, present_alone
 from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
 from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm.arrays import is_plain
@@ -53,7 +53,8 @@ def check_value(
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     states = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if whole and not states:
-        raise BNetError(what, expected=f"real numbers{_as(like)}", got=f"{value.dtype}")
+        wanted_type = "" if like is None else f" ({like.dtype}, as the parameters)"
+        raise BNetError(what, expected=f"real numbers{wanted_type}", got=f"{value.dtype}")
     if not whole and (member.tpm.reads_by_index or not value.is_floating_point()):
         kind = "ids" if member.tpm.kind == "input" else "states"
         raise BNetError(what, expected=f"whole numbers, the {kind}" if states else "real numbers", got=f"{value.dtype}")
@@ -68,10 +69,6 @@ def check_value(
         else:
             wanted_shape = f"{form(member, state=whole)} of shape {(batch, *lead, *shape)}"
         raise BNetError(what, expected=wanted_shape, got=f"shape {tuple(value.shape)}")
-
-
-def _as(like: Tensor | None) -> str:
-    return "" if like is None else f" ({like.dtype}, as the parameters)"
 
 
 def is_one_of(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
@@ -129,12 +126,8 @@ def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int
     found = {}
     for index, (what, value) in told.items():
         laid = laid_out(course, index, value if value.is_floating_point() else value.long())
-        there = present_in(course, course.network.members[index].family.words)
-        if there is not None:
-            own = laid.dim() - course.layout.rank
-            laid = laid.masked_fill(~there.reshape(*there.shape, *[1] * own), 0)
-        check_states(course, index, what, laid)
-        found[index] = laid
+        found[index] = present_alone(course, course.network.members[index].family.words, laid)
+        check_states(course, index, what, found[index])
     return found
 
 
@@ -164,11 +157,9 @@ def gates_in(course: Course, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
     found = {}
     for index, value in gates.items():
         member = course.network.members[index]
-        shape = [1] * (course.layout.rank + len(member.shape))
-        shape[course.layout.batch] = len(value)
-        for plate, size in zip(member.family.plates, value.shape[1:], strict=True):
-            shape[course.layout.axis(plate)] = size
-        found[index] = value.reshape(shape)
+        own = [1] * len(member.shape)
+        word = [] if member.family.words is None else [1]
+        found[index] = laid_out(course, index, value.reshape(*value.shape, *word, *own), own)
     return found
 
 

@@ -28,8 +28,8 @@ from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
-def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
-    """The value of every family of a plan."""
+def plan_to_values(plan: Plan, course: Course) -> None:
+    """Compute the value of every family of a plan."""
     for group, done in zip(plan.groups, plan.done, strict=True):
         if group[0] in plan.left:
             pass
@@ -50,7 +50,6 @@ def plan_to_values(plan: Plan, course: Course) -> dict[int, Tensor]:
             course.values[group[0]] = made + course.nudges[group[0]].to(made.device)
         for index in done:
             course.values.pop(index, None)
-    return course.values
 
 
 def _patched(course: Course, index: int) -> Tensor:

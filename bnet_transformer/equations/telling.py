@@ -11,14 +11,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.equations.letters import Letters
-from bnet_transformer.equations.result import Equation
-from bnet_transformer.errors import BNetError
+from bnet_transformer.equations.letters import Letters, meanings
+from bnet_transformer.equations.result import Equation, Equations
+from bnet_transformer.errors import BNetError, one_of
 from bnet_transformer.graph import Family
-from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm.symbols import FEATURES, Slot, Symbol, Symbols, Untold, scripts
+from bnet_transformer.network import Input, Member, Network, network_of
+from bnet_transformer.tpm.symbols import FEATURES, FORMS, Slot, Symbol, Symbols, Untold, scripts
 
 SINGLE = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}
+
+
+def equations(network: Network, form: str = "word") -> Equations:
+    r"""The structural equations of a net, in one of four forms: `word`, `row`, `column`, `einstein`.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4)
+    >>> print(net.equations()["q_t"])
+    P(q_i^t \mid W_q^t, x_i^t) = \mathbb{I}(\, q_i^t = W_q^t x_i^t \,)
+    >>> print(net.equations("row")["q_t"])
+    P(Q^t \mid W_q^t, X^t) = \mathbb{I}(\, Q^t = X^t (W_q^t)^\top \,)
+    """
+    one_of("form", form, FORMS)
+    network = network_of(network)
+    letters = Letters(network)
+    told = [tell(group, form) for group in groups(network, letters)]
+    rows = tuple(row for row, _ in told)
+    said = [line for _, lines in told for line in lines]
+    return Equations(form, rows, tuple(dict.fromkeys([*meanings(network, letters, form), *said])))
 
 
 @dataclass(frozen=True)

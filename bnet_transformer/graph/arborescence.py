@@ -27,9 +27,16 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     """The parent of each node in the best arborescence from a root that reaches every node."""
     parent: NDArray[np.int64] = table.argmax(axis=1)
     parent[root] = root
-    circle = _circle(parent, root)
-    if circle is None:
+    ends = parent
+    for _ in range(len(table).bit_length()):
+        ends = ends[ends]  # twice as many steps up: in the end all stand at the root, or in a circle
+    lost = np.flatnonzero(ends != root)
+    if not len(lost):
         return parent
+    path = [int(lost[0])]
+    while int(parent[path[-1]]) not in path:
+        path.append(int(parent[path[-1]]))
+    circle = np.array(path[path.index(int(parent[path[-1]])) :])
     inside = np.zeros(len(table), dtype=bool)
     inside[circle] = True
     outer = np.flatnonzero(~inside)
@@ -47,18 +54,3 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     entry = outer[found[-1]]
     parents[circle[into[:, entry].argmax()]] = entry
     return parents
-
-
-def _circle(parent: NDArray[np.int64], root: int) -> NDArray[np.int64] | None:
-    """The nodes of a circle among the parents, if there is one."""
-    done = {root}
-    for start in range(len(parent)):
-        path: list[int] = []
-        node = start
-        while node not in done and node not in path:
-            path.append(node)
-            node = int(parent[node])
-        if node in path:
-            return np.array(path[path.index(node) :])
-        done.update(path)
-    return None

@@ -85,11 +85,12 @@ class Ground:
     def _operate(self, cut: Iterable[int], rows: Mapping[int, Kept]) -> None:
         """Take the arrows into the nodes of `cut`, and from those of `rows` what they do not keep."""
         self.cut, self.rows = frozenset(cut), dict(rows)
-        self.cut_by_family = self._by_family(self.cut)
-        self.rows_by_family = self._by_family(node for node in self.rows if node not in self.cut)
+        self.cut_by_family = self.by_family(self.cut)
+        self.rows_by_family = self.by_family(node for node in self.rows if node not in self.cut)
         self._above: dict[int, list[int]] = {}
 
-    def _by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+    def by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+        """Some nodes, by the number of their family."""
         families: dict[int, list[int]] = {}
         for node in nodes:
             families.setdefault(self.family_of(node).index, []).append(node)
@@ -265,9 +266,9 @@ class Ground:
     def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
         """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
         child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        if parent.words is None or (child.words is None and not bundle.reaches):
-            return np.ones((1 if child.words is None else self.words[child.words], 1), dtype=bool)
         n = 1 if child.words is None else self.words[child.words]
+        if parent.words is None or (child.words is None and not bundle.reaches):
+            return np.ones((n, 1), dtype=bool)
         pairs = [reach.matrix(n, self.words[parent.words]) for reach in bundle.reaches]
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
@@ -299,8 +300,7 @@ class Ground:
         i, j = self.reads(bundle)[np.ix_(own, there)].nonzero()
         reads = own[i], there[j]
         size = np.int32 if len(self) < 2**31 else np.int64
-        into = dict(zip(self.axes(child), strides(self.shapes[child.index]), strict=True))
-        out = dict(zip(self.axes(parent), strides(self.shapes[parent.index]), strict=True))
+        into, out = (dict(zip(self.axes(f), strides(self.shapes[f.index]), strict=True)) for f in (child, parent))
         sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
         targets: Ids = np.array([self.offsets[child.index]], dtype=size)
         for axis in dict.fromkeys([*child.plates, *parent.plates]):
@@ -334,9 +334,8 @@ class Ground:
             if not words:  # also of a parent without words
                 continue
             base = [int(self.offsets[parent.index])]
-            for axis, size, step in zip(
-                self.axes(parent), self.shapes[parent.index], strides(self.shapes[parent.index]), strict=True
-            ):
+            shape = self.shapes[parent.index]
+            for axis, size, step in zip(self.axes(parent), shape, strides(shape), strict=True):
                 picks = words if axis == WORD else [own[axis]] if axis in own else range(size)
                 base = [at + i * step for at in base for i in picks]
             found += base

@@ -16,17 +16,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, whole
 from bnet_transformer.graph.ground import Ground, Selection
-from bnet_transformer.graph.separation import (
-    Question,
-    cuts,
-    determined,
-    ids_of,
-    marks,
-    reaches,
-    roll,
-    separated,
-    thinned,
-)
+from bnet_transformer.graph.separation import Question, cuts, determined, ids_of, marks, roll, separated, thinned
 from bnet_transformer.graph.walk import ancestors, blanket, descendants
 
 if TYPE_CHECKING:
@@ -331,7 +321,14 @@ def names_of(what: str, names: object) -> tuple[str, ...]:
         raise BNetError(what, expected="the name of a node, or several", got=names) from error
 
 
-# trails, separators and cuts
+# paths, trails, separators and cuts
+
+
+def reaches(ground: Ground, x: int, y: int) -> bool:
+    """True where a path of arrows leads from x to y."""
+    thin = thinned(ground, [{x, y}])
+    ((source, target),) = thin.numbers([[x, y]])
+    return target in descendants(thin.surgery(), [source])
 
 
 def active_trail(ground: Ground, question: Question, functions: Collection[int] = ()) -> Trail | None:

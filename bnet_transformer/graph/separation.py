@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bnet_transformer.axes import WORD
 from bnet_transformer.graph.folded import Family
 from bnet_transformer.graph.ground import Ground, Ids
-from bnet_transformer.graph.walk import Cut, descendants, moved
+from bnet_transformer.graph.walk import Cut, moved
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
 LANE = 64
@@ -69,20 +69,11 @@ def _separated(ground: Ground, questions: Sequence[Question], functions: Collect
     return ~np.unpackbits(hit.view(np.uint8), bitorder="little")[:count].astype(bool)
 
 
-def reaches(ground: Ground, x: int, y: int) -> bool:
-    """True where a path of arrows leads from x to y."""
-    thin = thinned(ground, [{x, y}])
-    ((source, target),) = thin.numbers([[x, y]])
-    return target in descendants(thin.surgery(), [source])
-
-
 def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
     """The nodes that what is given determines, itself among them; with no `functions`, itself alone."""
-    return ~_undetermined(ground, given, cut, functions) if functions else given
-
-
-def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
-    """The nodes that what is given or set does not determine; a root counts as free, whatever its TPM."""
+    if not functions:
+        return given
+    # what is not determined: a root counts as free, whatever its TPM
     folded, found, open_ = ground.folded, np.zeros_like(given), ~given
     for index, bits in cut.nodes.items():
         part = view(ground, open_, index)
@@ -102,7 +93,7 @@ def _undetermined(ground: Ground, given: Bits, cut: Cut, functions: Collection[i
                 part |= now
             if not grown or (len(group) == 1 and all(b.parent != group[0] for b in folded.into[group[0]])):
                 break
-    return found
+    return ~found
 
 
 # the words and heads that a question does not name

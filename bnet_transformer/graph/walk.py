@@ -70,11 +70,8 @@ def ancestral_order(ground: Ground, nodes: Collection[int]) -> list[int]:
 
 def marks_of(ground: Ground, nodes: Iterable[int]) -> dict[int, Marks]:
     """Which nodes of each family are among some: `[*plates, word, 1]`."""
-    found: dict[int, list[int]] = {}
-    for node in nodes:
-        found.setdefault(ground.family_of(node).index, []).append(node)
     marked = {}
-    for family, own in found.items():
+    for family, own in ground.by_family(nodes).items():
         marked[family] = np.zeros((*ground.shapes[family], 1), dtype=bool)
         marked[family].reshape(-1)[np.array(own) - int(ground.offsets[family])] = True
     return marked

@@ -112,8 +112,7 @@ def _in_double(world: World) -> World:
     def double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
         return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
-    network = replace(world.network.with_parameters(double(world.network.parameters)), floating=torch.float64)
-    return replace(world, network=network, given=double(world.given), do=double(world.do))
+    return replace(world, network=world.network.to(torch.float64), given=double(world.given), do=double(world.do))
 
 
 @dataclass

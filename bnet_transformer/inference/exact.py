@@ -22,11 +22,11 @@ from torch import Tensor
 
 from bnet_transformer._core.torch_context import with_gradients
 from bnet_transformer.axes import WORD, join
-from bnet_transformer.compiler.course import Course, Request, SomeNodes
-from bnet_transformer.compiler.module import Module, Values
+from bnet_transformer.compiler.course import Course, Request, SomeNodes, Values
+from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, tolerance, whole
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, number, whole
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.factors import NEVER, Factor, question_to_factors
 from bnet_transformer.reference import ATOL, BUDGET
@@ -134,7 +134,7 @@ def _check_asked(module: object, budget: object, atol: object) -> None:
     if not isinstance(module, Module):
         raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
     whole("budget", budget)
-    tolerance("atol", atol)
+    number("atol", atol, least=0)
 
 
 def keeps(course: Course, family: Family, k: int) -> bool:

@@ -16,11 +16,17 @@ from typing import Any
 from bnet_transformer import asking, reference
 from bnet_transformer.errors import BNetError, mapping, unknown
 from bnet_transformer.graph.queries import names_of
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading, route_sample
 from bnet_transformer.inference.node_queries import NodeQuery
-from bnet_transformer.inference.query import Route, route_log_evidence, route_posterior, route_reference, with_cost
+from bnet_transformer.inference.query import (
+    Query,
+    Route,
+    route_log_evidence,
+    route_posterior,
+    route_reference,
+    with_cost,
+)
 from bnet_transformer.inference.rollout import open_choices
-from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.sentence_state import SentenceState
 
 Asked = SimpleNamespace  # the arguments of a question by name
@@ -91,14 +97,6 @@ def _bound(
     return SimpleNamespace(**bound.arguments)
 
 
-def _explain_value(state: SentenceState, asked: Asked) -> Route:
-    return _route_with_flops(state, state.answers.value_query(state.ground.id(asked.name)))
-
-
-def _explain_tpm(state: SentenceState, asked: Asked) -> Route:
-    return _route_with_flops(state, state.answers.distribution_query(state.ground.id(asked.name)))
-
-
 def _explain_attention(state: SentenceState, asked: Asked) -> Route:
     member = asking.reader(state.world, asked.slice, asked.role)
     return _route_with_flops(state, state.answers.reading_query(member))
@@ -114,13 +112,13 @@ def _explain_posterior(state: SentenceState, asked: Asked) -> Route:
     return with_cost(query, route)
 
 
+def _query(state: SentenceState, asked: Asked, nodes: Collection[int] = ()) -> Query:
+    return state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
+
+
 def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
-    query = state.with_evidence(asked.evidence).query((), asked.budget, asked.atol).without_input_evidence()
+    query = _query(state, asked).without_input_evidence()
     return with_cost(query, route_log_evidence(query))
-
-
-def _explain_sample(state: SentenceState, asked: Asked) -> Route:
-    return route_sample(state.with_evidence(asked.evidence).query((), asked.budget, asked.atol), asked.n)
 
 
 def _explain_reads(state: SentenceState, asked: Asked) -> Route:
@@ -157,19 +155,18 @@ def _explain_separated(state: SentenceState, asked: Asked) -> Route:
 
 
 def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
-    nodes = [state.ground.id(asked.name)]
-    query = state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
+    query = _query(state, asked, [state.ground.id(asked.name)])
     state.resolve_interventions(mapping("do", asked.do))
     return route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
 
 
 EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
-    "value": _explain_value,
-    "tpm": _explain_tpm,
+    "value": lambda state, asked: _route_with_flops(state, state.answers.value_query(state.ground.id(asked.name))),
+    "tpm": lambda state, asked: _route_with_flops(state, state.answers.distribution_query(state.ground.id(asked.name))),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
     "log_prob": _explain_log_prob,
-    "sample": _explain_sample,
+    "sample": lambda state, asked: route_sample(_query(state, asked), asked.n),
     "reads": _explain_reads,
     "tan_tree": _explain_reads,
     "graph": _explain_graph,

@@ -1,14 +1,17 @@
-"""Posteriors of nodes of a sentence, the log probability of its evidence, and `P(j | i)` averaged over posteriors.
+"""Posteriors of nodes of a sentence, the log probability of its evidence, `P(j | i)` averaged over posteriors, draws.
 
-All are exact, by the algorithm of the router.
+All but the draws are exact, by the algorithm of the router. All draws are made at once, as the batch of a run: what
+stands above evidence from its joint posterior, every other node from its TPM, parents before children.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,27 +19,42 @@ from torch.distributions import Categorical
 
 from bnet_transformer import asking, reference
 from bnet_transformer.axes import WORD
+from bnet_transformer.compiler.module import Module
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph import Selection
+from bnet_transformer.graph import Selection, topological_order
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import NEVER
-from bnet_transformer.inference.node_queries import Answers, NodeQuery
+from bnet_transformer.inference.node_queries import Answers, NodeQuery, normal_of
 from bnet_transformer.inference.query import (
+    Fault,
+    Obstacle,
     Query,
     Route,
     elimination_fault,
     evidence_by_family,
+    fault_text,
     joint_states,
     of_one_sentence,
     pieces,
+    question_fault,
     relevant_world,
     route_joint,
     route_log_evidence,
     route_posterior,
     sentence_arguments,
+    with_cost,
     without_barren_choices,
 )
+from bnet_transformer.network import Member
+from bnet_transformer.reference import Run, World
 from bnet_transformer.tpm.arrays import in_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 2**12  # joint states whose posterior is made whole, for draws
+
+Drawn = dict[int, Tensor]  # the states or values of a node, a row for each draw
 
 
 def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
@@ -165,7 +183,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
         batch = without_barren_choices(world, {*choices, *query.nodes, *query.evidence})
         logs = _log_probs(replace(query, world=batch), nodes, states)
     else:
-        runs = (reference.Run(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
+        runs = (Run(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
         each = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
         logs = torch.tensor(each, dtype=torch.float64)
     return logs.reshape(*shape[: len(supports)], -1).logsumexp(-1)
@@ -198,7 +216,7 @@ def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
     """Raise the error that names the node whose log probability is no number, in one joint state."""
     known = {**query.settled, **dict(zip(nodes, states, strict=True))}
     choices = [node for node in query.choices if node in known]
-    reference.log_joint(reference.Run(query.world, known), choices, query.evidence, query.atol)
+    reference.log_joint(Run(query.world, known), choices, query.evidence, query.atol)
     raise BNetError("joint posterior", expected="log probabilities that are numbers", got="NaN")
 
 
@@ -221,7 +239,7 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
         reading: What is asked of a family that reads words (`Answers.reading_query`).
     """
     world, member, answers = query.world, reading.member, reading.answers
-    shape = (*world.ground.shapes[member.family.index], answers.words_read(member))
+    shape = (*world.ground.shapes[member.family.index], world.ground.words[world.network.stack_read(member)])
     nodes, first = world.ground.nodes(member.family).tolist(), int(world.ground.offsets[member.family.index])
     table = torch.zeros(len(nodes), shape[-1], dtype=torch.float64)
     nodes = [node for node in nodes if node not in world.do]
@@ -295,3 +313,223 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
             arrows = {(s, t): w for (s, t), w in arrows.items() if s not in asking.single_parents(query.world, t)}
         weights |= arrows
     return weights
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws of all random nodes: `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one.
+
+    `labels[name]` are what the states of a discrete node are called, where they have names.
+    """
+
+    states: dict[str, Tensor] = field(repr=False)
+    n: int
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.states[name]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each draw, a column for each node (for each of its numbers, where it has several)."""
+        import pandas as pd
+
+        columns = {}
+        for name, drawn in self.states.items():
+            if drawn.dim() == 1:
+                columns[name] = in_numpy(drawn)
+            else:
+                columns |= {f"{name}[{k}]": in_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
+        return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
+
+    def _repr_html_(self) -> str:
+        told = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
+        return f"{told}{self.to_dataframe().head(10).to_html()}"
+
+
+def sample(query: Query, n: int, seed: int) -> Samples:
+    """n draws of every random node given the evidence.
+
+    A node above evidence is drawn from its posterior given what was drawn before, every other from its TPM.
+
+    Args:
+        query: The sentence and its evidence; all nodes are drawn, whatever it asks for.
+        n: How many draws.
+        seed: The seed of the draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query = replace(query.without_input_evidence(), nodes=())
+    joint_log_evidence(query)
+    world, order = query.world, topological_order(query.world.ground).tolist()
+    drawn = {node: value.expand(n, *value.shape) for node, value in query.settled.items()}
+    above = set(query.choices)
+    asked = replace(query, nodes=tuple(node for node in order if node in above))
+    if above:
+        drawn |= (_along_a_chain if _is_chain(asked) else _from_the_whole)(asked, n, generator)
+    module = of_one_sentence(query.module)
+    for nodes, fault in _by_own_tpms(asked, order):
+        if fault is None:
+            drawn |= _at_once(module, world, nodes, drawn, n, generator)
+        else:
+            drawn |= _one_after_another(world, nodes, drawn, n, generator)
+    return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
+
+
+def route_sample(query: Query, n: int) -> Route:
+    """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
+    question, query = f"{n} draws", query.without_input_evidence()
+    above = replace(query, nodes=tuple(query.choices))
+    if not above.nodes:
+        route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+    elif _is_chain(above):
+        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
+        route = Route(question, "elimination", reason, choices=above.nodes)
+    else:
+        route = replace(with_cost(above, route_posterior(above)), question=question)
+    order = topological_order(query.world.ground).tolist()
+    slow = [(nodes, fault) for nodes, fault in _by_own_tpms(above, order) if fault is not None]
+    if not slow:
+        return route
+    first = slow[0][1]
+    reason = f"each node is drawn by itself from its TPM; not faster, for {fault_text(first)}"
+    evaluations = n * sum(len(nodes) for nodes, _ in slow)
+    part = Route("draws one after another", "reference", reason, first.what, evaluations=evaluations)
+    return replace(part, question=question, parts=(replace(route, question="the others"), part))
+
+
+def _by_own_tpms(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
+    """The nodes that are drawn from their TPMs, family by family, and why those of one family cannot be one batch.
+
+    Args:
+        query: The sentence and its evidence; the nodes that it asks for are drawn before.
+        order: All nodes, parents before children.
+    """
+    world, module = query.world, of_one_sentence(query.module)
+    drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, query.nodes)
+    for group in world.network.graph.groups:
+        random = [m.family for m in map(world.network.members.__getitem__, group) if m.tpm.is_random]
+        left = {node for family in random for node in world.ground.nodes(family).tolist()} - world.do.keys()
+        nodes = [node for node in order if node in left and node not in drawn]
+        if nodes:
+            yield nodes, _batch_fault(module, world, group, drawn)
+            drawn |= _zeros(world, nodes)
+
+
+def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
+    """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
+    found = Drawn()
+    for node in nodes:
+        member = world.member(node)
+        shape, dtype = ((), torch.long) if member.tpm.kind == "discrete" else (member.shape, world.network.dtype)
+        found[node] = torch.zeros(1, *shape, dtype=dtype, device=world.network.device)
+    return found
+
+
+def _is_chain(query: Query) -> bool:
+    """True where the choices are too many for one table, and elimination gives them one after another."""
+    count = math.prod(query.world.count_states(node) for node in query.nodes)
+    nodes = query.nodes
+    return count > FEW and all(question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
+
+
+def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:
+    """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
+    cannot be computed so."""
+    members = [world.network.members[index] for index in group]
+    for member in members:
+        if any(given.parent in group for given in member.inputs):
+            return Obstacle(member.family.name, "read by others that are drawn with it")
+    (member,) = members
+    return Answers(module, world, {}).of_states(drawn, module).table_fault(_parameters(member), [member], ())
+
+
+def _parameters(member: Member) -> str:
+    """The table that has the parameters of a family's distribution."""
+    return "logits" if member.tpm.kind == "discrete" else "normal"
+
+
+def _from_the_whole(query: Query, n: int, generator: torch.Generator) -> Drawn:
+    """Draws of the choices above evidence from their joint posterior."""
+    share = joint_posterior(query)
+    states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
+    return dict(zip(query.nodes, states, strict=True))
+
+
+def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
+    """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
+    module, world, nodes = of_one_sentence(query.module), query.world, query.nodes
+    states, arguments = torch.zeros(n, 0, dtype=torch.long), sentence_arguments(world)
+    for k, node in enumerate(nodes):
+        family, index = world.ground.place(node)
+        known, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
+        shares = []
+        asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *query.evidence))}
+        for part in pieces(world, len(known), asked):
+            before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
+            evidence = evidence_by_family(world, query.evidence, before)
+            share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+            shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
+        new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
+        states = torch.cat([states, new], 1)
+    return dict(zip(nodes, states.unbind(1), strict=True))
+
+
+def _at_once(
+    module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
+) -> Drawn:
+    """Draws of the nodes of one family, which do not read each other."""
+    family = world.ground.family_of(nodes[0])
+    member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
+    table, lead, draws = _parameters(member), world.ground.shapes[family.index], []
+    for part in pieces(world, n, [family.index]):
+        size = part.stop - part.start
+        states = {node: value[part] for node, value in drawn.items()}
+        answers = Answers(module, world, {}).of_states(states, module)
+        parameters = answers.family(table, member)
+        if not drawn:  # the same for every draw
+            parameters = parameters.expand(size, *parameters.shape)
+        of_nodes = parameters.reshape(size, math.prod(lead), *parameters.shape[1 + len(lead) :])[:, own]
+        draws.append(_drawn([of_nodes] if table == "logits" else of_nodes.unbind(2), generator))
+    return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
+
+
+def _drawn(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """A draw for each row of logits, or of means and sigmas."""
+    if len(parameters) == 1:
+        shares = parameters[0].softmax(-1)
+        return torch.multinomial(shares.flatten(0, -2), 1, generator=generator).reshape(shares.shape[:-1])
+    mean, sigma = parameters
+    return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+
+def _one_after_another(world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator) -> Drawn:
+    """Draws by the reference, node after node; draws that agree so far go on together."""
+    found: dict[int, Tensor] = {}
+    groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
+    for node, value in drawn.items():
+        groups = [each for rows, known in groups for each in _split(rows, value[rows], known, node)]
+    for node in nodes:
+        after: list[tuple[Tensor, dict[int, Tensor]]] = []
+        for rows, known in groups:
+            states = _drawn_by(Run(world, known), node, len(rows), generator)
+            found.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
+            after += _split(rows, states, known, node) if world.ground.children(node) else [(rows, known)]
+        groups = after
+    return found
+
+
+def _split(
+    rows: Tensor, states: Tensor, known: dict[int, Tensor], node: int
+) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
+    """The draws that go on together: those with one state of the node."""
+    for state in torch.unique(states, dim=0):
+        same = (states == state).reshape(len(rows), -1).all(1)
+        yield rows[same], {**known, node: state}
+
+
+def _drawn_by(run: Run, node: int, n: int, generator: torch.Generator) -> Tensor:
+    """n draws of a node from its TPM, its parents known."""
+    distribution, member = run.distribution(node), run.world.member(node)
+    if isinstance(distribution, torch.distributions.Categorical):
+        return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
+    normal = normal_of(member, distribution)
+    return _drawn([each.expand(n, *normal.mean.shape) for each in (normal.mean, normal.stddev)], generator)

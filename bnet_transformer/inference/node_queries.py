@@ -43,14 +43,7 @@ from bnet_transformer.reference import BUDGET, World
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class FamilyTable:
-    """The values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`."""
-
-    layout: Layout
-    values: Tensor
+FamilyTable = tuple[Layout, Tensor]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
 
 
 def distribution_of(member: Member, parameters: Tensor) -> Distribution:
@@ -82,7 +75,7 @@ def inputs_of(table: str, member: Member) -> list[Input]:
 def table_of(table: str, member: Member, course: Course) -> FamilyTable:
     """A table of a family, whose parents a pass has computed."""
     if table == "value":
-        return FamilyTable(course.layout, course.values[member.family.index])
+        return course.layout, course.values[member.family.index]
     inputs = inputs_of(table, member)
     at, values = seen(course, replace(member, inputs=tuple(inputs)))
     each = iter(values)
@@ -90,7 +83,7 @@ def table_of(table: str, member: Member, course: Course) -> FamilyTable:
     if table == "normal":  # its mean and its sigma, one above the other
         normal = normal_of(member, member.tpm.distribution(at, *parents))
         both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
-        return FamilyTable(course.layout, course.layout.full(both, 2))
+        return course.layout, course.layout.full(both, 2)
     entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
     if entries is None:
         raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
@@ -99,7 +92,7 @@ def table_of(table: str, member: Member, course: Course) -> FamilyTable:
     if table == "reading" and member.family.index in course.rows:
         rows, which = course.rows[member.family.index]
         entries = torch.where(which[..., None], rows, entries)
-    return FamilyTable(course.layout, entries)
+    return course.layout, entries
 
 
 @dataclass(frozen=True)
@@ -227,10 +220,15 @@ class Answers:
         Raises:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
-        member = asking.reader(self.world, slice_, role)
-        asking.check_all_read(self.world, member)
-        query = self.reading_query(member)
-        asking.check_choices_shared(self.world, member, query.choices)
+        member, ground = asking.reader(self.world, slice_, role), self.world.ground
+        query, what = self.reading_query(member), f"attention of {member.family.name}"
+        is_set = [ground.name(node) for node in ground.nodes(member.family).tolist() if node in self.world.do]
+        if is_set:
+            allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
+            raise BNetError(what, expected="nodes that read", got=f"{is_set[0]}, which is set", allowed=allowed)
+        if asking.shared_and_own(self.world, query.choices) is None:  # no tensor has a dim for each
+            wanted, got = "words that depend on the same open choices", "words that depend on others"
+            raise BNetError(what, expected=wanted, got=got, allowed="do(...) or observe(...) on these choices first")
         table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
@@ -292,7 +290,7 @@ class Answers:
             families: The choices that have to be enumerated for them.
         """
         missing = [member for member in members if (table, member.family.index) not in self._tables]
-        layout = None if missing or not members else self._tables[table, members[0].family.index].layout
+        layout = None if missing or not members else self._tables[table, members[0].family.index][0]
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
             want, world = self._wanted(table, missing), self.world
@@ -389,11 +387,6 @@ class Answers:
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def words_read(self, member: Member) -> int:
-        """How many words there are to read."""
-        given = member.word_inputs[0]
-        return self.world.ground.words[self.world.network.members[given.parent].family.words or ""]
-
     def _above(self, *members: Member) -> set[int]:
         """The families above some, themselves included."""
         return self.world.network.graph.ancestral_set([member.family.index for member in members])
@@ -406,7 +399,7 @@ class Answers:
         if query.table == "logits":
             shape = (self.world.network.count_states(member.family.index, self.world.ground.words),)
         elif shape is None:
-            shape = (self.words_read(member),)
+            shape = (self.world.ground.words[self.world.network.stack_read(member)],)
         self._compute(query.table, [member])
         table = self._tables[query.table, member.family.index]
         states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
@@ -421,7 +414,7 @@ class Answers:
         shape: tuple[int | None, ...],
     ) -> Tensor:
         """A table without the dims that it only has in the layout, and with those of the choices in `states`."""
-        layout, values, family = table.layout, table.values, member.family
+        (layout, values), family = table, member.family
         if tuple(values.shape[layout.rank :]) != shape:
             got = f"{tuple(values.shape[layout.rank :])}"
             what = f"{family.name} ({type(member.tpm).__name__})"

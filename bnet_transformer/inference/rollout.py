@@ -301,21 +301,15 @@ def reads(
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
     for part, readings in readings_by_state(query, free, states, slices, role, answers):
         squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
-        mixed = [average(k, each).expand(part.stop - part.start, -1, -1) for k, each in enumerate(squares)]
-        steps.append(torch.stack(mixed, 1))
-        own = [
-            torch.einsum(
-                "s,shi->hi", shares[part], torch.special.entr(each).sum(-1).expand(part.stop - part.start, -1, -1)
-            )
-            for each in squares
-        ]
+        steps.append(torch.stack([average(k, each) for k, each in enumerate(squares)], 1))
+        own = [torch.einsum("s,shi->hi", shares[part], torch.special.entr(each).sum(-1)) for each in squares]
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
     stack = readers[0].family.stack
     state = asking.state_of(world.network, stack)
-    through: Callable[[Tensor], Tensor] = product if method == "rollout" else max_flow
+    chain = with_residual(attention, residual)
     return Reads(
-        torch.einsum("s,sij->ij", shares, through(with_residual(attention, residual))),
+        torch.einsum("s,sij->ij", shares, product(chain) if method == "rollout" else max_flow(chain)),
         attention,
         shares,
         tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
@@ -422,13 +416,6 @@ def readings_by_state(
                 one = Answers(module, world_of_row, {})
                 rows.append([one.attention(t, role) for t in slices])
             yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
-
-
-def settled_choices(query: Query, slices: Sequence[int], role: str | None) -> Iterator[tuple[dict[int, Tensor], float]]:
-    """The joint states of the open choices that decide what is read, each with its posterior probability."""
-    free, states, shares = open_states(query, slices, role)
-    for row, share in zip(states, shares.tolist(), strict=True):
-        yield dict(zip(free, row, strict=True)), share
 
 
 def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Tensor:

@@ -19,7 +19,7 @@ from bnet_transformer import asking
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, way_to_one_value
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, put, seed_of, tolerance, unknown, whole
+from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, put, seed_of, unknown, whole
 from bnet_transformer.graph import Family, Ground, Selection
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference.node_queries import Answers
@@ -392,7 +392,7 @@ class SentenceState:
             budget: The most joint states of choices that are computed.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
-        limits = whole("budget", budget), tolerance("atol", atol)
+        limits = whole("budget", budget), number("atol", atol, least=0)
         return Query(self.module, self.world, self.evidence, tuple(nodes), *limits)
 
     def posterior_query(self, name: object, evidence: Mapping[str, object] | None, budget: int, atol: float) -> Query:

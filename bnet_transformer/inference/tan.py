@@ -53,7 +53,6 @@ class Tan(Drawable):
     nearly: str
     class_box: str
     missing: tuple[str, ...]
-    reverse_tree: bool
     quotient: Quotient = field(repr=False)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -195,8 +194,7 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
         whole = "TAN" if one_tree else "forest augmented naive Bayes"
         nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
-    reverse = acyclic and len(rest) > 0 and bool(children <= 1)
-    return Tan(kind, nearly, class_box, missing, reverse, quotient)
+    return Tan(kind, nearly, class_box, missing, quotient)
 
 
 def tan_tree(reading: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:

@@ -98,11 +98,9 @@ def bayesuvius(
     plates = [Plate("head", heads)]
     if combine == "concat":
         nodes = slice_.summed()
-    elif per == "word" and sizes:
-        nodes = slice_.atoms_for_each_word(sizes, heads)
-        plates = [Plate(f"atom_{role}", size) for role, size in sizes.items()]
     elif per == "word":
-        nodes = slice_.a_head_for_each_word(heads)
+        nodes = slice_.each_word(heads, sizes)
+        plates = [Plate(f"atom_{role}", size) for role, size in sizes.items()] if sizes else plates
     else:
         nodes = slice_.one_head(sizes)
         plates, outside = [], [selector]
@@ -113,8 +111,7 @@ def bayesuvius(
         if combine == "concat" or observe is None:
             got = "combine='concat'" if combine == "concat" else "observe=None"
             raise BNetError("attention", expected="'soft', or one head at a time and a readout", got=got)
-        picks = {} if per != "word" else {r: {f"atom_{r}": f"m_{r}"} if sizes else {"head": "c"} for r in "qkv"}
-        readout = slice_.word_read(picks, slices) + observed(observe, "z")
+        readout = slice_.word_read(slice_.picks(sizes) if per == "word" else {}, slices) + observed(observe, "z")
     stack = Stack(nodes, _words(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 
@@ -146,26 +143,25 @@ class _Slice:
             *self._maps(dict.fromkeys(self.widths, "head")),
             self._mix("a", {}, ["head", "word"], False),
             Node("W_o", Weight((self.dim, self.widths["v"])), plates=["head"]),
-            Node("x", Concat(residual=self.residual), ["W_o", "a", *self._rest(self.residual)], ["word"]),
+            Node("x", Concat(residual=self.residual), ["W_o", "a", *(["x"] if self.residual else [])], ["word"]),
         ]
 
-    def a_head_for_each_word(self, heads: int) -> list[Node]:
-        """Each word draws the head with which it reads: c has no arrow to W, only to x'."""
-        return [
-            *self._maps(dict.fromkeys(self.widths, "head")),
-            Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
-            self._mix("x", {role: {"head": "c"} for role in self.widths}, ["word"], self.residual),
-        ]
+    def each_word(self, heads: int, atoms: dict[str, int] | None) -> list[Node]:
+        """Each word draws the head with which it reads, and with codebooks that head draws the atoms for it.
 
-    def atoms_for_each_word(self, atoms: dict[str, int], heads: int) -> list[Node]:
-        """Each word draws a head, and the head draws for it the atoms with which it reads."""
-        drawn = [Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in atoms.items()]
+        c has no arrow to W, only to x' or to the atoms that are drawn.
+        """
+        drawn = [Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (atoms or {}).items()]
         return [
-            *self._maps({role: f"atom_{role}" for role in self.widths}),
+            *self._maps({role: f"atom_{role}" if atoms else "head" for role in self.widths}),
             Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
             *drawn,
-            self._mix("x", {r: {f"atom_{r}": f"m_{r}"} for r in self.widths}, ["word"], self.residual),
+            self._mix("x", self.picks(atoms), ["word"], self.residual),
         ]
+
+    def picks(self, atoms: dict[str, int] | None) -> dict[str, dict[str, str]]:
+        """What picks along the plate of each weight where words draw: the atom of its codebook, or the head."""
+        return {role: {f"atom_{role}": f"m_{role}"} if atoms else {"head": "c"} for role in self.widths}
 
     def word_read(self, pick: dict[str, dict[str, str]], slices: int) -> list[Node]:
         """The word that the last slice reads, as a variable, and its value (with the residual)."""
@@ -183,11 +179,7 @@ class _Slice:
         """`sum_j v_j P(j | i)`, of the entries that `pick` picks."""
         reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
         arrows = [Arrow(r, reaches[r], pick=pick.get(r, {})) for r in self.widths]
-        return Node(role, Attention(self.score, residual=residual), [*arrows, *self._rest(residual)], plates)
-
-    @staticmethod
-    def _rest(residual: bool) -> list[str]:
-        return ["x"] if residual else []
+        return Node(role, Attention(self.score, residual=residual), [*arrows, *(["x"] if residual else [])], plates)
 
 
 def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
@@ -199,8 +191,6 @@ def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
 
 
 def _three(atoms: object) -> tuple[int, int, int]:
-    if isinstance(atoms, tuple | list) and len(atoms) == 3:
-        q, k, v = (whole("atoms", m) for m in atoms)
-        return q, k, v
-    count = whole("atoms", atoms)
-    return count, count, count
+    told = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
+    q, k, v = (whole("atoms", m) for m in told)
+    return q, k, v

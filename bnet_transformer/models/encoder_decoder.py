@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from bnet_transformer.axes import Reach
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, mapping, unknown, whole
+from bnet_transformer.errors import BNetError, check_names, mapping, whole
 from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
 from bnet_transformer.network import Declaration, Stack
 from bnet_transformer.tpm import TPM
@@ -91,9 +91,7 @@ def _slices(slices: object) -> dict[str, int]:
 def _reaches(mask: Mapping[str, object] | None) -> dict[str, Reach]:
     """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
     given = mapping("mask", mask)
-    for name in given:
-        if name not in MASKS:
-            raise unknown("mask", name, MASKS)
+    check_names("mask", given, MASKS)
     reaches = {name: reach_of(value, f"mask of {name!r}") for name, value in {**MASKS, **given}.items()}
     if reaches["cross"].kind not in ("every", "mask"):
         expected = "which of the encoder's words a word reads: the words of two sentences have no common order"

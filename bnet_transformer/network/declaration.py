@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bnet_transformer.axes import Reach, as_reach
 from bnet_transformer.errors import BNetError, listed, mapping, one_of, put, whole
@@ -51,19 +50,9 @@ class Arrow:
     """
 
     role: str
-    reach: Reach = field(default_factory=Reach)
+    reach: Reach | str | Sequence[Sequence[bool]] | None = field(default_factory=Reach)
     slice: str | int | None = None
     pick: Mapping[str, str] = field(default_factory=dict)
-
-    if TYPE_CHECKING:  # a reach may be told by its name or by a table
-
-        def __init__(
-            self,
-            role: str,
-            reach: Reach | str | Sequence[Sequence[bool]] | None = ...,
-            slice: str | int | None = ...,
-            pick: Mapping[str, str] = ...,
-        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):

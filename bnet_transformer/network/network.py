@@ -14,7 +14,16 @@ from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.axes import WORD, Reach
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, mapping, room_for, shown, unknown
+from bnet_transformer.errors import (
+    BNetError,
+    BudgetError,
+    DeclarationError,
+    Fault,
+    check_names,
+    mapping,
+    room_for,
+    shown,
+)
 from bnet_transformer.graph.folded import Family, FoldedGraph
 from bnet_transformer.network.declaration import Declaration
 from bnet_transformer.network.templates import Template, collection_of, declaration_to_graph
@@ -201,9 +210,7 @@ class Network:
     def with_parameters(self, parameters: Mapping[str, Tensor], *, numbers: bool = True) -> Network:
         """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
         given = mapping("parameters", parameters)
-        for name in given:
-            if name not in self.shapes:
-                raise unknown("parameter", name, self.shapes)
+        check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.tables, numbers=numbers)
         return replace(self, parameters=merged)
@@ -246,7 +253,11 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 
 def outline(declaration: Declaration, seed: int = 0) -> Network:
     """The net of a declaration, checked, before it has parameters: no size costs memory here."""
-    _check_size(declaration)
+    count = len(declaration.nodes)
+    for stack in declaration.stacks:
+        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
+    if count > MOST_FAMILIES:  # more than any readable net has
+        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
     graph, ordered, faults = declaration_to_graph(declaration)
     members: list[Member] = []
     if graph is not None:
@@ -255,15 +266,6 @@ def outline(declaration: Declaration, seed: int = 0) -> Network:
     if faults or graph is None:
         raise DeclarationError(_once(faults))
     return Network(declaration, graph, tuple(members), {}, seed)
-
-
-def _check_size(declaration: Declaration) -> None:
-    """Refuse a declaration that would unroll into more families than any readable net has."""
-    count = len(declaration.nodes)
-    for stack in declaration.stacks:
-        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
-    if count > MOST_FAMILIES:
-        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
 
 
 def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Member], list[Fault]]:

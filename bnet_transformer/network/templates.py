@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer.axes import SLICE, WORD, Reach, join, role_fault, stem_of
+from bnet_transformer.axes import SLICE, WORD, Reach, as_reach, join, role_fault, stem_of
 from bnet_transformer.errors import BNetError, Fault, unknown
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 from bnet_transformer.network.declaration import Arrow, Declaration, Node, Stack
@@ -77,18 +77,6 @@ class Book:
 def declaration_to_graph(declaration: Declaration) -> tuple[FoldedGraph | None, tuple[Template, ...], list[Fault]]:
     """The folded graph with, for each family in its order, the template that it stands for, and all faults; no graph
     where there is a cycle."""
-    templates, faults = declaration_to_templates(declaration)
-    if not templates and not faults:
-        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
-    faults += check_reaches(templates)
-    groups, cycles = _groups(templates)
-    if cycles:
-        return None, (), [*faults, *cycles]
-    return _graph(declaration, groups), tuple(template for group in groups for template in group), faults
-
-
-def declaration_to_templates(declaration: Declaration) -> tuple[list[Template], list[Fault]]:
-    """Every node of every slice with its arrows resolved, and every fault of names, plates and references."""
     book, templates = Book(declaration), []
     _check_names(book)
     for stack, slice_, step, node in _placed(declaration):
@@ -97,7 +85,13 @@ def declaration_to_templates(declaration: Declaration) -> tuple[list[Template], 
     book.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
     for template in templates:
         template.sources = tuple(_source(book, template, arrow) for arrow in template.node.arrows)
-    return templates, book.faults
+    if not templates and not book.faults:
+        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
+    faults = book.faults + check_reaches(templates)
+    groups, cycles = _groups(templates)
+    if cycles:
+        return None, (), [*faults, *cycles]
+    return _graph(declaration, groups), tuple(template for group in groups for template in group), faults
 
 
 def _placed(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
@@ -208,7 +202,7 @@ def _source(book: Book, child: Template, arrow: Arrow) -> Source | None:
         if selector is None or not _can_pick(book, child, parent, plate, selector):
             return None
         picks.append((plate, selector))
-    return Source(parent, arrow.reach, tuple(picks))
+    return Source(parent, as_reach(arrow.reach), tuple(picks))
 
 
 def _can_pick(book: Book, child: Template, parent: Template, plate: str, selector: Template) -> bool:
@@ -263,30 +257,22 @@ def _slice_of(
     book: Book, child: Template, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
 ) -> int | None:
     """The slice of a role that an arrow comes from; None where the role has none, -1 after a fault."""
-    sliced = any(node.role == role for node in stack.slice)
-    if not sliced:
+    if all(node.role != role for node in stack.slice):
         if rule is not None:
             book.blame(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
             return -1
         return None
     last = stack.slices if role in stack.states else stack.slices - 1
-    in_slice = child.step is not None and 0 <= child.step < book.stacks[child.stack].slices
+    step = -1 if child.step is None else child.step
+    in_slice = 0 <= step < book.stacks[child.stack].slices  # outside the stacks no step is compared
     in_prologue = same_stack and child.step == -1
     if rule is None:
         rule = "first" if in_prologue else "same" if same_stack and in_slice else "last"
-    at: int
-    match rule:
-        case "first":
-            at = 0
-        case "last":
-            at = last
-        case "same" | "next" if in_slice and child.step is not None:
-            at = child.step + (1 if rule == "next" else 0)
-        case int():
-            at = rule
-        case _:
-            book.blame(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
-            return -1
+    places = {"first": 0, "last": last} | ({"same": step, "next": step + 1} if in_slice else {})
+    at = places.get(rule) if isinstance(rule, str) else rule
+    if at is None:
+        book.blame(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
+        return -1
     if at > last:
         book.blame(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {at}")
         return -1
@@ -313,7 +299,10 @@ def _groups(templates: Sequence[Template]) -> tuple[list[list[Template]], list[F
         if len(group) > 1 or joins.has_edge(group[0], group[0]):
             ordered = _word_after_word(group)
             if ordered is None:
-                faults.append(_cycle(group))
+                names = [template.name for template in group]
+                shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
+                wanted = "no cycle, unless each turn goes back to an earlier word of one stack"
+                faults.append(Fault(names[0], wanted, f"a cycle {shown}"))
             group = ordered or group
         groups.append(group)
     return groups, faults
@@ -343,12 +332,6 @@ def _word_after_word(group: list[Template]) -> list[Template] | None:
     if not nx.is_directed_acyclic_graph(now):
         return None
     return list(nx.lexicographical_topological_sort(now, key=group.index))
-
-
-def _cycle(group: Sequence[Template]) -> Fault:
-    names = [template.name for template in group]
-    shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
-    return Fault(names[0], "no cycle, unless each turn goes back to an earlier word of one stack", f"a cycle {shown}")
 
 
 def _graph(declaration: Declaration, groups: Sequence[Sequence[Template]]) -> FoldedGraph:

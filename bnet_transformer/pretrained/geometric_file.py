@@ -24,7 +24,7 @@ from bnet_transformer.files import as_path
 from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import steps, volume_preserving
 from bnet_transformer.tpm import TPM
-from bnet_transformer.tpm.geometric import packed_size
+from bnet_transformer.tpm.attention import packed_size
 
 SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
 TOLD: dict[str, str] = {

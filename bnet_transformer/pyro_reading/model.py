@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, present_in, seen
-from bnet_transformer.compiler.module import Values, output_of
+from bnet_transformer.compiler.course import Course, Layout, Values, present_in, seen
+from bnet_transformer.compiler.module import output_of
 from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, lead_of
 from bnet_transformer.compiler.told import received as received_values
 from bnet_transformer.compiler.values import Scan

@@ -3,10 +3,9 @@
 A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node.
 """
 
-from bnet_transformer.tpm.attention import Attention, Read
+from bnet_transformer.tpm.attention import Attention, Cayley, Read, Skew, Triangular
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Affine, Concat, Linear, Pool
-from bnet_transformer.tpm.geometric import Cayley, Skew, Triangular
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
 from bnet_transformer.tpm.score import Bias, Bilinear, Buckets, Dot, Normaliser, Relative, Rotary, Score

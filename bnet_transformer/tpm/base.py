@@ -265,9 +265,7 @@ class VectorMap(TPM):
     def shape(self, *parents: Parent) -> Shape:
         width = vector(parents[0])
         for parent in parents[1:]:
-            if parent.states is not None or parent.shape != (width,):
-                wanted = f"a vector of width {width}, as {parents[0].name}"
-                raise BNetError(parent.name, expected=wanted, got=parent.form)
+            vector(parent, width, why=f"as {parents[0].name}")
         return (width,)
 
 

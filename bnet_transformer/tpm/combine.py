@@ -229,11 +229,11 @@ def pooled(how: str, x: Tensor, mask: Tensor) -> Tensor:
 
 def pooled_latex(how: str, s: Symbols, slot: str, letter: str = "a") -> str:
     """The pooled collection as the form of `s` shows it, its feature under `letter`."""
-    share = "" if how == "sum" else rf"\frac{{1}}{{{s.count(slot)}}} "
+    share = "" if how == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
     x = s.of(slot, letter)
     if s.form in ("word", "einstein") or s.index(slot) != "j":
         return f"{share}{s.sum(slot)} {x}"
-    if not s.over_all(slot):
+    if s.slot(slot).mask:  # some words are left out
         s.only("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
     if s.whole:

@@ -126,8 +126,8 @@ class Categorical(TPM):
 
     def latex(self, s: Symbols) -> str:
         s.define(_ranges(s.state, self.n))
-        vectors = [slot for slot in s.each() if not s.is_discrete(slot)]
-        states = [str(s.of(slot)) for slot in s.each() if s.is_discrete(slot)]
+        vectors = [slot for slot in s.each() if not s.slot(slot).discrete]
+        states = [str(s.of(slot)) for slot in s.each() if s.slot(slot).discrete]
         if not vectors:
             return self._table(s, states)
         x = pooled_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")

@@ -11,19 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, number, whole
-from bnet_transformer.tpm.base import (
-    TPM,
-    At,
-    Kind,
-    Parameter,
-    Parent,
-    Shape,
-    VectorMap,
-    index,
-    matrix,
-    shape_of,
-    spread_of,
-)
+from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Shape, VectorMap, index, shape_of, spread_of
 from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, instance, optional, positive
 from bnet_transformer.tpm.random import pick
 from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
@@ -284,7 +272,7 @@ class Embed(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         states = index(parents[-1])
-        if self.tied and matrix(parents[0]) != (states, self.dim):
+        if self.tied and parents[0].shape != (states, self.dim):
             raise BNetError(parents[0].name, expected=f"a table of shape {(states, self.dim)}", got=parents[0].form)
         return (self.dim,)
 

@@ -174,7 +174,7 @@ class Dot(Score):
         return (Product((own, read), read.shape, over=(read,)),)
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
-        product, root = self._product(s, query, key), rf"\sqrt{{{s.width(key)}}}"
+        product, root = self._product(s, query, key), rf"\sqrt{{{s.slot(key).shape[-1]}}}"
         if self.scale is not None:
             return scaled(self.scale, product)
         top, rest = (product, "") if s.form in ("row", "column") else ("1", f" {product}")
@@ -192,7 +192,7 @@ class Dot(Score):
         def turn(i: str) -> str:
             return scripts("R", [i], s.role)
 
-        rotary.define(s, turn("i"), s.width(0))
+        rotary.define(s, turn("i"), s.slot(0).shape[-1])
         ours, theirs = (turn(x.word or "0") for x in (q, k))
         if s.form == "word":
             return rf"({ours} {q})^\top {theirs} {k}"

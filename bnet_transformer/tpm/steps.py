@@ -17,27 +17,17 @@ from bnet_transformer.tpm.checks import below_one, called, choice, flag, positiv
 from bnet_transformer.tpm.combine import apply
 from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scaled, scripts
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
-    "silu": functional.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "identity": lambda x: x,
+_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its name in LaTeX
+    "relu": (torch.relu, r"\operatorname{ReLU}"),
+    "gelu": (functional.gelu, r"\operatorname{GELU}"),
+    "gelu_tanh": (partial(functional.gelu, approximate="tanh"), r"\operatorname{GELU}_{\tanh}"),
+    "silu": (functional.silu, r"\operatorname{SiLU}"),
+    "tanh": (torch.tanh, r"\tanh"),
+    "sigmoid": (torch.sigmoid, r"\operatorname{sigmoid}"),
+    "identity": (lambda x: x, ""),
 }
-
-LATEX = {
-    "relu": r"\operatorname{ReLU}",
-    "gelu": r"\operatorname{GELU}",
-    "gelu_tanh": r"\operatorname{GELU}_{\tanh}",
-    "silu": r"\operatorname{SiLU}",
-    "tanh": r"\tanh",
-    "sigmoid": r"\operatorname{sigmoid}",
-    "identity": "",
-}
-
-
+ACTIVATIONS = {name: function for name, (function, _) in _TABLE.items()}
+LATEX = {name: told for name, (_, told) in _TABLE.items()}
 activation_name = choice(*ACTIVATIONS)
 
 

@@ -157,14 +157,23 @@ class Symbols:
 
     # the parents
 
+    def slot(self, name: str | int) -> Slot:
+        """What fills a slot: its shape, whether it holds a state, over which words a collection is."""
+        if isinstance(name, int):
+            return self.slots[name]
+        for filled in self.slots:
+            if filled.name == name:
+                return filled
+        raise unknown("slot", name, [filled.name for filled in self.slots])
+
     def __getitem__(self, slot: str | int) -> Symbol:
         """The value in a slot, for one word; an equation that uses it is told word by word."""
         self.only("word")
-        return self._primed(self._slot(slot), self._slot(slot).word)
+        return self._primed(self.slot(slot), self.slot(slot).word)
 
     def of(self, slot: str | int, letters: str | None = None) -> Symbol:
         """The value in a slot as the form shows it; `letters` are its feature indices in index notation."""
-        filled = self._slot(slot)
+        filled = self.slot(slot)
         if self.form != "word" and not filled.discrete:
             rank = len(filled.shape)
             if rank > len(FEATURES) or (self.form != "einstein" and rank != 1):
@@ -174,7 +183,7 @@ class Symbols:
 
     def weight(self, slot: str | int, letters: str = "ab") -> Symbol:
         """A slot that holds a map (`W`, `A`), the same for every word."""
-        filled = self._slot(slot)
+        filled = self.slot(slot)
         if self.form != "word" and filled.told.word is not None:
             raise Untold
         return self._primed(filled, filled.told[letters])
@@ -182,14 +191,6 @@ class Symbols:
     def each(self) -> list[str | int]:
         """The slots by number, for a TPM that takes any number of parents."""
         return list(range(len(self.slots)))
-
-    def is_discrete(self, slot: str | int) -> bool:
-        """True where the slot holds a state, a whole number."""
-        return self._slot(slot).discrete
-
-    def width(self, slot: str | int) -> int:
-        """The last size of what fills a slot."""
-        return self._slot(slot).shape[-1]
 
     @property
     def i(self) -> str:
@@ -200,36 +201,29 @@ class Symbols:
 
     # collections
 
-    def sum(self, slot: str, *, bounds: bool = True) -> str:
-        r"""The sum over a collection: `\sum_{j \le i}`; without bounds, over the index alone."""
-        filled = self._slot(slot)
+    def sum(self, slot: str) -> str:
+        r"""The sum over a collection: `\sum_{j \le i}`."""
+        filled = self.slot(slot)
         prime = "'" if self.primed else ""
         letters = [letter + prime for letter in filled.over]
-        if bounds and filled.where and "j" in filled.over:
-            letters = [letter for letter in letters if letter != "j" + prime] + [_prime(filled.where, prime)]
+        if filled.where and "j" in filled.over:  # in place of j what says which, such as `j \in S`
+            letters.remove("j" + prime)
+            letters.append(filled.where.replace("j", "j" + prime, 1))
         return rf"\sum_{{{', '.join(letters)}}}"
-
-    def count(self, slot: str) -> str:
-        """How many values a collection holds."""
-        return self._slot(slot).count
 
     def over_words(self, *slots: str) -> None:
         """Stop the telling in matrices unless these collections are over words, and over nothing else."""
-        if self.form != "word" and any(self._slot(slot).over != ("j",) for slot in slots):
+        if self.form != "word" and any(self.slot(slot).over != ("j",) for slot in slots):
             raise Untold
 
     def index(self, slot: str) -> str:
         """The letters of a collection's indices."""
-        return "".join(self._slot(slot).over)
-
-    def over_all(self, slot: str) -> bool:
-        """True where a collection is over words and leaves none out."""
-        return self._slot(slot).over == ("j",) and not self._slot(slot).mask
+        return "".join(self.slot(slot).over)
 
     def mask(self, slot: str, letter: str = "M") -> str:
         r"""The mask of a collection as the form shows it: `M^{\mathrm{causal}}`, 0 where i reads j and -oo
         where it does not (letter `B`: 1 and 0); "" where every word is read."""
-        filled = self._slot(slot)
+        filled = self.slot(slot)
         if not filled.mask:
             return ""
         inside, outside = ("0", r"-\infty") if letter == "M" else ("1", "0")
@@ -328,14 +322,6 @@ class Symbols:
             raise Untold
         return str(self.own[FEATURES[: self.rank]])
 
-    def _slot(self, slot: str | int) -> Slot:
-        if isinstance(slot, int):
-            return self.slots[slot]
-        for filled in self.slots:
-            if filled.name == slot:
-                return filled
-        raise unknown("slot", slot, [filled.name for filled in self.slots])
-
     def _primed(self, slot: Slot, symbol: Symbol) -> Symbol:
         if not (self.primed and slot.over):
             return symbol
@@ -345,11 +331,6 @@ class Symbols:
 
 def _put(symbol: Symbol, index: str) -> Symbol:
     return replace(symbol, word=index) if symbol.word == "j" else symbol
-
-
-def _prime(where: str, prime: str) -> str:
-    """`j \\in S` with its j primed."""
-    return where.replace("j", "j" + prime, 1) if prime else where
 
 
 # names and numbers in LaTeX that pdflatex, MathJax and KaTeX read alike

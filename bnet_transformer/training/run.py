@@ -16,7 +16,7 @@ from bnet_transformer._core.hashing import code_of, derive_seed
 from bnet_transformer._core.torch_context import DeferredScalars, reseed
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Request, seen
-from bnet_transformer.compiler.module import laid_out
+from bnet_transformer.compiler.told import laid_out
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNSEEN, is_observed
 from bnet_transformer.data.examples import ExampleReader

@@ -1,7 +1,7 @@
 """The figure of each kind of result: `picture` lays it out, `draw` writes it as the suffix of the file says.
 
 To give another result a figure, register a function of it for `picture`, and derive its class from `Drawable`. To add a
-format, add its writer to `FORMATS`.
+format, add its writer to `_figure_writers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from bnet_transformer import export
 from bnet_transformer._core.drawing import Drawable, draw, picture
 from bnet_transformer.axes import join
 from bnet_transformer.equations import equations
-from bnet_transformer.errors import BNetError, BudgetError, one_of
+from bnet_transformer.errors import BNetError, BudgetError, check_names, one_of
 from bnet_transformer.files import as_path
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import Reads, SentenceState, Tan, TanTree
@@ -30,7 +30,7 @@ from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.dot import to_dot
 from bnet_transformer.viz.nodes import net_picture
-from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, check_names, options_of
+from bnet_transformer.viz.options import LIMIT, THEMES, VIEWS, Options, options_of
 from bnet_transformer.viz.page.data import MOST_WORDS, asked_of, described
 from bnet_transformer.viz.page.page import written
 from bnet_transformer.viz.picture import Picture
@@ -45,37 +45,21 @@ from bnet_transformer.viz.words import Reading, chosen, spoken, words_picture
 if TYPE_CHECKING:
     from bnet_transformer.viz.page.widget import Widget
 
-__all__ = ["FORMATS", "check_options", "draw", "notebook_bundle", "picture", "widget_of", "write_page"]
+__all__ = ["check_options", "draw", "notebook_bundle", "picture", "widget_of", "write_page"]
 
 Path = str | os.PathLike[str]
 Bundle = tuple[dict[str, Any], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class FigureParts(export.Exportable):
-    """What can be exported and drawn; `equations` is the LaTeX that stands beside a figure, `page` the HTML."""
-
-    picture: Callable[[], Picture] | None = None
-    equations: Callable[[], str] = lambda: ""
-    page: Callable[[], bytes] | None = None
-
-
-def _html(what: Any) -> bytes:
-    if what.page is None:
-        raise BNetError("page", expected="the bnet of a sentence", got="something without a page")
-    page: bytes = what.page()
-    return page
-
-
-FORMATS: Mapping[str, Callable[[Any], bytes]] = {
-    **export.WRITERS,
-    ".svg": lambda what: to_svg(what.picture()).encode(),
-    ".dot": lambda what: to_dot(what.picture()).encode(),
-    ".png": lambda what: to_png(what.picture()),
-    ".pdf": lambda what: to_pdf(what.picture()),
-    ".tex": lambda what: to_tikz(what.picture(), what.equations()).encode("ascii"),
-    ".html": _html,
-}
+def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> export.Writers:
+    """The formats of a figure, which is laid out when a file is written; `latex` is what stands beside it."""
+    return {
+        ".svg": lambda: to_svg(layout()).encode(),
+        ".dot": lambda: to_dot(layout()).encode(),
+        ".png": lambda: to_png(layout()),
+        ".pdf": lambda: to_pdf(layout()),
+        ".tex": lambda: to_tikz(layout(), latex()).encode("ascii"),
+    }
 
 
 @picture.register
@@ -131,8 +115,7 @@ picture.register(TanTree, partial(_themed, tree_picture))
 def draw_result(result: Drawable, path: Path, **options: Any) -> None:
     """Write the figure of a result."""
     layout = picture(result, **options)
-    formats = {suffix: writer for suffix, writer in FORMATS.items() if suffix not in export.WRITERS}
-    export.write(path, FigureParts(graph=layout.to_networkx, picture=lambda: layout), writers=formats)
+    export.write(path, _figure_writers(lambda: layout))
 
 
 @draw.register
@@ -143,16 +126,20 @@ def draw_net(network: Network, path: Path, **options: Any) -> None:
         check_names("option of a graph", options, ())
         return export.folded_to_networkx(network)
 
-    latex = lambda: equations(network).latex  # noqa: E731
-    parts = FigureParts(graph=graph, picture=lambda: picture(network, **options), equations=latex)
-    export.write(path, parts, writers=FORMATS)
+    layout, latex = lambda: picture(network, **options), lambda: equations(network).latex
+    export.write(path, export.graph_writers(graph) | _figure_writers(layout, latex))
 
 
 @draw.register
 def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its page or its discrete part."""
     check_options(path, options)
-    export.write(path, _parts(state, options), writers=FORMATS)
+    layout, latex = lambda: picture(state, **options), lambda: equations(state.network).latex
+    writers = export.graph_writers(lambda: export.sentence_to_networkx(state, **options))
+    writers |= _figure_writers(layout, latex)
+    writers[".bif"] = lambda: export.to_bif(state.world, evidence=state.evidence).encode()
+    writers[".html"] = lambda: written(described(state, asked_of(options)))
+    export.write(path, writers)
 
 
 def write_page(state: SentenceState, path: Path, **options: Any) -> None:
@@ -163,20 +150,8 @@ def write_page(state: SentenceState, path: Path, **options: Any) -> None:
         path: An HTML file.
         **options: The options of `Sentence.explore`.
     """
-    asked_of(options)
-    export.write(path, _parts(state, options), writers={".html": _html})
-
-
-def _parts(state: SentenceState, options: Mapping[str, Any]) -> FigureParts:
-    """All that a sentence can be written as."""
-    return FigureParts(
-        graph=lambda: export.sentence_to_networkx(state, **options),
-        world=state.world,
-        evidence=state.evidence,
-        picture=lambda: picture(state, **options),
-        equations=lambda: equations(state.network).latex,
-        page=lambda: written(described(state, asked_of(options))),
-    )
+    asked = asked_of(options)
+    export.write(path, {".html": lambda: written(described(state, asked))})
 
 
 def _plain_figure(state: SentenceState) -> str:
@@ -244,5 +219,5 @@ def check_options(path: Path, options: Mapping[str, Any]) -> None:
         check_names("option of a graph", options, [*inspect.signature(export.sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
         raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", got=", ".join(options))
-    elif suffix in FORMATS:
+    else:
         options_of(options)

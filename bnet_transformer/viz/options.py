@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bnet_transformer.errors import BNetError, BudgetError, mapping, number, one_of, unknown, whole
+from bnet_transformer.errors import BNetError, BudgetError, check_names, mapping, number, one_of, whole
 
 LIMIT = 2_000  # arrows of one figure
 DETAILS = (None, "nodes", "words", "folded")
@@ -100,13 +100,6 @@ def options_of(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
     """Options from keywords; a name that none has is refused with the near ones."""
     check_names("option of a picture", told, known or [each.name for each in fields(Options)])
     return Options(**told)
-
-
-def check_names(what: str, told: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse keywords that are none of these names, with the near ones."""
-    for name in told:
-        if name not in names:
-            raise unknown(what, name, names)
 
 
 def over_limit(what: str, limit: int, things: str, got: str, fits: Sequence[str], count: int) -> BudgetError:

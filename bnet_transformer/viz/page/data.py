@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import asking
-from bnet_transformer.errors import BNetError, BudgetError, listed, one_of
-from bnet_transformer.export.graphs import drawn_kind
+from bnet_transformer.errors import BNetError, BudgetError, check_names, listed, one_of
+from bnet_transformer.export import drawn_kind
 from bnet_transformer.graph import Bundle, Family, Ground
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
@@ -28,7 +28,7 @@ from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import World
 from bnet_transformer.viz.labels import letter_of, shown, visible
 from bnet_transformer.viz.nodes import depths_of, places_in_rows, rows_of
-from bnet_transformer.viz.options import THEMES, check_names
+from bnet_transformer.viz.options import THEMES
 from bnet_transformer.viz.page.formulas import formulas
 from bnet_transformer.viz.page.reading import Reading, included, prepare, read_from, reading_of
 from bnet_transformer.viz.picture import DASHES

@@ -16,8 +16,7 @@ from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.plots.canvas import PAGE, Canvas
-from bnet_transformer.viz.plots.heat import Map, framed, heat_map, heat_maps
-from bnet_transformer.viz.plots.table import Numbers
+from bnet_transformer.viz.plots.heat import Map, Numbers, framed, heat_map, heat_maps
 from bnet_transformer.viz.plots.tables import Series, bars
 
 SHOWN = ("pi", "theta", "history")

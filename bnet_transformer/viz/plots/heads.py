@@ -22,8 +22,8 @@ from bnet_transformer.inference.heads.gates import Damage, Inclusion
 from bnet_transformer.inference.heads.reading import OTHER
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import PAGE, SMALL, Canvas, scaled
-from bnet_transformer.viz.plots.heat import Map, heat_map, room, shared_limits, up_to
-from bnet_transformer.viz.plots.table import Numbers, numbers_of
+from bnet_transformer.viz.plots.heat import Map, Numbers, heat_map, room, shared_limits, up_to
+from bnet_transformer.viz.plots.tables import numbers_of
 
 MAPS = {  # of each measure: its scale, the title, and which numbers are its errors
     "rho": ("share of sentences, rho", "Where heads are in", None),

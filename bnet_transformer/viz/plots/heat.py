@@ -12,11 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
 
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.plots.canvas import LONGEST, PAGE, SIZE, SMALL, Canvas, scaled, width
-from bnet_transformer.viz.plots.table import Numbers
+
+Numbers = NDArray[np.float64]
 
 PANELS = 256
 FINE = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF

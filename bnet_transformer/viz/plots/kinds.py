@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from bnet_transformer.cost import Cost
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, check_names
 from bnet_transformer.inference import CorpusTan, Counterfactual, Reads, Samples, Tan, TanTree
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.inference.heads.corpus_roles import Roles
@@ -20,11 +22,7 @@ from bnet_transformer.inference.sweeps.results import Mediation, Sweep
 from bnet_transformer.training.loop import Trained
 from bnet_transformer.viz.plots import fits, heads, readings, sentences, sweeps, tables
 from bnet_transformer.viz.plots.canvas import Canvas, settings
-from bnet_transformer.viz.plots.table import Table, Tabled
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+from bnet_transformer.viz.plots.tables import Table
 
 # The first kind that a result is of draws it.
 PLOTS: Mapping[type, Callable[..., None]] = {
@@ -51,21 +49,29 @@ PLOTS: Mapping[type, Callable[..., None]] = {
     Trained: fits.trained,
     Cost: fits.cost,
     sentences.AnySentence: sentences.sentence,
-    Tabled: tables.tabled,
 }
-NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence", Tabled: "what has values and axes"}
-SEVERAL = "a list of Sentences"
+NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence"}
+OTHERS = "what has values and axes, a list of Sentences"
 
 
-def drawn(
-    result: object, ax: Axes | None, theme: str, title: str | None, options: Mapping[str, Any]
+def plot(
+    result: object, *, ax: Axes | None = None, theme: str = "light", title: str | None = None, **options: Any
 ) -> Figure | SubFigure:
-    """A result, drawn by the function of its kind."""
+    """Draw any result; the figure comes back, a new one or that of `ax`.
+
+    A `Sentence` shows its attention TPMs (`slice=`, `head=`, `role=`), or a posterior with `node=` (and `evidence=`).
+    An array or tensor is drawn by the names of its axes (`axes=("sentence", "head")`, with `labels=`, and `low=` and
+    `high=` or `error=`). `theme` is light or dark. `docs/plots.md` has them all.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    >>> figure = bt.plot(s, slice=0)
+    >>> [panel.get_title() for panel in figure.axes[:2]]
+    ['c = 0', 'c = 1']
+    """
     draw = _plot_of(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise unknown(f"option of a plot of {type(result).__name__}", name, known)
+    check_names(f"option of a plot of {type(result).__name__}", options, known)
     canvas = Canvas(ax, theme, title)
     with settings(canvas.colours["ink"]):
         draw(result, canvas, **options)
@@ -78,5 +84,7 @@ def _plot_of(result: object) -> Callable[..., None]:
     for kind, draw in PLOTS.items():
         if isinstance(result, kind):
             return draw
-    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), SEVERAL])
+    if hasattr(result, "values") and hasattr(result, "axes"):
+        return tables.tabled
+    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), OTHERS])
     raise BNetError("plot", expected="a result that has a plot", got=result, allowed=f"{names}; draw is for graphs")

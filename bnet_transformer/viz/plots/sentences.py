@@ -18,8 +18,7 @@ from bnet_transformer.network import Member
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import Canvas
 from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, up_to
-from bnet_transformer.viz.plots.table import table_of
-from bnet_transformer.viz.plots.tables import Series, bars, table, top_of
+from bnet_transformer.viz.plots.tables import Series, bars, table, table_of, top_of
 
 TOKENS = "tokens"
 ABSENT = "Blank: no arrow, word i does not read word j."

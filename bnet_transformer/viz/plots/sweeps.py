@@ -13,9 +13,8 @@ from bnet_transformer.errors import BNetError, one_of, share, whole
 from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.viz.plots.canvas import Canvas
-from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, room
-from bnet_transformer.viz.plots.table import Numbers, numbers_of
-from bnet_transformer.viz.plots.tables import Series, bars
+from bnet_transformer.viz.plots.heat import Map, Numbers, heat_map, heat_maps, room
+from bnet_transformer.viz.plots.tables import Series, bars, numbers_of
 
 FEW = 12  # cells whose direct and indirect effects stand side by side as bars
 STACKED = 12  # panels that stand one above the other on a page

@@ -1,4 +1,4 @@
-"""Plots of numbers with named axes (arrays, tensors, tables, results that have `values` and `axes`), and their bars.
+"""Tables: numbers with named axes, labels on them, an interval around each where there is one; plots of them, and bars.
 
 Bars are shares of states, side by side where there are two of each, with intervals where these are known.
 """
@@ -11,14 +11,126 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from torch import Tensor
 
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.errors import BNetError, check_names, mapping, one_of, whole
+from bnet_transformer.tpm.arrays import in_numpy, own_tensor
 from bnet_transformer.viz.labels import shown
 from bnet_transformer.viz.plots.canvas import LONGEST, PAGE, SMALL, Canvas, width
-from bnet_transformer.viz.plots.heat import Map, heat_map, heat_maps, room, up_to
-from bnet_transformer.viz.plots.table import Numbers, Table, Tabled, table_of
+from bnet_transformer.viz.plots.heat import Map, Numbers, heat_map, heat_maps, room, up_to
 
 UPRIGHT = 16  # more bars than this lie on their side
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers with named axes: `values[i, j]` lies between `low[i, j]` and `high[i, j]`, where these are known.
+
+    `labels[axis]` names the places along an axis; NaN is a number that is not there.
+    """
+
+    values: Numbers = field(repr=False)
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    low: Numbers | None = field(default=None, repr=False)
+    high: Numbers | None = field(default=None, repr=False)
+    what: str = ""
+
+    @property
+    def are_shares(self) -> bool:
+        """True where no number is below zero and each row adds up to 1."""
+        least, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
+        return bool(least >= 0 and np.allclose(sums, 1, atol=1e-4))
+
+    def named(self, dim: int) -> tuple[str, ...]:
+        """The labels along a dim: those told, else its numbers."""
+        axis = self.axes[dim]
+        return self.labels.get(axis, tuple(map(str, range(self.values.shape[dim]))))
+
+
+def table_of(
+    values: object,
+    axes: object,
+    *,
+    labels: object = None,
+    low: object = None,
+    high: object = None,
+    error: object = None,
+    what: str = "",
+) -> Table:
+    """A table from arrays or tensors, checked; `error` stands for `low = values - error`, `high = values + error`.
+
+    >>> table_of([[0.2, 0.8]], ("sentence", "head")).named(1)
+    ('0', '1')
+    """
+    numbers = numbers_of("values", values)
+    names = names_of(axes, numbers.ndim)
+    if numbers.size == 0:
+        raise BNetError("values", expected="at least one number", got=f"none, of shape {numbers.shape}")
+    told = _labels(labels, names, numbers.shape)
+    if error is not None:
+        if low is not None or high is not None:
+            raise BNetError("error", expected="error=, or low= and high=", got="both")
+        spread = numbers_of("error", error, numbers.shape)
+        if bool((spread < 0).any()):
+            raise BNetError("error", expected="no number below 0", got=float(np.nanmin(spread)))
+        return Table(numbers, names, told, numbers - spread, numbers + spread, what)
+    if (low is None) != (high is None):
+        raise BNetError("interval", expected="low= and high=", got="one of them")
+    if low is None:
+        return Table(numbers, names, told, what=what)
+    lower, upper = numbers_of("low", low, numbers.shape), numbers_of("high", high, numbers.shape)
+    if bool((lower > upper).any()):
+        raise BNetError("interval", expected="low at most high", got="low above high")
+    return Table(numbers, names, told, lower, upper, what)
+
+
+def numbers_of(what: str, value: object, shape: tuple[int, ...] | None = None) -> Numbers:
+    """An array or tensor as real numbers, NaN where there is none."""
+    try:
+        found = np.asarray(in_numpy(own_tensor(value)) if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError):  # rows of different lengths, a tensor that does not show its numbers
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise BNetError(what, expected="an array of real numbers", got=value)
+    numbers = found.astype(np.float64)
+    if bool(np.isinf(numbers).any()):
+        raise BNetError(what, expected="finite numbers (NaN is left blank)", got="an infinite one")
+    if shape is not None and numbers.shape != shape:
+        raise BNetError(what, expected=f"the shape of the values, {shape}", got=numbers.shape)
+    return numbers
+
+
+def names_of(axes: object, count: int) -> tuple[str, ...]:
+    """The names of the axes: one for each dim."""
+    if axes is None and count == 1:
+        return ("state",)
+    names = (axes,) if isinstance(axes, str) else tuple(axes) if isinstance(axes, Sequence) else ()
+    if not 1 <= count <= 3:
+        raise BNetError("values", expected="1, 2 or 3 dims", got=f"{count}")
+    if len(names) != count or not all(isinstance(name, str) and name for name in names):
+        allowed = 'such as ("sentence", "head"), ("slice", "head"), ("head", "word", "word")'
+        raise BNetError("axes", expected=f"a name for each of {count} dims", got=axes, allowed=allowed)
+    if len(set(names)) != count:
+        raise BNetError("axes", expected="different names", got=axes)
+    return names
+
+
+def _labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    sizes = dict(zip(names, shape, strict=True))
+    given = mapping("labels", labels)
+    check_names("labels", given, names)
+    for axis, told in given.items():
+        if isinstance(told, str) or not isinstance(told, Sequence):
+            raise BNetError(f"labels of {axis}", expected="a list of strings", got=told)
+        if len(told) != sizes[axis]:
+            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", got=len(told))
+        found[axis] = tuple(map(str, told))
+    return found
+
+
+# what is drawn of a table
 
 
 def array(
@@ -38,7 +150,7 @@ def array(
     table(table_of(result, axes, labels=labels, low=low, high=high, error=error, what=what), canvas, top=top, sort=sort)
 
 
-def tabled(result: Tabled, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
+def tabled(result: Any, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
     """A result with `values` and `axes`; `labels`, `low`, `high`, `error` and `what` where it has them."""
     extra = {name: getattr(result, name, None) for name in ("labels", "low", "high", "error")}
     what = getattr(result, "what", "")
