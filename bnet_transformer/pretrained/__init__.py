@@ -6,7 +6,6 @@ A family of models is a file in `families/`; nothing else of the package knows o
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
