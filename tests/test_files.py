@@ -26,6 +26,13 @@ from tests.keeping import rewrite, same
 TRUST = ("tests.strangers",)
 
 
+def test_parameters_are_read_in_the_order_of_the_net(tmp_path: Path) -> None:
+    """Draws of NUTS and SVI follow it; a file holds them by name."""
+    net = bt.bayesuvius(3, heads=2, observe=Categorical(2))
+    net.save(tmp_path / "net.safetensors")
+    assert list(bt.load(tmp_path / "net.safetensors").parameters) == list(net.parameters)
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     path = tmp_path / "net.safetensors"

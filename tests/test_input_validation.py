@@ -250,6 +250,8 @@ def test_a_name_mistyped_by_a_letter_is_offered():
 # Values of the right type that do not fit, and what the error names.
 UNFIT: list[tuple[Callable[[], object], str]] = [
     (lambda: net().sentence(""), "at least one word"),
+    (lambda: tpm.Parameter((2,), spread=-1.0), "spread of a parameter"),
+    (lambda: tpm.Parameter((2,), fill=(1.0, 2.0, 3.0)), r"shape \(2,\)"),
     (lambda: net().sentence(["the", ""]), "word"),
     (lambda: net().sentence([0, 3]), "ids from 0 to 2"),
     (lambda: net().sentence("the", x=torch.zeros(2, 4)), "x"),

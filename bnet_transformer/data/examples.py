@@ -178,9 +178,11 @@ class ExampleReader:
         _check_shape(self.task.network, readout, value, family.name, lead, words)
         if not discrete and bool(self.is_bad(value).any()):
             wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
-            helps = self.option is not None and self.missing is False and not bool(value.isinf().any())
+            whole_words = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
+            helps = self.option is not None and self.missing is False and whole_words
             allowed = f"{self.option}, where NaN says that nothing of a word was observed" if helps else None
-            raise BNetError(family.name, expected=wanted, got="NaN or infinity", allowed=allowed)
+            got = "infinity" if bool(value.isinf().any()) else "NaN"
+            raise BNetError(family.name, expected=wanted, got=got, allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())

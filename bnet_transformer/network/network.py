@@ -213,6 +213,7 @@ class Network:
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.tables, numbers=numbers)
+        merged = {name: merged[name] for name in self.shapes}  # in the order of the net, whatever that of a file is
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:

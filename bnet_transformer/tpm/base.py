@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, put, whole
+from bnet_transformer.errors import BNetError, number, put, whole
 from bnet_transformer.tpm.checks import Checked
 from bnet_transformer.tpm.symbols import Symbols
 
@@ -83,9 +83,20 @@ class Parameter:
     learnable: bool = True
 
     def __post_init__(self) -> None:
-        put(self, shape=shape_of("shape of a parameter", self.shape))
-        if self.fill is not None:
-            put(self, fill=_in_tuples(np.asarray(self.fill, dtype=float).tolist()))
+        spread = number("spread of a parameter", self.spread, least=0)
+        put(self, shape=shape_of("shape of a parameter", self.shape), spread=spread)
+        if self.fill is None:
+            return
+        try:
+            fill = np.asarray(self.fill, dtype=float)
+            numbers = np.isfinite(fill) | np.isneginf(fill)  # -inf: the logit of a probability of 0
+            fits = bool(numbers.all()) and broadcast(fill.shape, self.shape) == self.shape
+        except (TypeError, ValueError, RuntimeError):
+            fits = False
+        if not fits:
+            wanted = f"finite numbers, one or of shape {self.shape}"
+            raise BNetError("fill of a parameter", expected=wanted, got=self.fill)
+        put(self, fill=_in_tuples(fill.tolist()))
 
 
 def _in_tuples(table: float | list[Any]) -> float | tuple[object, ...]:

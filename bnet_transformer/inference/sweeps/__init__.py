@@ -19,15 +19,22 @@ from typing import Any
 import numpy as np
 
 from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError, one_of, whole, within_memory
 from bnet_transformer.inference.query import Route
 from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.inference.sweeps.ablation import Ablation
-from bnet_transformer.inference.sweeps.cell_spec import Cells, cells_of
+from bnet_transformer.inference.sweeps.cell_spec import Cells, Ids, cells_of
 from bnet_transformer.inference.sweeps.engine import ExampleBatch, estimate_cells, run_cells
 from bnet_transformer.inference.sweeps.examples import MEMORY, Metric, examples_of, metric_of, pair
 from bnet_transformer.inference.sweeps.results import ByCell, Mediation, Sweep
-from bnet_transformer.inference.sweeps.sparse_update import bytes_of, find_needed_positions
+from bnet_transformer.inference.sweeps.routing import set_words_of
+from bnet_transformer.inference.sweeps.sparse_update import (
+    bytes_of,
+    find_changed_positions,
+    find_needed_positions,
+    is_wordwise,
+)
 
 __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -109,8 +116,8 @@ def explain_sweep(
         progress: Has no effect here.
 
     Returns:
-        The algorithm and the reason. Where some cells run alone and others do not, `parts` has a route for each kind,
-        with the node that is the reason.
+        The algorithm, the reason and the cost. Where some cells run alone and others do not, `parts` has a route for
+        each kind, with the node that is the reason.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.inference.sweeps import explain_sweep
@@ -121,7 +128,7 @@ def explain_sweep(
     ('sweep of 9 cells', 'compiled', None)
     """
     batches, _, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    return _route(batches, cells)
+    return _route(batches, cells, count_flops=True)
 
 
 @within_memory("mediation")
@@ -168,7 +175,7 @@ def mediation(
     return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
-def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
+def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool = False) -> Route:
     """How the cells are computed, which is the same in all batches.
 
     Where some run alone, `parts` has a route for those that do not, and one for each obstacle.
@@ -179,10 +186,11 @@ def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
     runs = sum(len(batch.corrupt) for batch in batches) * states
     parts: list[Route] = []
     if len(together):
+        flops = _count_flops(first, cells, together, runs) if count_flops and not first.first_order else None
         reason = "all cells share one run, and only what a cell changes is computed again"
         reason = "the slopes of one run estimate the effect of every cell" if first.first_order else reason
         question = _question(len(together))
-        parts.append(Route(question, "compiled", reason, states=states, is_exact=not first.first_order))
+        parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
     shapes = first.corrupt.world.ground.shapes
     nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
     for obstacle, count in Counter(first.alone.values()).items():
@@ -191,12 +199,37 @@ def _route(batches: Sequence[ExampleBatch], cells: Cells) -> Route:
     if len(parts) == 1:
         return parts[0]
     reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)
-    exact, told = not first.first_order, tuple(parts)
-    return Route(_question(len(there)), "sequential", reason, parts[-1].node, states, None, evaluations, exact, told)
+    node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
+    return Route(_question(len(there)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts))
 
 
 def _question(cells: int) -> str:
     return f"sweep of {cells:,} cell{'s' if cells != 1 else ''}"
+
+
+def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> int | None:
+    """FLOPs of the products of the runs, and of what cells change; None where a TPM does not say its products."""
+    world, needed = batch.corrupt.world, batch.needed
+    network, ground = world.network, world.ground
+    want = sorted({ground.family_of(node).name for node in needed.outcomes})
+    if batch.corrupt.module.find_needs(want, ()).fault is not None:
+        return None
+    flops, slices = Counter[str](), Counter[str]()
+    for row in cost(network, dict(ground.words) or None, want=want).rows:
+        if row.flops is None:
+            return None
+        flops[row.template] += row.flops
+        slices[row.template] += row.slices
+    share = dict.fromkeys(needed.leads, 2.0)  # of a run that a family takes: the corrupt and the clean one
+    for chunk, set_words in set_words_of(world, needed, cells):
+        inside = np.isin(chunk, numbers)
+        for index, (_, both) in find_changed_positions(world, needed, set_words, len(chunk)).items():
+            table = both[inside]
+            if not is_wordwise(network, network.members[index]):  # all words of a cell are computed
+                table = np.any(table, axis=-1, keepdims=True)
+            share[index] += float(table.mean(-1).sum())
+    stems = {index: network.graph.families[index].stem for index in share}
+    return round(runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
 
 
 def _prepare(

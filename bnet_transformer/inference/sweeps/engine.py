@@ -87,7 +87,9 @@ class ExampleBatch:
     needed: NeededPositions = field(init=False)
     clean_needed: NeededPositions = field(init=False)
     has_run: bool = field(init=False)
-    alone: dict[int, Obstacle] = field(init=False)
+    without_source: dict[int, Obstacle] = field(init=False)  # cells that take no values from a common run
+    alone: dict[int, Obstacle] = field(init=False)  # these, and the cells whose changes are computed alone
+    apart: set[int] = field(init=False)  # of them, those that set something to another value
     _kept: list[Start] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,9 +106,11 @@ class ExampleBatch:
         everywhere = find_obstacle_of_all(sides_needed)
         self.has_run = everywhere is None
         if everywhere is None:
-            self.alone = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
+            self.without_source, changes = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
+            self.alone = {**changes, **self.without_source}
         else:
-            self.alone = dict.fromkeys(self.cells.there.tolist(), everywhere)
+            self.alone = self.without_source = dict.fromkeys(self.cells.there.tolist(), everywhere)
+        self.apart = set(self.alone)
 
     def outcomes(self, cells: Ids, *, alone: bool) -> Outcomes:
         """The outcomes of some cells, in one run or each in its own, choices averaged: `[cell, example, *shape]`."""
@@ -125,9 +129,14 @@ class ExampleBatch:
         if not self.has_run:
             clean = None if self.clean is None else self._of_each(self.clean)
             return self._of_each(self.corrupt), clean
-        both = [(start.run.base_outcomes(), start.clean) for start in self.starts()]
-        cleans = [clean for _, clean in both if clean is not None]
-        return self.averaged([corrupt for corrupt, _ in both]), self.averaged(cleans) if cleans else None
+        corrupts, cleans, busy = list[Outcomes](), list[Outcomes](), set[int]()
+        for start in self.starts():
+            corrupts.append(start.run.base_outcomes())
+            cleans += [] if start.clean is None else [start.clean]
+            busy.update(start.busy.tolist())
+        # What a cell changes is no obstacle if it sets nothing to another value.
+        self.apart = {*self.without_source, *(self.alone.keys() & busy)}
+        return self.averaged(corrupts), self.averaged(cleans) if cleans else None
 
     def averaged(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes over the states of the choices."""
@@ -141,7 +150,7 @@ class ExampleBatch:
     def _start(self, states: Mapping[int, Tensor]) -> Start:
         """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
         corrupt = self.corrupt.set_to(states)
-        cells = _without(self.cells, self.alone)
+        cells = _without(self.cells, self.without_source)
         sources = frozenset(sources_of(corrupt.world, cells) - {each.family for each in cells.entries if each.rows})
         slopes = frozenset(each.family for each in cells.entries) if self.first_order else frozenset()
         run = PatchedRun(corrupt, self.needed, sources, slopes=slopes)
@@ -215,7 +224,7 @@ def run_cells(
     """
     clean, corrupt = metric_of_base_runs(batches, metric)
     there = cells.there
-    apart = np.isin(there, list(batches[0].alone))  # as in all batches: the same is set in every example
+    apart = np.isin(there, list(set().union(*(batch.apart for batch in batches))))
     found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
     world, memory = batches[0].corrupt.world, batches[0].memory
     each, _ = bytes_of(world, batches[0].needed)

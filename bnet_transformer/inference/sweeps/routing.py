@@ -47,7 +47,9 @@ def find_obstacle_of_all(sides: Sequence[Side]) -> Obstacle | None:
     return None
 
 
-def find_obstacles(sides: Sequence[Side], cells: Cells, *, first_order: bool = False) -> dict[int, Obstacle]:
+def find_obstacles(
+    sides: Sequence[Side], cells: Cells, *, first_order: bool = False
+) -> tuple[dict[int, Obstacle], dict[int, Obstacle]]:
     """Apply the rules that forbid single cells to one batch of examples.
 
     Args:
@@ -56,11 +58,12 @@ def find_obstacles(sides: Sequence[Side], cells: Cells, *, first_order: bool = F
         first_order: True where no cell runs, so that only the nodes that cells set matter.
 
     Returns:
-        Why a cell runs alone, of each that does.
+        Why a cell cannot take its values from a common run, of each that cannot; and why what a cell changes is not
+        computed with others, which is no obstacle to one that sets nothing to another value.
     """
     corrupt, needed = sides[0]
     world = corrupt.world
-    found = _obstacles_of_changes(world, needed, cells, first_order=first_order)
+    found: dict[int, Obstacle] = {}
     sources = sources_of(world, cells)
     if any(find_obstacle_of_a_run(examples, sources) is not None for examples, _ in sides):
         for numbers, families in _sources_by_cells(world, cells):
@@ -72,7 +75,7 @@ def find_obstacles(sides: Sequence[Side], cells: Cells, *, first_order: bool = F
         done = [*ground.cut_in(entries.family), *ground.rows_in(entries.family)] if entries.rows else []
         if done:  # such rows are neither taken from a run, nor set in one, all at once
             found |= dict.fromkeys(entries.cell.tolist(), Obstacle(ground.name(done[0]), "set by do()"))
-    return found
+    return found, _obstacles_of_changes(world, needed, cells, first_order=first_order)
 
 
 def sources_of(world: World, cells: Cells) -> set[int]:
