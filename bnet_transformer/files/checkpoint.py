@@ -18,7 +18,7 @@ from bnet_transformer.files import as_path, exclusive_lock, read_tensors, readin
 from bnet_transformer.network import Network
 
 WANTED = "a checkpoint of train"
-FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 1, "checkpoint.safetensors"
+FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 2, "checkpoint.safetensors"
 CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
 
 
@@ -127,6 +127,9 @@ def read(path: Path, network: Network) -> Checkpoint:
     """The checkpoint of this net; any other is refused."""
     where = str(path)
     head, tensors = read_tensors(path, WANTED, FORMAT, VERSION)
+    if head["version"] < VERSION:  # its hashes name modules that classes have left since
+        got = "one of an earlier version of the library"
+        raise FileError(where, expected=f"a checkpoint of format version {VERSION}", got=got, allowed="another folder")
     _check_net(where, network, head, tensors)
     with reading(path, WANTED):
         losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
