@@ -89,10 +89,7 @@ def figure(what: str, values: float | Sequence[float], unit: str, target: float 
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    runs: int,
-    warm: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
+    calls: Mapping[str, Callable[[], object]], runs: int, warm: int = 1, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
     """Seconds of each call, `runs` times in turn, the order reversed every other time; `warm` runs do not count.
 

@@ -63,13 +63,7 @@ def coverage(method: str, heads: int, sentences: int, strength: float, replicati
     return torch.stack(held), torch.stack(wide)
 
 
-CASES = (
-    ("exact", 4, 60, 1.0),
-    ("exact", 4, 60, 0.1),
-    ("exact", 4, 8, 1.0),
-    ("exact", 8, 60, 1.0),
-    ("svi", 4, 60, 1.0),
-)
+CASES = (("exact", 4, 60, 1.0), ("exact", 4, 60, 0.1), ("exact", 4, 8, 1.0), ("exact", 8, 60, 1.0), ("svi", 4, 60, 1.0))
 
 
 def main() -> None:

@@ -115,12 +115,7 @@ def networkx_of_128_words() -> list[Figure]:
 
     ours = lambda: ground_to_networkx(network, Ground(network.graph, {"": 128}), limit=None)  # noqa: E731
     spent = interleaved(
-        {
-            "ours": ours,
-            "triples": lambda: ready((triples, {})),
-            "pairs": lambda: ready(*grouped),
-        },
-        runs=7,
+        {"ours": ours, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
     )
     gc.unfreeze()
     best = min(("triples", "pairs"), key=lambda name: sorted(spent[name])[len(spent[name]) // 2])

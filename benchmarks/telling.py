@@ -121,14 +121,7 @@ def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
     spread = "" if each.runs == 1 else f"{_said(each.low)} to {_said(each.high)}"
     spread = spread if each.error is None else f"± {_said(each.error)}"
     target = "" if each.target is None else f"at most {_said(each.target)} {each.unit}".rstrip()
-    return (
-        each.what,
-        f"{_said(each.value)} {each.unit}".rstrip(),
-        spread,
-        str(each.runs),
-        target,
-        each.verdict,
-    )
+    return (each.what, f"{_said(each.value)} {each.unit}".rstrip(), spread, str(each.runs), target, each.verdict)
 
 
 def _said(value: float) -> str:

@@ -14,31 +14,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bnet_transformer import models as models
-    from bnet_transformer import tpm as tpm
+    from bnet_transformer import models as models, tpm as tpm
     from bnet_transformer.axes import Reach as Reach
-    from bnet_transformer.bnet import BNet as BNet
-    from bnet_transformer.bnet import load as load
-    from bnet_transformer.errors import BNetError as BNetError
-    from bnet_transformer.errors import BudgetError as BudgetError
-    from bnet_transformer.errors import DeclarationError as DeclarationError
-    from bnet_transformer.errors import EvidenceError as EvidenceError
-    from bnet_transformer.errors import FileError as FileError
-    from bnet_transformer.errors import ReadingError as ReadingError
-    from bnet_transformer.errors import UnknownNameError as UnknownNameError
+    from bnet_transformer.bnet import BNet as BNet, load as load
+    from bnet_transformer.errors import (
+        BNetError as BNetError,
+        BudgetError as BudgetError,
+        DeclarationError as DeclarationError,
+        EvidenceError as EvidenceError,
+        FileError as FileError,
+        ReadingError as ReadingError,
+        UnknownNameError as UnknownNameError,
+    )
     from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.inference.circuits import circuit as circuit
     from bnet_transformer.inference.explain import explain as explain
-    from bnet_transformer.inference.fit import EM as EM
-    from bnet_transformer.inference.fit import MAP as MAP
-    from bnet_transformer.inference.fit import NUTS as NUTS
-    from bnet_transformer.inference.fit import SVI as SVI
-    from bnet_transformer.inference.fit import Fit as Fit
-    from bnet_transformer.inference.fit import fit as fit
-    from bnet_transformer.inference.heads import inclusion as inclusion
-    from bnet_transformer.inference.heads import roles as roles
-    from bnet_transformer.inference.sweeps import mediation as mediation
-    from bnet_transformer.inference.sweeps import sweep as sweep
+    from bnet_transformer.inference.fit import EM as EM, MAP as MAP, NUTS as NUTS, SVI as SVI, Fit as Fit, fit as fit
+    from bnet_transformer.inference.heads import inclusion as inclusion, roles as roles
+    from bnet_transformer.inference.sweeps import mediation as mediation, sweep as sweep
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
     from bnet_transformer.models.decoder import decoder as decoder
     from bnet_transformer.models.encoder import encoder as encoder
@@ -46,18 +39,22 @@ if TYPE_CHECKING:
     from bnet_transformer.models.geometric import geometric as geometric
     from bnet_transformer.models.recurrent import recurrent as recurrent
     from bnet_transformer.models.volume_preserving import volume_preserving as volume_preserving
-    from bnet_transformer.network import Arrow as Arrow
-    from bnet_transformer.network import Declaration as Declaration
-    from bnet_transformer.network import Node as Node
-    from bnet_transformer.network import Plate as Plate
-    from bnet_transformer.network import Stack as Stack
+    from bnet_transformer.network import (
+        Arrow as Arrow,
+        Declaration as Declaration,
+        Node as Node,
+        Plate as Plate,
+        Stack as Stack,
+    )
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
     from bnet_transformer.sentence import Sentence as Sentence
-    from bnet_transformer.training import AdamW as AdamW
-    from bnet_transformer.training import EarlyStopping as EarlyStopping
-    from bnet_transformer.training import Execution as Execution
-    from bnet_transformer.training import train as train
+    from bnet_transformer.training import (
+        AdamW as AdamW,
+        EarlyStopping as EarlyStopping,
+        Execution as Execution,
+        train as train,
+    )
     from bnet_transformer.viz.plots.kinds import plot as plot
 
 __version__ = "0.1.0"

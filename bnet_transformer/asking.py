@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import BNetError, one_of, unknown, whole

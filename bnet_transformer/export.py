@@ -224,11 +224,7 @@ def _common(member: Member) -> dict[str, Any]:
 
 
 def _nodes(
-    ground: Ground,
-    member: Member,
-    selection: Selection,
-    tokens: Mapping[str, Sequence[str]],
-    observed: Collection[int],
+    ground: Ground, member: Member, selection: Selection, tokens: Mapping[str, Sequence[str]], observed: Collection[int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of a family with their attributes."""
     family = member.family

@@ -99,12 +99,7 @@ def sources(
 
 
 def _picked(
-    world: World,
-    member: Member,
-    index: tuple[int, ...],
-    given: Input,
-    plate: str,
-    states: Mapping[int, Tensor],
+    world: World, member: Member, index: tuple[int, ...], given: Input, plate: str, states: Mapping[int, Tensor]
 ) -> int | None:
     """The entry along a plate that a selector picks, if one does."""
     selector = dict(given.pick).get(plate)
@@ -367,11 +362,7 @@ def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int =
 
 
 def log_evidence(
-    world: World,
-    evidence: Mapping[int, Tensor],
-    query: int | None = None,
-    budget: int = BUDGET,
-    atol: float = ATOL,
+    world: World, evidence: Mapping[int, Tensor], query: int | None = None, budget: int = BUDGET, atol: float = ATOL
 ) -> Tensor:
     """`log P(evidence)`, or `log P(query = state, evidence)` for each state of a discrete query.
 

@@ -155,11 +155,7 @@ FORECASTERS = (
         _read_draws,
     ),
     Forecaster(
-        "LSTM, word by word",
-        lambda seed: bt.recurrent(68, features=1, seed=seed),
-        _word_by_word,
-        _iterated,
-        _paths,
+        "LSTM, word by word", lambda seed: bt.recurrent(68, features=1, seed=seed), _word_by_word, _iterated, _paths
     ),
 )
 

@@ -485,15 +485,11 @@ CASES: tuple[Case, ...] = (
         evidence={"y_1": "sat"},
     ),
     Case(
-        "chapter, widths",
-        chapter(key_dim=2, value_dim=3, observe=tpm.Categorical(2, pool="mean")),
-        evidence={"y": 1},
+        "chapter, widths", chapter(key_dim=2, value_dim=3, observe=tpm.Categorical(2, pool="mean")), evidence={"y": 1}
     ),
     Case("codebook", chapter(heads=2, atoms=(3, 2, 2), observe=tpm.Categorical(3), prior=0.5), evidence=Y),
     Case(
-        "codebook, two slices",
-        chapter(heads=2, atoms=2, slices=2, residual=True, observe=tpm.Normal(0.4)),
-        evidence=R,
+        "codebook, two slices", chapter(heads=2, atoms=2, slices=2, residual=True, observe=tpm.Normal(0.4)), evidence=R
     ),
     Case("corpus", chapter(heads=3, per="corpus", observe=tpm.Normal(1.0, dim=2)), evidence={"y_1": (0.2, -0.3)}),
     Case("slice", chapter(heads=2, slices=3, per="slice", observe=tpm.Categorical(3)), evidence=Y),
@@ -509,12 +505,7 @@ CASES: tuple[Case, ...] = (
         "cat sat",
         evidence={"y_1": 2},
     ),
-    Case(
-        "word, two slices",
-        chapter(heads=2, slices=2, per="word", observe=tpm.Categorical(2)),
-        "cat sat",
-        {"y_0": 1},
-    ),
+    Case("word, two slices", chapter(heads=2, slices=2, per="word", observe=tpm.Categorical(2)), "cat sat", {"y_0": 1}),
     Case("concat", chapter(heads=3, combine="concat", residual=True, observe=tpm.Categorical(3)), evidence=Y),
     Case("one word", chapter(heads=2, observe=tpm.Categorical(3)), "cat", {"y_0": 2}),
     Case("encoder, post-norm", lambda: encoder(pre=False), "the cat sat", {"y_0": "cat"}),

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Mean, Noise, Zero, corpus_tan

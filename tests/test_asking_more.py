@@ -9,8 +9,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
@@ -187,8 +186,7 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"per": "word", "slices": 2}, {"atoms": (2, 1, 2), "slices": 2}, {"per": "corpus"}],
+    "options", [{"per": "word", "slices": 2}, {"atoms": (2, 1, 2), "slices": 2}, {"per": "corpus"}]
 )
 def test_many_states_at_once_are_what_they_are_one_by_one(options):
     s = doubled(**options).sentence("the cat")
@@ -398,10 +396,7 @@ def test_a_tree_hears_evidence():
 def test_a_divergence_is_told_only_where_the_sentences_bear_it():
     """Codes that are independent, so that the divergence is none: what is told is near it, and corrected nearer."""
     rng = np.random.default_rng(0)
-    for sentences, n, told in (
-        (1000, 3, True),
-        (1000, 6, False),
-    ):
+    for sentences, n, told in ((1000, 3, True), (1000, 6, False)):
         codes = rng.integers(0, n, (sentences, n))
         found = corpus_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
         assert (found.divergence is not None) == told == (found.divergence_corrected is not None)

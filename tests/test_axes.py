@@ -4,8 +4,7 @@ import keyword
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bnet_transformer.axes import REACHES, WIDE, Reach, as_reach, join, role_fault, split, stem_of
 from bnet_transformer.errors import BNetError

@@ -11,8 +11,7 @@ from types import CodeType
 import pytest
 import torch
 
-from benchmarks import __main__ as rows
-from benchmarks import gpu, limits, size, walks
+from benchmarks import __main__ as rows, gpu, limits, size, walks
 from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
 from benchmarks.telling import cells, to_markdown

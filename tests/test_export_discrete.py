@@ -12,8 +12,7 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 import bnet_transformer as bt

@@ -165,14 +165,7 @@ def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Pat
     net = declare(odd(extra=Odd.Inner(4)))
     files.save(net, path)
     names = {f"{HERE}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
-    for trust in (
-        (),
-        False,
-        "nobody",
-        (f"{HERE}:Odd",),
-        [f"{HERE}:Part", f"{HERE}:Odd"],
-        (f"{HERE}x", HERE[:-1]),
-    ):
+    for trust in ((), False, "nobody", (f"{HERE}:Odd",), [f"{HERE}:Part", f"{HERE}:Odd"], (f"{HERE}x", HERE[:-1])):
         with pytest.raises(bt.FileError, match=f"got .*{HERE}:(Part|Odd.Inner).*allowed: .*trust="):
             files.load(path, trust=trust)
     for trust in (True, HERE, [HERE], names):

@@ -353,12 +353,7 @@ REFUSED = [
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
     (mixture, (X, Y), {"method": bt.EM(inner=3), "learn": ["c.logits"]}, "EM of tables alone"),
     (mixture, (X, Y), {"method": "nuts"}, "spread"),
-    (
-        mixture,
-        (X, Y),
-        {"method": "svi", "restarts": 2, "spread": 1.0},
-        r"method=bt.MAP\(restarts=...\)",
-    ),
+    (mixture, (X, Y), {"method": "svi", "restarts": 2, "spread": 1.0}, r"method=bt.MAP\(restarts=...\)"),
     (mixture, (X, Y), {"method": "nuts", "spread": 1.0, "batch": 2}, "whole likelihood"),
     (mixture, (X, Y), {"method": "svi", "choices": "sampled", "anneal": 2.0}, "anneal"),
     (mixture, (X, Y), {"resume": True}, r"checkpoints=bt.Checkpoints\(resume=...\)"),

@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer import files

@@ -6,8 +6,7 @@ from collections import Counter
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.axes import Reach

@@ -6,15 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
 from bnet_transformer.inference.heads.gates import head_shares, runs_of
-from bnet_transformer.inference.heads.posterior import draws_of, posterior_of, relaxed
-from bnet_transformer.inference.heads.posterior import settings as all_settings
+from bnet_transformer.inference.heads.posterior import draws_of, posterior_of, relaxed, settings as all_settings
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 

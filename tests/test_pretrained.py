@@ -377,16 +377,10 @@ def test_folders_that_are_not_sound_are_refused(folder):
     for changes, match in (
         ({"intermediate_size": 9}, r"intermediate.dense.weight of shape \(9, 12\).*got shape \(10, 12\)"),
         ({"intermediate_size": 10, "num_attention_heads": 5}, "heads that divide 12; got 5"),
-        (
-            {"num_attention_heads": 3, "num_hidden_layers": 1},
-            "no others within its slices .*; got encoder.layer.1",
-        ),
+        ({"num_attention_heads": 3, "num_hidden_layers": 1}, "no others within its slices .*; got encoder.layer.1"),
         ({"num_hidden_layers": 2, "hidden_act": "quick_gelu"}, "a known activation; got quick_gelu; allowed: gelu"),
         ({"hidden_act": "gelu", "position_embedding_type": "relative_key"}, "position_embedding_type='absolute'"),
-        (
-            {"position_embedding_type": "absolute", "model_type": "mamba"},
-            "a known family; got 'mamba'; .*bert.*gpt2",
-        ),
+        ({"position_embedding_type": "absolute", "model_type": "mamba"}, "a known family; got 'mamba'; .*bert.*gpt2"),
         ({"model_type": "bert", "hidden_size": "wide"}, "hidden_size"),
     ):
         config(folder, **changes)

@@ -9,19 +9,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.tpm import (
-    TPM,
-    Add,
-    Attention,
-    Categorical,
-    Embed,
-    Given,
-    Linear,
-    Pool,
-    Read,
-    Relative,
-    Select,
-)
+from bnet_transformer.tpm import TPM, Add, Attention, Categorical, Embed, Given, Linear, Pool, Read, Relative, Select
 from tests.cases import every
 
 W = ["word"]
@@ -135,10 +123,7 @@ def test_a_relative_bias_is_the_same_score_under_both_normalisers():
 
 @pytest.mark.parametrize(
     "selector, reach",
-    [
-        (bt.Node("j", Read(), ["x", every("x")], W), "causal"),
-        (bt.Node("j", Categorical(7), plates=W), "every"),
-    ],
+    [(bt.Node("j", Read(), ["x", every("x")], W), "causal"), (bt.Node("j", Categorical(7), plates=W), "every")],
 )
 def test_a_word_is_picked_by_who_reads_it(selector, reach):
     picked = bt.Node("x", Add(), [bt.Arrow("v", reach, pick={"word": "j"})], W)

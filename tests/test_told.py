@@ -254,9 +254,7 @@ def test_evidence_that_settles_a_choice_is_the_references():
 def test_a_real_choice_that_others_read_must_be_seen_whole():
     nodes = [bt.Node("z", Normal(0.5), ["x"], plates=["word"]), bt.Node("x", Add(), ["x", "z"], plates=["word"])]
     stack = bt.Stack(
-        nodes,
-        [bt.Node("x", Given(2), plates=["word"])],
-        [bt.Node("y", Categorical(2), ["x"], plates=["word"])],
+        nodes, [bt.Node("x", Given(2), plates=["word"])], [bt.Node("y", Categorical(2), ["x"], plates=["word"])]
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)

@@ -23,8 +23,7 @@ from xml.etree import ElementTree
 import networkx as nx
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main, outputs

@@ -335,8 +335,7 @@ def heads(
     """
     texts = source.texts()[:limit]
     to.check()
-    from bnet_transformer.inference.heads import inclusion
-    from bnet_transformer.inference.heads import roles as roles_of
+    from bnet_transformer.inference.heads import inclusion, roles as roles_of
 
     net = shared.net_of(model)
     said: list[object] = [shared.words_of(net, text) for text in texts]

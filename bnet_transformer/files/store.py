@@ -23,12 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as save_bytes
-from safetensors.torch import save_file
+from safetensors.torch import save as save_bytes, save_file
 from torch import Tensor
 
-from bnet_transformer import network as networks
-from bnet_transformer import tpm
+from bnet_transformer import network as networks, tpm
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.axes import Reach
 from bnet_transformer.errors import BNetError, FileError, unknown

@@ -48,9 +48,7 @@ class Quotient(Drawable):
 
 
 def shrink(
-    ground: Ground,
-    boxes: Mapping[str, str] | Callable[[str], str],
-    selection: Selection = EVERYTHING,
+    ground: Ground, boxes: Mapping[str, str] | Callable[[str], str], selection: Selection = EVERYTHING
 ) -> Quotient:
     """Shrink each box to one node; arrows inside a box vanish, parallel ones are counted.
 

@@ -100,12 +100,7 @@ def _closure(
 
 
 def reach(
-    ground: Ground,
-    roots: Mapping[int, Marks],
-    *,
-    up: bool,
-    ends: Collection[int] = (),
-    stops: Iterable[int] = (),
+    ground: Ground, roots: Mapping[int, Marks], *, up: bool, ends: Collection[int] = (), stops: Iterable[int] = ()
 ) -> dict[int, Marks]:
     """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
     stopped = marks_of(ground, stops)

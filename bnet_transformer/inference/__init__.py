@@ -1,34 +1,33 @@
 """Inference on the compiled reading: exact elimination of the discrete choices, for a batch of sentences at once."""
 
 from bnet_transformer.data import Evidence as Evidence
-from bnet_transformer.inference.abduction import Counterfactual as Counterfactual
-from bnet_transformer.inference.abduction import counterfactual as counterfactual
-from bnet_transformer.inference.exact import log_evidence as log_evidence
-from bnet_transformer.inference.exact import posterior as posterior
+from bnet_transformer.inference.abduction import Counterfactual as Counterfactual, counterfactual as counterfactual
+from bnet_transformer.inference.exact import log_evidence as log_evidence, posterior as posterior
 from bnet_transformer.inference.explain import explain_question as explain_question
-from bnet_transformer.inference.heads import Damage as Damage
-from bnet_transformer.inference.heads import Inclusion as Inclusion
-from bnet_transformer.inference.heads import damage as damage
-from bnet_transformer.inference.joint_posterior import Samples as Samples
-from bnet_transformer.inference.joint_posterior import arrow_weights as arrow_weights
-from bnet_transformer.inference.joint_posterior import joint_log_evidence as joint_log_evidence
-from bnet_transformer.inference.joint_posterior import joint_posterior as joint_posterior
-from bnet_transformer.inference.joint_posterior import sample as sample
+from bnet_transformer.inference.heads import Damage as Damage, Inclusion as Inclusion, damage as damage
+from bnet_transformer.inference.joint_posterior import (
+    Samples as Samples,
+    arrow_weights as arrow_weights,
+    joint_log_evidence as joint_log_evidence,
+    joint_posterior as joint_posterior,
+    sample as sample,
+)
 from bnet_transformer.inference.node_queries import Answers as Answers
-from bnet_transformer.inference.query import PerformanceWarning as PerformanceWarning
-from bnet_transformer.inference.query import Route as Route
-from bnet_transformer.inference.rollout import Path as Path
-from bnet_transformer.inference.rollout import Reads as Reads
-from bnet_transformer.inference.rollout import reads as reads
-from bnet_transformer.inference.sentence_state import Attend as Attend
-from bnet_transformer.inference.sentence_state import Mean as Mean
-from bnet_transformer.inference.sentence_state import Noise as Noise
-from bnet_transformer.inference.sentence_state import SentenceState as SentenceState
-from bnet_transformer.inference.sentence_state import Zero as Zero
-from bnet_transformer.inference.tan import CorpusTan as CorpusTan
-from bnet_transformer.inference.tan import Tan as Tan
-from bnet_transformer.inference.tan import TanTree as TanTree
-from bnet_transformer.inference.tan import corpus_tan as corpus_tan
-from bnet_transformer.inference.tan import tan as tan
-from bnet_transformer.inference.tan import tan_of_corpus as tan_of_corpus
-from bnet_transformer.inference.tan import tan_tree as tan_tree
+from bnet_transformer.inference.query import PerformanceWarning as PerformanceWarning, Route as Route
+from bnet_transformer.inference.rollout import Path as Path, Reads as Reads, reads as reads
+from bnet_transformer.inference.sentence_state import (
+    Attend as Attend,
+    Mean as Mean,
+    Noise as Noise,
+    SentenceState as SentenceState,
+    Zero as Zero,
+)
+from bnet_transformer.inference.tan import (
+    CorpusTan as CorpusTan,
+    Tan as Tan,
+    TanTree as TanTree,
+    corpus_tan as corpus_tan,
+    tan as tan,
+    tan_of_corpus as tan_of_corpus,
+    tan_tree as tan_tree,
+)

@@ -52,13 +52,7 @@ class Question:
 
 
 def question_to_factors(
-    module: Module,
-    evidence: Mapping[str, Evidence],
-    query: str | None,
-    request: Request,
-    *,
-    atol: float,
-    budget: int,
+    module: Module, evidence: Mapping[str, Evidence], query: str | None, request: Request, *, atol: float, budget: int
 ) -> tuple[Course, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
 

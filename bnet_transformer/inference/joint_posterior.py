@@ -197,13 +197,7 @@ def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     for part in pieces(relevant, len(states), families):
         evidence = evidence_by_family(relevant, query.evidence, dict(zip(nodes, states[part].unbind(1), strict=True)))
         batch = exact.log_evidence(
-            module,
-            evidence,
-            **arguments,
-            budget=query.budget,
-            atol=query.atol,
-            check=False,
-            dtype=torch.float64,
+            module, evidence, **arguments, budget=query.budget, atol=query.atol, check=False, dtype=torch.float64
         )
         logs.append(batch.detach())
     result = torch.cat(logs).double().cpu()

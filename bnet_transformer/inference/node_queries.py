@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, Distribution, Independent
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import asking, reference
 from bnet_transformer.compiler.course import Course, Layout, Request, seen

@@ -60,10 +60,7 @@ def _correlated(dim: int, add: bool) -> list[Node]:
     """`Z softmax_col(Z^T A Z)`: a word's column runs over the words that stand on the left of A."""
     every = Arrow("x", "every")
     mix = Attention(Bilinear(), over="queries", residual=add)
-    return [
-        Node("A", Weight((dim, dim))),
-        Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD),
-    ]
+    return [Node("A", Weight((dim, dim))), Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD)]
 
 
 def _side_by_side(dim: int, heads: int, add: bool) -> list[Node]:

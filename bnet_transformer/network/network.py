@@ -379,11 +379,7 @@ def _initial(network: Network) -> dict[str, Tensor]:
 
 
 def check_parameters(
-    shapes: Mapping[str, Shape],
-    parameters: Mapping[str, Tensor],
-    tables: Collection[str] = (),
-    *,
-    numbers: bool = True,
+    shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], tables: Collection[str] = (), *, numbers: bool = True
 ) -> None:
     """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite.
 

@@ -45,10 +45,7 @@ SEGMENT = "segment"
 
 
 def options_to_declaration(
-    family: Family,
-    options: Options,
-    vocabulary: tuple[str, ...] | None,
-    extras: Collection[str] = (),
+    family: Family, options: Options, vocabulary: tuple[str, ...] | None, extras: Collection[str] = ()
 ) -> Declaration:
     """The declaration of a model; `extras` are nodes of the whole sentence: the model's `pooler`, a mean `pool`."""
     score = Dot(None, options.rotary)
@@ -171,11 +168,7 @@ def _first(net: Sublayers) -> list[Node]:
 
 def _pooled(net: Sublayers, dense: str, activation: str) -> list[Node]:
     """`s(W x + b)` of the first word."""
-    return [
-        *_first(net),
-        Node(dense, Affine(net.dim), ["first"]),
-        Node("pooled", Activation(activation), [dense]),
-    ]
+    return [*_first(net), Node(dense, Affine(net.dim), ["first"]), Node("pooled", Activation(activation), [dense])]
 
 
 def _word_of_one_stack(family: Family, options: Options, net: Sublayers, *, tied: bool) -> list[Node]:

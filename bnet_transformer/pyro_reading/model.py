@@ -17,10 +17,15 @@ from bnet_transformer.axes import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Layout, Values, present_in, seen
 from bnet_transformer.compiler.module import output_of
-from bnet_transformer.compiler.told import batch_of, check_mask, check_read, laid_out, lead_of
-from bnet_transformer.compiler.told import received as received_values
-from bnet_transformer.compiler.values import Scan
-from bnet_transformer.compiler.values import value as value_of
+from bnet_transformer.compiler.told import (
+    batch_of,
+    check_mask,
+    check_read,
+    laid_out,
+    lead_of,
+    received as received_values,
+)
+from bnet_transformer.compiler.values import Scan, value as value_of
 from bnet_transformer.errors import BNetError, EvidenceError, mapping, one_of, unknown, whole
 from bnet_transformer.network import Member, Network, network_of
 from bnet_transformer.pyro_reading import checks

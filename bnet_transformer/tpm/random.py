@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent
-from torch.distributions import Normal as TorchNormal
+from torch.distributions import Distribution, Independent, Normal as TorchNormal
 from torch.nn import functional
 
 from bnet_transformer.errors import BNetError, listed, put, whole

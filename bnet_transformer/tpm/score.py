@@ -243,11 +243,7 @@ class Bilinear(Score):
         over_keys = key.endswith(".")
         own, read, turned = (z, w, A.T) if over_keys else (w, z, str(A))
         straight = str(A) if over_keys else A.T
-        products = {
-            "word": f"{z.T} {A} {w}",
-            "row": f"{own} {straight} {read.T}",
-            "column": f"{read.T} {turned} {own}",
-        }
+        products = {"word": f"{z.T} {A} {w}", "row": f"{own} {straight} {read.T}", "column": f"{read.T} {turned} {own}"}
         return scaled(self.scale, products.get(s.form, f"{z} {A} {w}"))
 
 

@@ -161,11 +161,7 @@ def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
 
 
 def _result(
-    net: N,
-    parameters: Mapping[str, Tensor],
-    losses: Sequence[float],
-    held_out: Sequence[tuple[int, float]],
-    steps: int,
+    net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
     """The result with its net as the caller holds it, the parameters on the devices where they were."""
     network = network_of(net)

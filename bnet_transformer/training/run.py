@@ -96,13 +96,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        task: Task,
-        config: TrainConfig,
-        steps: int,
-        ranks: Ranks,
-        loss: Loss | None,
-        settings: Mapping[str, Any],
+        self, task: Task, config: TrainConfig, steps: int, ranks: Ranks, loss: Loss | None, settings: Mapping[str, Any]
     ) -> None:
         config.check(task)
         optimizer = config.optimizer

@@ -324,10 +324,7 @@ def shares(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], sele
 
 
 def _in_pieces(
-    objective: Objective,
-    corpus: Batch,
-    sets: Mapping[str, Tensor],
-    ask: Callable[[dict[str, Tensor], Batch], Tensor],
+    objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], ask: Callable[[dict[str, Tensor], Batch], Tensor]
 ) -> Tensor:
     """What is asked of some draws and sentences at a time, `[draw, sentence, ...]`."""
     at_once, parts = pieces(objective, corpus)

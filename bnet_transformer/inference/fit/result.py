@@ -28,11 +28,11 @@ from bnet_transformer.errors import (
     FileError,
     ReadingError,
     mapping,
+    share as check_share,
     unknown,
     whole,
     within_memory,
 )
-from bnet_transformer.errors import share as check_share
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
 from bnet_transformer.inference.fit import heads

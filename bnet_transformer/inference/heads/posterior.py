@@ -354,12 +354,7 @@ def passes_of(gates: int) -> int:
 
 
 def relaxed(
-    runs: Runs,
-    scale: float,
-    rounds: int,
-    draws: int,
-    generator: torch.Generator,
-    told: Callable[[int], object],
+    runs: Runs, scale: float, rounds: int, draws: int, generator: torch.Generator, told: Callable[[int], object]
 ) -> Posterior:
     """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
     once in every sentence. Random numbers are drawn for the sentences of all ranks, so that each has its own."""

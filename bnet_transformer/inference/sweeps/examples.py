@@ -70,10 +70,7 @@ class Examples:
             yield replace(self, worlds=self.worlds[some], tokens=self.tokens[some])
 
     def course(
-        self,
-        families: Collection[int],
-        readings: Collection[int] = (),
-        nudges: Mapping[int, Tensor] | None = None,
+        self, families: Collection[int], readings: Collection[int] = (), nudges: Mapping[int, Tensor] | None = None
     ) -> Course:
         """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
 

@@ -40,11 +40,7 @@ GPT2 = Family(
     reach="causal",
     normed_words=False,
     logits_bias=False,
-    unsupported={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
+    unsupported={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     buffers=("h.{t}.attn.bias", "h.{t}.attn.masked_bias"),
 )
 

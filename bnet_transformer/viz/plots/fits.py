@@ -10,8 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bnet_transformer.cost import Cost
-from bnet_transformer.errors import BNetError, one_of
-from bnet_transformer.errors import share as check_share
+from bnet_transformer.errors import BNetError, one_of, share as check_share
 from bnet_transformer.inference.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.tpm.arrays import in_numpy
 from bnet_transformer.training.loop import Trained
