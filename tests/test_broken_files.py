@@ -128,8 +128,8 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
     path, opening = tmp_path / "a", tensors.opening
     bt.bayesuvius(64, heads=2).save(path)
 
-    def shortened(where):
-        opened = opening(where)
+    def shortened(where, *more):
+        opened = opening(where, *more)
         os.truncate(where, 4096)
         return opened
 
