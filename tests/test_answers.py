@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("each_run_once")
 
 D, L = torch.float64, torch.long
 IDS = {"ids": lambda case: case.name}
+LONG = ("word, codebook", "codebook, two slices", "slice, codebook")  # many joint states for the sums
 MEET = {"word, two slices": ("x_2", "y"), "hidden Markov": ("z_0",)}  # of words: a batch refuses, a sentence answers
 FIXED = ("shared slices", "vanilla encoder-decoder, pre-norm", "vanilla decoder, learned")  # in their number of words
 WIDE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
@@ -79,6 +80,12 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
                 index = index or (0,) * (table.dim() - len(member.family.plates) - 2)
                 row = torch.zeros(table.shape[-1], dtype=D).index_add(0, torch.tensor(words), shares)
                 close(table[(*index, *s.ground.place(node)[1])], row)
+
+
+def summed(left_out):
+    """The cases with evidence; of those with many joint states the slow tests make the sums."""
+    cases = [case for case in CASES if case.evidence and case.name not in left_out]
+    return [pytest.param(case, marks=[pytest.mark.slow] * (case.name in LONG)) for case in cases]
 
 
 @pytest.mark.parametrize("case", CASES, **IDS)
@@ -227,7 +234,7 @@ class Loop:
         return torch.nn.functional.one_hot(run.states[node], run.world.count_states(node)).to(D)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.evidence], **IDS)
+@pytest.mark.parametrize("case", summed(()), **IDS)
 def test_probabilities_are_sums_over_all_states(case: Case):
     """Of a sentence and of a batch, padded or not: by the reference, by elimination, and by pgmpy."""
     s = case.sentence.observe(case.evidence)
@@ -331,9 +338,7 @@ def operated(s: bt.Sentence) -> bt.Sentence:
     return done
 
 
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.evidence and c.name not in ("sprinkler", "hidden states", *WIDE)], **IDS
-)
+@pytest.mark.parametrize("case", summed(("sprinkler", "hidden states", *WIDE)), **IDS)
 def test_after_surgery_on_some_nodes_probabilities_are_sums_and_not_by_the_reference(case, without_the_reference):
     done = operated(case.sentence)
     s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.world.do})

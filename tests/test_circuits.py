@@ -213,7 +213,7 @@ def close(one, other, atol=1e-10):
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, each in enumerate(SHOWN.items())],
+    [pytest.param(*each, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, each in enumerate(SHOWN.items())],
 )
 def test_the_batched_search_is_the_plain_greedy_one(name, share):
     clean, corrupt, nodes = examples(name)

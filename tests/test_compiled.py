@@ -74,6 +74,7 @@ def test_the_module_shares_the_nets_parameters():
     assert other(x).equal(module(x))
 
 
+@pytest.mark.slow
 def test_it_compiles_without_a_break():
     """With all that is looked at: ids, a mask, states of `do`."""
     module = bt.bayesuvius(4, slices=2, heads=3, mask="causal", vocabulary=["a", "b"], observe=Categorical(3)).module()

@@ -122,7 +122,7 @@ def test_the_prior_is_dirichlet_rows_and_normal_weights():
     torch.testing.assert_close((mine[0] - mine[1])[0], density(sets[0]) - density(sets[1]))
 
 
-@pytest.mark.parametrize("prior", [None, 3.0])
+@pytest.mark.parametrize("prior", [None, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_em_never_falls_and_ends_where_map_does(prior):
     net, data = at_random(told(atoms=2, prior=prior)), ids(60)
     tables = [name for name in net.parameters if name.endswith("logits") and name != "y.logits"]

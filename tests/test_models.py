@@ -226,6 +226,7 @@ def test_what_our_nets_have_not_is_refused(make, told):
 # sizes
 
 
+@pytest.mark.slow
 def test_the_base_model_has_63_082_496_parameters():
     net = bt.encoder_decoder(vocabulary=37_000)
     assert sum(value.numel() for value in net.parameters.values()) == 63_082_496

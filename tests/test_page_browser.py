@@ -161,6 +161,7 @@ def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
                 near(rows(page, f"reads-x_{slice_ + 1}"), row(table, 4))
 
 
+@pytest.mark.slow
 def test_the_panel_lists_relatives_as_the_graph_has_them(show):
     s = heads("a b c", mask="causal", heads=2).do({"a_0_1_*": Zero(), "a_1_0_2": Attend([0.5, 0.5, 0])})
     boxes = {"x_1_2": ["x_1_2"], "a_1_0_2": ["a_1_0_2"], "W_o_1_*": ["W_o_1_0", "W_o_1_1"]}
@@ -235,6 +236,7 @@ def test_what_is_set_reads_nothing_and_is_still_read(show):
         assert box(page, "x_1_2").locator(".fill-do").count() == 1 and "zero" in page.locator(".panel").inner_text()
 
 
+@pytest.mark.slow
 def test_threshold_and_top_choose_the_reads_that_are_drawn(show):
     s = heads()
     tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2)]

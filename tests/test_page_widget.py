@@ -310,6 +310,7 @@ def test_of_many_states_each_button_sets_its_own(watched, tmp_path, monkeypatch)
     assert told.widget.about["done"] == {"c": "39"}
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, monkeypatch):
     told = Told(select, monkeypatch)

@@ -23,7 +23,9 @@ KINDS = {
 }
 SENTENCE = {"enc": [3, 4, 5, 6], "dec": [1, 7, 8]}
 TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
-ALL = pytest.mark.parametrize("name", list(KINDS))
+ALL = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("bart", "marian"))) for name in KINDS]
+)
 
 
 def key(name, table):

@@ -153,7 +153,8 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", ["chapter", pytest.param("vanilla", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chapter", "vanilla"])
 def test_a_step_is_one_graph(name):
     net = NETS[name]()
     batch, task = batch_of(net), infer_trainable_task(net.network)

@@ -150,6 +150,7 @@ def test_svg(words: list[str]) -> None:
         assert all(f"\nx_0_{k} “{shown(word, None)}”" in titles for k, word in enumerate(words))
 
 
+@pytest.mark.slow
 @given(HALVES)
 @law(2)
 def test_dot(words: list[str]) -> None:
