@@ -211,11 +211,13 @@ def _join(device: torch.device) -> Ranks:
     if _GROUP.ended:
         raise _lost(_GROUP.ended)
     if not distributed.is_initialized():
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
         try:
             if not 0 <= int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
                 raise ValueError(f"RANK={os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
-            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
-            distributed.init_process_group(backend, timeout=PATIENCE)
+            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
         except (KeyError, ValueError, distributed.DistError) as error:
             names = "WORLD_SIZE, RANK below it, MASTER_ADDR and a free MASTER_PORT"
             raise BNetError(
@@ -224,6 +226,10 @@ def _join(device: torch.device) -> Ranks:
                 got=str(error).partition(". ")[0],
                 allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
             ) from error
+        # The store of torchrun outlives ranks that were killed, and still has their addresses.
+        store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
         _GROUP.is_open = True
         atexit.register(_close)
     if device.type == "cuda" and _GROUP.is_open:
