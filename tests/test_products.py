@@ -1,5 +1,6 @@
 """Products that are folded, made together, or met by Gram matrices give what each product by itself gives."""
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -8,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.fused import entries, linear_map
+from bnet_transformer.compiler.fused import entries, maps
 from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
-from bnet_transformer.tpm import Categorical, Normal
+from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
 
@@ -152,6 +153,23 @@ def test_what_else_is_asked_keeps_the_attention():
     assert found.max() == 1
 
 
+def test_heads_of_unlike_widths_are_made_together():
+    """q, k and v of one vector, with plates of their own, by one product."""
+    nodes = [bt.Node(f"W_{r}", Weight((3 if r == "v" else 2, 4)), plates=["head"] if r != "k" else []) for r in "qkv"]
+    nodes += [bt.Node(r, Linear(), [f"W_{r}", "x"], ["head", "word"] if r != "k" else ["word"]) for r in "qkv"]
+    read = [bt.Arrow("k", "every"), bt.Arrow("v", "every")]
+    nodes += [bt.Node("a", Attention(Dot()), ["q", *read], ["head", "word"])]
+    nodes += [bt.Node("x", Linear(4), ["v0"], ["word"]), bt.Node("v0", Linear(4), ["x"], ["word"])][::-1]
+    stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=["word"])])
+    net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
+    x = torch.randn(2, 3, 4, dtype=D)
+    module = net.module()
+    assert module.plan(("a_0",), frozenset({module.network.graph.family("x_0").index})).together
+    s = net.sentence(x=x[1])
+    for h, i in itertools.product(range(2), range(3)):
+        close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])
+
+
 class Calls(TorchDispatchMode):
     """How often each operation is called."""
 
@@ -164,16 +182,19 @@ class Calls(TorchDispatchMode):
         return operation(*args, **kwargs or {})
 
 
-def test_a_map_of_what_heads_share_is_one_product():
-    """`W x (+ b)` for all states of W; with a bias that differs where W does not as well."""
-    W, x = torch.randn(3, 1, 1, 2, 4, dtype=D, requires_grad=True), torch.randn(1, 2, 40, 4, dtype=D)
+@pytest.mark.parametrize("words, copied", [(2, False), (40, True)])
+def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
+    """The copy of the weights pays where x would be read again for each; either way each map is `W x + b`."""
+    weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
+    x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
     with Calls() as calls:
-        made = linear_map(W, x)
-    assert calls.of["mm"] == 1
-    close(made, torch.einsum("...oi,...i->...o", W, x))
-    assert torch.autograd.gradcheck(lambda W: linear_map(W, x), (W,), fast_mode=True)
-    for b in (torch.randn(2, dtype=D), torch.randn(3, 2, 1, 2, dtype=D)):
-        close(linear_map(W, x, b), made + b)
+        made = maps(weights, x, [None, None])
+    assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
+    for W, each in zip(weights, made, strict=True):
+        close(each, torch.einsum("...oi,...i->...o", W, x))
+    assert torch.autograd.gradcheck(lambda x, *W: tuple(maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
+    (biased,) = maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
+    close(biased, made[1] + bias)
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0)])

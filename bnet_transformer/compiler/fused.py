@@ -31,7 +31,8 @@ def fused(member: Member, at: At, parents: Sequence[Tensor], *, whole: bool, cau
     """
     tpm = member.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
-        return linear_map(parents[0], parents[1], at["bias"] if isinstance(tpm, Affine) else None)
+        bias = at["bias"] if isinstance(tpm, Affine) else None
+        return maps([parents[0]], parents[1], [bias])[0]
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
         mix = mix_of(reading_of(tpm, at, parents, whole=whole, causal=causal))
         return mix + parents[-1] if tpm.residual else mix
@@ -51,13 +52,22 @@ def entries(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
     return table.permute(*order, *range(len(dims), table.dim())).reshape(*sizes, *table.shape[len(dims) :])
 
 
-def linear_map(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
-    """`W x (+ b)`: one matrix product where x is the same for all heads and states of W."""
-    if _shares(W, x) and not _wider(b, W):
-        bias = None if b is None else b.expand(W.shape[:-1]).reshape(-1)
-        return _spread(functional.linear(x, W.reshape(-1, W.shape[-1]), bias), W)
-    y = _each(W, x)
-    return y if b is None else y + b
+def maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
+    """`W x (+ b)` for several W at once: one matrix product where x is the same for all their heads and states."""
+    shared = all(_shares(W, x) for W in weights)
+    if shared and not any(_wider(b, W) for b, W in zip(biases, weights, strict=True)):
+        if len(weights) > 1 and not _joins(weights, x):
+            return [maps([W], x, [b])[0] for W, b in zip(weights, biases, strict=True)]
+        flat = [W.reshape(-1, W.shape[-1]) for W in weights]
+        bias = [b.expand(W.shape[:-1]).reshape(-1) for b, W in zip(biases, weights, strict=True) if b is not None]
+        y = functional.linear(x, _joined(flat), _joined(bias) if bias else None)
+        parts = y.split([len(W) for W in flat], -1) if len(flat) > 1 else [y]
+        return [_spread(part, W) for part, W in zip(parts, weights, strict=True)]
+    if len(weights) > 1 and len({W.shape[:-2] for W in weights}) == 1:
+        parts = _each(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
+    else:
+        parts = [_each(W, x) for W in weights]
+    return [part if b is None else part + b for part, b in zip(parts, biases, strict=True)]
 
 
 def _each(W: Tensor, x: Tensor) -> Tensor:
@@ -72,6 +82,16 @@ def _each(W: Tensor, x: Tensor) -> Tensor:
     W, x = W.reshape(count, *W.shape[-2:]), x.permute(*order, rank)
     y = torch.bmm(x.reshape(count, -1, x.shape[-1]), W.mT)
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
+
+
+def _joins(weights: Sequence[Tensor], x: Tensor) -> bool:
+    """True where one product with all weights side by side moves fewer numbers than a product with each: their copy is
+    written and read, where x would be read again for each. On a GPU calls count for more."""
+    return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def _shares(W: Tensor, x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """First pass, network to plan: the families that what is wanted needs, in order, and the choices to enumerate.
 
-Within the plan maps around an attention are *folded* into it where that costs less:
+Within the plan some matrix products are made as one. Maps of one vector are made *together*:
+`[q k v] = [W_q W_k W_v] x`. Maps around an attention are *folded* into it where that costs less:
 `q_i . k_j = x_i . (W_q^T W_k) x_j`, and `sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j`.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from bnet_transformer.axes import WORD
 from bnet_transformer.errors import ReadingError
 from bnet_transformer.network import Input, Member, Network
-from bnet_transformer.tpm import Attention, Dot, Linear
+from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
 Spread = Mapping[int, frozenset[object]]
 MEETING = (  # what to do where choices of different words meet
@@ -51,6 +52,23 @@ def folds(
             fold = _fold(network, member, spread, free)
             if fold is not None:
                 found[index] = fold
+    return found
+
+
+def together(network: Network, order: Sequence[int], away: Collection[int]) -> dict[int, tuple[int, ...]]:
+    """Maps of one vector by weights that are all there when the first of them is due: first -> all."""
+    place = {index: k for k, index in enumerate(order)}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index in order:
+        member = network.members[index]
+        if index not in away and isinstance(member.tpm, Linear | Affine) and _is_map(member):
+            x = member.inputs[1]
+            alike.setdefault((x.parent, member.family.plates, member.family.words, type(member.tpm)), []).append(index)
+    found = {}
+    for indices in alike.values():
+        there = [i for i in indices if place.get(network.members[i].inputs[0].parent, -1) < place[indices[0]]]
+        if len(there) > 1:
+            found[there[0]] = tuple(there)
     return found
 
 
@@ -117,14 +135,15 @@ def _size(network: Network, spread: Spread, *weights: Input) -> float:
 class Plan:
     """What is computed: groups of families in order (several in one group read each other word after word), the
     families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, the families that are left to whoever asked, who finds
-    all that they read, and those that are computed word after word."""
+    is wanted, the attentions into which their maps are folded, the maps that are made together, the families that
+    are left to whoever asked, who finds all that they read, and those that are computed word after word."""
 
     groups: tuple[tuple[int, ...], ...]
     done: tuple[tuple[int, ...], ...]
     enumerated: tuple[int, ...]
     wanted: tuple[int, ...]
     folds: Mapping[int, Fold] = field(default_factory=dict)
+    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     left: frozenset[int] = frozenset()
     recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
 
@@ -158,8 +177,9 @@ def network_to_plan(
     folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
     groups = network.groups_of(needed - {index for each in folded.values() for index in each.away})
     kept |= {parent for index in left for parent in _read(network, index, folded)}
+    sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
     done = _done(network, groups, kept, folded)
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, left, network.graph.recurrent)
+    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, network.graph.recurrent)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, full, given_value, nothing, present_in, seen, standing
-from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, linear_map, reading_of, told_apart
+from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.network import Input, Member
-from bnet_transformer.tpm import At, Attention, Recur, Select
+from bnet_transformer.tpm import Affine, At, Attention, Recur, Select
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
@@ -35,6 +35,10 @@ def plan_to_values(plan: Plan, course: Course) -> None:
             pass
         elif group[0] in plan.folds:
             course.values[group[0]] = folded(course, plan.folds[group[0]])
+        elif group[0] in plan.together:
+            course.values |= made_together(course, plan.together[group[0]])
+        elif group[0] in course.values:
+            pass  # made together with an earlier one
         elif group[0] in plan.recurrent:
             course.values |= Scan(course, group).run(done)
         else:
@@ -124,12 +128,21 @@ def computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> T
     return found
 
 
+def made_together(course: Course, indices: tuple[int, ...]) -> dict[int, Tensor]:
+    """Several maps of one vector, as one product."""
+    members = [course.network.members[index] for index in indices]
+    seen_ = [seen(course, member) for member in members]
+    biases = [at["bias"] if isinstance(m.tpm, Affine) else None for m, (at, _) in zip(members, seen_, strict=True)]
+    made = maps([parents[0] for _, parents in seen_], seen_[0][1][1], biases)
+    return {m.family.index: full(course, m, each) for m, each in zip(members, made, strict=True)}
+
+
 def folded(course: Course, fold: Fold) -> Tensor:
     """An attention with the maps around it folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the mix."""
     at, parents, residual = _folded_in(course, fold)
     mix = computed(course, fold.member, at, parents)
     if fold.W_v is not None:
-        mix = linear_map(course.values[fold.W_v.parent], mix)
+        (mix,) = maps([course.values[fold.W_v.parent]], mix, [None])
     return full(course, fold.member, mix if residual is None else mix + residual)
 
 
@@ -138,7 +151,7 @@ def _folded_in(course: Course, fold: Fold) -> tuple[At, list[Tensor], Tensor | N
     at, parents = seen(course, fold.member)
     residual = parents.pop() if fold.residual else None
     W_q, W_k = course.values[fold.W_q.parent], course.values[fold.W_k.parent]
-    parents[0] = linear_map(W_k.mT @ W_q, parents[0])
+    (parents[0],) = maps([W_k.mT @ W_q], parents[0], [None])
     return at, parents, residual
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bnet_transformer.axes import WORD
 from bnet_transformer.compiler.course import Course, standing
-from bnet_transformer.compiler.fused import Reading, dims_of, linear_map, mix_of, scaled_product
+from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
@@ -117,7 +117,7 @@ def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
 def _mean(reading: Reading, after: Tensor | None) -> Tensor:
     """The mix, and the map that is applied to it."""
     mix = mix_of(reading)
-    return mix if after is None else linear_map(after, mix)
+    return mix if after is None else maps([after], mix, [None])[0]
 
 
 def _over_words(each: Tensor, observed: Tensor | None) -> Tensor:

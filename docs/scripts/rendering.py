@@ -14,6 +14,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
+from bnet_transformer import tpm
+
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"(`[^`]+`)")
 SPECIAL = re.compile(r"([\\*|_<>])")
@@ -26,9 +28,37 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("repository", None, "env")
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("autodoc-process-docstring", _docstring)
+    app.connect("builder-inited", _types_alone)
     app.connect("doctree-read", _files, priority=100)  # before downloads are collected
     app.connect("missing-reference", _type)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+# signatures: types without the checks that stand beside them
+
+
+def types_alone(hint: str) -> str:
+    """A type in which each `Annotated` one is the type itself.
+
+    >>> types_alone("Annotated[int | tuple[int, ...], called('size', whole)]")
+    'int | tuple[int, ...]'
+    """
+    while found := re.search(r"Annotated\[", hint):
+        depth, comma, end = 1, 0, found.end()
+        while depth:
+            depth += {"[": 1, "]": -1}.get(hint[end], 0)
+            comma = comma or (end if depth == 1 and hint[end] == "," else 0)
+            end += 1
+        hint = hint[: found.start()] + hint[found.end() : comma] + hint[end:]
+    return hint
+
+
+def _types_alone(app: Sphinx) -> None:
+    """Take the checks from the types of all TPMs and their parts, before they are read."""
+    kinds = {kind for value in vars(tpm).values() if isinstance(value, type) for kind in value.__mro__[:-1]}
+    for kind in kinds:
+        for told in (getattr(kind, "__annotations__", {}), getattr(kind.__init__, "__annotations__", {})):
+            told |= {name: types_alone(hint) for name, hint in told.items() if isinstance(hint, str)}
 
 
 # docstrings: paragraphs with `code`, `>>>` examples, lists, and indented text that stands as it is
