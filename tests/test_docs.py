@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from bnet_transformer.pretrained import FAMILIES
 from tests.cases import TPMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,15 @@ def blocks(page: Path) -> list[tuple[str, str, int]]:
 def lines(text: str) -> list[str]:
     """The lines of an output, without the spaces at their ends."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _no_family_stays():
+    """A page that registers a family of models leaves none to other tests."""
+    before = dict(FAMILIES)
+    yield
+    FAMILIES.clear()
+    FAMILIES.update(before)
 
 
 @pytest.mark.parametrize(
