@@ -124,7 +124,7 @@ def posteriors_after_an_ablation() -> list[Figure]:
 
 def _ablated() -> list[Figure]:
     import bnet_transformer as bt
-    from bnet_transformer.inference import Zero
+    from bnet_transformer.interventions import Zero
     from bnet_transformer.tpm import Categorical
 
     words = [f"w{k}" for k in range(50_257)]

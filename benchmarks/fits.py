@@ -12,7 +12,7 @@ from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.inference.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import Objective, learned_of
 from bnet_transformer.tpm import Normal
 
 RESTARTS, SENTENCES = 16, 256

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import bnet_transformer as bt
-from bnet_transformer.files import checkpoint
-from bnet_transformer.inference.fit.heads import matched
+from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.heads import matched
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"

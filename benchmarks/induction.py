@@ -25,7 +25,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, peak_of
-from bnet_transformer.inference.circuits import Circuit
+from bnet_transformer.interventions.circuits import Circuit
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 VOCABULARY, WORDS, START = 16, 12, 0

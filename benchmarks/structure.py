@@ -90,7 +90,7 @@ def networkx_of_128_words() -> list[Figure]:
     frozen out of the garbage collector's sight, for all. The ratio is to the faster peer."""
     import networkx as nx
 
-    from bnet_transformer.export import ground_to_networkx
+    from bnet_transformer.bridges.networkx import ground_to_networkx
 
     network = _net(slices=6).network
     ground = Ground(network.graph, {"": 128})

@@ -117,7 +117,7 @@ def ablations() -> list[Figure]:
     head at all words set to their `Mean` over 16 other sentences, to `Mean()` over the words, with `Noise` added,
     each against `Zero()`; all from new sentences. The target is at most 3 times the cost of zeros."""
     import bnet_transformer as bt
-    from bnet_transformer.inference import Mean, Noise, Zero
+    from bnet_transformer.interventions import Mean, Noise, Zero
 
     net = made(vocabulary=1000, lens=False).net
     others, examples = prompts(WORDS, 1000, 16)

@@ -14,8 +14,8 @@ from benchmarks.limits import of_the_limit
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_trainable_task
-from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.run import Run
+from bnet_transformer.learning.training.configs import TrainConfig
+from bnet_transformer.learning.training.run import Run
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 

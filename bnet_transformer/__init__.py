@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bnet_transformer import models as models, tpm as tpm
-    from bnet_transformer.axes import Reach as Reach
+    from bnet_transformer._core.naming import Reach as Reach
+    from bnet_transformer.attention.heads import inclusion as inclusion, roles as roles
     from bnet_transformer.bnet import BNet as BNet, load as load
+    from bnet_transformer.declare import (
+        Arrow as Arrow,
+        Declaration as Declaration,
+        Node as Node,
+        Plate as Plate,
+        Stack as Stack,
+    )
     from bnet_transformer.errors import (
         BNetError as BNetError,
         BudgetError as BudgetError,
@@ -26,12 +34,17 @@ if TYPE_CHECKING:
         ReadingError as ReadingError,
         UnknownNameError as UnknownNameError,
     )
-    from bnet_transformer.files.checkpoint import Checkpoints as Checkpoints
-    from bnet_transformer.inference.circuits import circuit as circuit
-    from bnet_transformer.inference.explain import explain as explain
-    from bnet_transformer.inference.fit import EM as EM, MAP as MAP, NUTS as NUTS, SVI as SVI, Fit as Fit, fit as fit
-    from bnet_transformer.inference.heads import inclusion as inclusion, roles as roles
-    from bnet_transformer.inference.sweeps import mediation as mediation, sweep as sweep
+    from bnet_transformer.explanation import explain as explain
+    from bnet_transformer.interventions.circuits import circuit as circuit
+    from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
+    from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
+    from bnet_transformer.learning.fit import EM as EM, MAP as MAP, NUTS as NUTS, SVI as SVI, Fit as Fit, fit as fit
+    from bnet_transformer.learning.training import (
+        AdamW as AdamW,
+        EarlyStopping as EarlyStopping,
+        Execution as Execution,
+        train as train,
+    )
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
     from bnet_transformer.models.decoder import decoder as decoder
     from bnet_transformer.models.encoder import encoder as encoder
@@ -39,44 +52,31 @@ if TYPE_CHECKING:
     from bnet_transformer.models.geometric import geometric as geometric
     from bnet_transformer.models.recurrent import recurrent as recurrent
     from bnet_transformer.models.volume_preserving import volume_preserving as volume_preserving
-    from bnet_transformer.network import (
-        Arrow as Arrow,
-        Declaration as Declaration,
-        Node as Node,
-        Plate as Plate,
-        Stack as Stack,
-    )
+    from bnet_transformer.plots.kinds import plot as plot
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
     from bnet_transformer.sentence import Sentence as Sentence
-    from bnet_transformer.training import (
-        AdamW as AdamW,
-        EarlyStopping as EarlyStopping,
-        Execution as Execution,
-        train as train,
-    )
-    from bnet_transformer.viz.plots.kinds import plot as plot
 
 __version__ = "0.1.0"
 
 _NAMES = {  # of each module
     "": "models tpm",
-    "axes": "Reach",
+    "_core.naming": "Reach",
+    "attention.heads": "inclusion roles",
     "bnet": "BNet load",
+    "declare": "Arrow Declaration Node Plate Stack",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError ReadingError UnknownNameError",
-    "files.checkpoint": "Checkpoints",
-    "inference.circuits": "circuit",
-    "inference.explain": "explain",
-    "inference.fit": "EM Fit MAP NUTS SVI fit",
-    "inference.heads": "inclusion roles",
-    "inference.sweeps": "mediation sweep",
+    "explanation": "explain",
+    "interventions.circuits": "circuit",
+    "interventions.sweeps": "mediation sweep",
+    "learning.checkpoint": "Checkpoints",
+    "learning.fit": "EM Fit MAP NUTS SVI fit",
+    "learning.training": "AdamW EarlyStopping Execution train",
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
-    "network": "Arrow Declaration Node Plate Stack",
+    "plots.kinds": "plot",
     "pretrained": "from_pretrained",
     "pretrained.geometric_file": "load_geometric",
     "sentence": "Sentence",
-    "training": "AdamW EarlyStopping Execution train",
-    "viz.plots.kinds": "plot",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -12,26 +12,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bnet_transformer import export, files, inference
+from bnet_transformer import drawing
+from bnet_transformer._core.checks import check_names, mapping, seed_of
+from bnet_transformer._core.memory import methods_within_memory, within_memory
+from bnet_transformer.attention.tan import CorpusTan, tan_of_corpus
+from bnet_transformer.bridges.networkx import folded_to_networkx
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
+from bnet_transformer.declare import Declaration, Network, declare, io
+from bnet_transformer.drawing import Path
 from bnet_transformer.equations import Equations, equations
-from bnet_transformer.errors import BNetError, check_names, mapping, methods_within_memory, seed_of, within_memory
+from bnet_transformer.errors import BNetError
+from bnet_transformer.figures import Picture
 from bnet_transformer.graph import Ground, StructureQueries
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.network import Declaration, Network, declare
 from bnet_transformer.sentence import Sentence
-from bnet_transformer.viz import Picture, figures
-from bnet_transformer.viz.figures import Path
 
 if TYPE_CHECKING:
     import graphviz
     import networkx as nx
 
+    from bnet_transformer.bridges.pyro import PyroModel
     from bnet_transformer.compiler import Module
     from bnet_transformer.cost import Cost
-    from bnet_transformer.pyro_reading import PyroModel
-    from bnet_transformer.training import Generated
+    from bnet_transformer.learning.training import Generated
 
 
 @methods_within_memory
@@ -93,7 +97,7 @@ class BNet(StructureQueries):
         Args:
             path: The file; `bt.load` reads it.
         """
-        files.save(self.network, path)
+        io.save(self.network, path)
 
     # its readings
 
@@ -104,7 +108,7 @@ class BNet(StructureQueries):
 
     def graph(self) -> nx.MultiDiGraph:
         """The folded graph: one node for each template and slice, its plates as attributes."""
-        return export.folded_to_networkx(self.network)
+        return folded_to_networkx(self.network)
 
     def equations(self, form: str = "word") -> Equations:
         """The structural equations and TPMs in LaTeX.
@@ -174,7 +178,7 @@ class BNet(StructureQueries):
         >>> net.pyro().sites, net.pyro(parameters="own").sites
         (('theta_c', 'c', 'y'), ('c', 'y'))
         """
-        from bnet_transformer.pyro_reading import PyroModel
+        from bnet_transformer.bridges.pyro import PyroModel
 
         return PyroModel(self.network, parameters)
 
@@ -185,7 +189,7 @@ class BNet(StructureQueries):
             prompt: One prompt, or several.
             **options: Those of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`.
         """
-        from bnet_transformer.training import generate
+        from bnet_transformer.learning.training import generate
 
         return generate(self.network, prompt, **_known(options, generate))
 
@@ -200,7 +204,7 @@ class BNet(StructureQueries):
         Returns:
             `[..., steps, dim]`.
         """
-        from bnet_transformer.training import iterate
+        from bnet_transformer.learning.training import iterate
 
         return iterate(self.network, window, steps, **{"module": self._module, **_known(options, iterate)})
 
@@ -230,7 +234,7 @@ class BNet(StructureQueries):
         slice: int = 0,
         head: int | None = None,
         role: str | None = None,
-    ) -> inference.CorpusTan:
+    ) -> CorpusTan:
         """The best tree of words over a corpus, by what each word of a slice reads most, given a discrete class.
 
         Args:
@@ -243,7 +247,7 @@ class BNet(StructureQueries):
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
             raise BNetError("sentences", expected="a list of sentences", got=sentences)
         several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
-        return inference.tan_of_corpus([s.state for s in several], classes, slice, head, role)
+        return tan_of_corpus([s.state for s in several], classes, slice, head, role)
 
     # structure
 
@@ -267,7 +271,7 @@ class BNet(StructureQueries):
         >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
         9
         """
-        layout: Picture = figures.picture(self.network, **options)
+        layout: Picture = drawing.picture(self.network, **options)
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
@@ -284,7 +288,7 @@ class BNet(StructureQueries):
         >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return figures.picture(self.network, **options).to_graphviz()
+        return drawing.picture(self.network, **options).to_graphviz()
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph.
@@ -301,7 +305,7 @@ class BNet(StructureQueries):
         ...     Path(f"{folder}/net.svg").read_text()[:4]
         '<svg'
         """
-        figures.draw(self.network, path, **options)
+        drawing.draw(self.network, path, **options)
 
     def __repr__(self) -> str:
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
@@ -317,10 +321,10 @@ def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
         path: The file.
         trust: Names of TPM classes of other packages that may be imported.
     """
-    from bnet_transformer.inference.fit import result as fits
+    from bnet_transformer.learning.fit import result as fits
 
     if not fits.is_fit(path):
-        return BNet(files.load(path, trust=trust))
+        return BNet(io.load(path, trust=trust))
     result: Any = fits.load(path, trust=trust)
     return replace(result, net=BNet(result.network))
 

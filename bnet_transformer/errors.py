@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import operator
-import os
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
-from inspect import isfunction
-from numbers import Real
-from typing import Any, TypeVar
 
-T = TypeVar("T")
 UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
-OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
 class BNetError(ValueError):
@@ -164,152 +155,6 @@ def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
     return UnknownNameError(
         what, expected="a known name", got=shown(_spelled(name)), allowed=allowed or "nothing: there are none"
     )
-
-
-def check_names(what: str, told: Iterable[str], names: Collection[str]) -> None:
-    """Refuse what is none of these names, with the near ones."""
-    for name in told:
-        if name not in names:
-            raise unknown(what, name, names)
-
-
-def whole(what: str, value: object, *, least: int = 1) -> int:
-    """`value` as a whole number of at least `least`, or the error that says so."""
-    answer = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
-    try:
-        number = None if answer or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, RuntimeError):
-        number = None
-    if number is None or number < least or number.bit_length() > 1024:  # no float holds more
-        most = "" if number is None or number < least else ", below 2^1024"
-        raise BNetError(what, expected=f"a whole number of at least {least}{most}", got=value)
-    return number
-
-
-def seed_of(value: object) -> int:
-    """`value` as a seed that every generator takes, or the error that says so."""
-    seed = whole("seed", value, least=0)
-    if seed >= 2**63:
-        raise BNetError("seed", expected="a whole number below 2^63", got=value)
-    return seed
-
-
-def listed(what: str, value: object, kind: type, read: Callable[[Any], Any] | None = None) -> tuple[Any, ...]:
-    """`value` as a tuple of `kind`, each entry as it is `read`, or the error that says so."""
-    things: list[Any] = []
-    try:
-        for thing in None if isinstance(value, str | bytes | Mapping) else value:  # type: ignore[attr-defined]
-            things.append(thing if read is None else read(thing))
-            if not isinstance(things[-1], kind):  # the first wrong one tells, for a list may have no end
-                raise TypeError
-    except TypeError as error:
-        raise BNetError(what, expected=f"a list of {kind.__name__}", got=value) from error
-    return tuple(things)
-
-
-def mapping(what: str, value: object) -> Mapping[str, Any]:
-    """`value` as a mapping from strings (empty for None), or the error that says so."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise BNetError(what, expected="a mapping from names", got=value)
-    return value
-
-
-def number(what: str, value: object, *, above: float | None = None, least: float | None = None) -> float:
-    """A finite number, above a bound or from one on, where one is given."""
-    bound = "" if above is None else f" above {above:g}"
-    bound = bound if least is None else f" of at least {least:g}"
-    try:
-        found = None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        found = None
-    is_low = found is not None and ((above is not None and found <= above) or (least is not None and found < least))
-    if found is None or not abs(found) < float("inf") or is_low:
-        raise BNetError(what, expected=f"a finite number{bound}", got=value)
-    return found
-
-
-def share(what: str, value: object) -> float:
-    """A share that is neither nothing nor all."""
-    found = number(what, value)
-    if not 0 < found < 1:
-        raise BNetError(what, expected="a share between 0 and 1", got=value)
-    return found
-
-
-def put(thing: object, **checked: object) -> None:
-    """Fields of a frozen dataclass as their checks give them: plain numbers, for those of numpy or 0-d tensors."""
-    for name, value in checked.items():
-        object.__setattr__(thing, name, value)
-
-
-def one_of(what: str, value: object, options: Iterable[object]) -> None:
-    """Refuse a `value` that is none of `options`."""
-    listed = tuple(options)
-    if not any(value is option or (type(value) is type(option) and value == option) for option in listed):
-        allowed = ", ".join(repr(option) for option in listed)
-        raise BNetError(what, expected="one of the allowed values", got=value, allowed=allowed)
-
-
-def memory() -> int | None:
-    """The bytes of the machine's memory; None where the system does not say."""
-    with suppress(OSError, ValueError, AttributeError):
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return found if found > 0 else None
-    return None
-
-
-def room_for(what: str, size: int, allowed: str) -> None:
-    """Refuse, before anything is taken, what needs more bytes than there are.
-
-    >>> room_for("draws", 10**18, "fewer draws=")
-    Traceback (most recent call last):
-    ...
-    bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
-    """
-    there = memory()
-    if there is not None and size > there:
-        wanted = f"at most {there:,} bytes, the memory that is here"
-        raise BudgetError(what, expected=wanted, got=f"{size:,} bytes", allowed=allowed)
-
-
-@contextmanager
-def within_memory(what: str) -> Iterator[None]:
-    """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
-
-    >>> with within_memory("a list"):
-    ...     [0] * 10**17
-    Traceback (most recent call last):
-    ...
-    bnet_transformer.errors.BudgetError: a list: expected memory for what is asked; got ...
-    """
-    try:
-        with _default_device():
-            yield
-    except (MemoryError, RuntimeError) as error:
-        told = str(error).strip().partition("\n")[0]
-        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
-            raise
-        asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
-        got = f"none for {asked[1]} more" if asked else "none left"
-        allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
-        raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
-
-
-def methods_within_memory(kind: type[T]) -> type[T]:
-    """A class whose every public method is told `within_memory`, under its own name."""
-    for name, method in list(vars(kind).items()):
-        if isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, within_memory(name)(method))
-    return kind
-
-
-def _default_device() -> AbstractContextManager[object]:
-    """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
-    torch = sys.modules.get("torch")
-    elsewhere = torch is not None and torch.get_default_device().type != "cpu"
-    return torch.device("cpu") if torch is not None and elsewhere else nullcontext()
 
 
 def _revive(kind: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:

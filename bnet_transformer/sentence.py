@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import asking, export, graph, inference, reference
+from bnet_transformer import drawing, graph, inference, reference
+from bnet_transformer._core.checks import mapping, one_of, seed_of, whole
+from bnet_transformer._core.memory import methods_within_memory, room_for, within_memory
+from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
+from bnet_transformer.attention.rollout import reads
+from bnet_transformer.attention.tan import tan, tan_tree
+from bnet_transformer.bridges.networkx import LIMIT, sentence_to_networkx
+from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import once
-from bnet_transformer.errors import (
-    BNetError,
-    mapping,
-    methods_within_memory,
-    one_of,
-    room_for,
-    seed_of,
-    whole,
-    within_memory,
-)
+from bnet_transformer.drawing import Path
+from bnet_transformer.errors import BNetError
+from bnet_transformer.explanation import explain_question
+from bnet_transformer.figures import Picture
 from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.inference import Counterfactual, Inclusion, Reads, Route, Samples, SentenceState, Tan, TanTree
+from bnet_transformer.inference import Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import over_choices, over_roots
-from bnet_transformer.viz import Picture, figures
-from bnet_transformer.viz.figures import Path
+from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
+from bnet_transformer.reference import asking
 
 if TYPE_CHECKING:
     import graphviz
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.bnet import BNet
-    from bnet_transformer.viz.page.widget import Widget
+    from bnet_transformer.page.widget import Widget
 
 
 @methods_within_memory
@@ -295,7 +296,7 @@ class Sentence(StructureQueries):
         state = self.state.with_evidence(evidence)
         done = self.state.resolve_interventions(mapping("do", do))
         node = self.ground.id(name)
-        result = inference.counterfactual(state.query([node], budget, atol), done)
+        result = counterfactual(state.query([node], budget, atol), done)
         return replace(result, labels=state.labels(node))
 
     # what is read
@@ -319,7 +320,7 @@ class Sentence(StructureQueries):
         >>> route.algorithm, route.states, route.is_exact
         ('elimination', 2, True)
         """
-        return inference.explain_question(self.state, vars(Sentence), question, arguments, options)
+        return explain_question(self.state, vars(Sentence), question, arguments, options)
 
     def reads(
         self,
@@ -357,7 +358,7 @@ class Sentence(StructureQueries):
         """
         stack, numbers = asking.slices_that_read(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
-        return inference.reads(
+        return reads(
             query,
             self.state.tokens[stack],
             numbers,
@@ -390,7 +391,7 @@ class Sentence(StructureQueries):
         >>> s.tan("words").kind, s.tan("roles").nearly
         ('no DAG', 'reverse TAN')
         """
-        return inference.tan(self.state, boxes, slice, class_box, stack)
+        return tan(self.state, boxes, slice, class_box, stack)
 
     def tan_tree(
         self,
@@ -417,7 +418,7 @@ class Sentence(StructureQueries):
         (3, True)
         """
         read = self.reads(slice, evidence, residual=0.0, head=head, role=role, budget=budget)
-        return inference.tan_tree(read.matrix, read.tokens, read.slices[0], read.head)
+        return tan_tree(read.matrix, read.tokens, read.slices[0], read.head)
 
     # structure
 
@@ -504,7 +505,7 @@ class Sentence(StructureQueries):
         heads: int | Collection[int] | None = None,
         attention: bool = False,
         min_weight: float | None = None,
-        limit: int | None = export.LIMIT,
+        limit: int | None = LIMIT,
     ) -> nx.DiGraph:
         """The ground graph: one node for each word, named by the naming law, with role, slice, head, word, kind, ...
 
@@ -520,7 +521,7 @@ class Sentence(StructureQueries):
         Raises:
             BudgetError: More arrows than `limit` remain.
         """
-        return export.sentence_to_networkx(
+        return sentence_to_networkx(
             self.state,
             weights=weights,
             slices=slices,
@@ -549,7 +550,7 @@ class Sentence(StructureQueries):
         >>> len(figure.boxes), len(figure.arrows)
         (19, 42)
         """
-        layout: Picture = figures.picture(self.state, **options)
+        layout: Picture = drawing.picture(self.state, **options)
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
@@ -566,7 +567,7 @@ class Sentence(StructureQueries):
         >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return figures.picture(self.state, **options).to_graphviz()
+        return drawing.picture(self.state, **options).to_graphviz()
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence.
@@ -583,7 +584,7 @@ class Sentence(StructureQueries):
         ...     Path(f"{folder}/cat.dot").read_text()[:7]
         'digraph'
         """
-        figures.draw(self.state, path, **options)
+        drawing.draw(self.state, path, **options)
 
     def explore(
         self,
@@ -619,7 +620,7 @@ class Sentence(StructureQueries):
         True
         """
         options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
-        figures.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
+        drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 
     def widget(self, **options: Any) -> Widget:
@@ -631,7 +632,7 @@ class Sentence(StructureQueries):
         Returns:
             The widget; its `sentence` is the sentence after all clicks.
         """
-        return figures.widget_of(self, options)
+        return drawing.widget_of(self, options)
 
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
@@ -640,7 +641,7 @@ class Sentence(StructureQueries):
             limit: How many table entries there may be.
             runs: How many runs of the net the tables may take.
         """
-        return export.to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+        return to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format.
@@ -649,7 +650,7 @@ class Sentence(StructureQueries):
             limit: How many table entries there may be.
             runs: How many runs of the net the tables may take.
         """
-        return export.to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+        return to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def __repr__(self) -> str:
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
@@ -660,6 +661,6 @@ class Sentence(StructureQueries):
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @within_memory("picture")
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> figures.Bundle:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.Bundle:
         """What a notebook shows: the widget, or the figure where no widget can run."""
-        return figures.notebook_bundle(repr(self), self.state, self.widget)
+        return drawing.notebook_bundle(repr(self), self.state, self.widget)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Damage, Inclusion, damage
-from bnet_transformer.inference.heads.gates import MEASURES
+from bnet_transformer.attention import Damage, Inclusion, damage
+from bnet_transformer.attention.heads.gates import MEASURES
 from experiments.result import Result
 
 SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
+from bnet_transformer.learning.training import windows
+from bnet_transformer.plots.canvas import Canvas, settings
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training import windows
-from bnet_transformer.viz.plots.canvas import Canvas, settings
 from experiments.result import Result
 
 RATES = (0.5, -1.0, 0.5)

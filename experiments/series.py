@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots.canvas import Canvas, settings
 from bnet_transformer.tpm import Normal, Sinusoid
-from bnet_transformer.training import Trained
-from bnet_transformer.viz.plots.canvas import Canvas, settings
 from experiments.result import Result
 
 SERIES, LENGTH, SPLIT = 200, 264, 168  # the words from SPLIT on are held out

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from bnet_transformer.training import Generated
+from bnet_transformer.learning.training import Generated
 from experiments.result import Result
 
 UNSEEN = 20_000_003  # the seed of what is asked; the steps that train have the seeds 0, 1, 2, ...

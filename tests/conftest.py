@@ -9,7 +9,13 @@ import torch
 from beartype.claw import beartype_package
 from hypothesis import settings
 
-INNER = ["graph.ground", "graph.walk", "reference"]  # beartype draws from random: not what a fit calls
+INNER = [
+    "graph.ground",
+    "graph.walk",
+    "reference.ground_model",
+    "reference.run",
+    "reference.enumeration",
+]  # beartype draws from random: not what a fit calls
 
 for room in INNER:
     beartype_package(f"bnet_transformer.{room}")
@@ -38,7 +44,8 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Values, distributions and readings of many nodes are then those of the same runs, at a fraction of the time.
     """
-    from bnet_transformer import asking, reference
+    from bnet_transformer import reference
+    from bnet_transformer.reference import asking, enumeration
 
     plain, made = reference.runs, {}
 
@@ -48,7 +55,7 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
             made[key] = (world, known, list(plain(world, free, known, budget)))  # what has a key stays alive
         return iter(made[key][-1])
 
-    for room in (asking, reference):
+    for room in (asking, enumeration, reference):
         monkeypatch.setattr(room, "runs", runs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import bnet_transformer as bt
-from bnet_transformer.inference.fit.run import method_of
+from bnet_transformer.learning.fit.run import method_of
 
 
 def configured(config, options):

@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference import Zero
+from bnet_transformer.interventions import Zero
 from tests.cases import CASES, jolted
 
 D = torch.float64

@@ -11,8 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from bnet_transformer.files import store
-from bnet_transformer.network import Network
+from bnet_transformer.declare import Network, io as store
 
 
 def same(one: Network, other: Network) -> None:

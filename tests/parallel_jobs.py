@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import damage
-from bnet_transformer.inference.fit.ascent import RestartOptimizer
+from bnet_transformer.attention import damage
+from bnet_transformer.learning.fit.ascent import RestartOptimizer
+from bnet_transformer.learning.training import alone
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training import alone
 from tests import flat_options
 
 D = torch.float64

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.reference import Row
 from tests.cases import CASES

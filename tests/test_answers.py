@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer import asking, reference
-from bnet_transformer.inference import Attend, Evidence, log_evidence, posterior
+from bnet_transformer import reference
+from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.interventions import Attend
+from bnet_transformer.reference import asking
 from bnet_transformer.tpm import Attention
 from tests.cases import CASES, Case, case_of, close, gathered, inputs
 

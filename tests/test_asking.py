@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Mean, Noise, Zero, corpus_tan
-from bnet_transformer.inference.abduction import gumbel_max
+from bnet_transformer.attention import corpus_tan
+from bnet_transformer.interventions import Mean, Noise, Zero
+from bnet_transformer.interventions.counterfactual import gumbel_max
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 

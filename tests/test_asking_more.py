@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer.attention import corpus_tan
+from bnet_transformer.attention.rollout import best_paths, max_flow
 from bnet_transformer.graph import Ground
 from bnet_transformer.graph.queries import active_trail, minimal_separator
 from bnet_transformer.graph.separation import Question, separated
-from bnet_transformer.inference import corpus_tan
-from bnet_transformer.inference.rollout import best_paths, max_flow
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans

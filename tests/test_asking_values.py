@@ -10,7 +10,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference import Attend, Evidence, Mean, Noise, Zero, posterior
+from bnet_transformer.inference import Evidence, posterior
+from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Attention, Dot, Given, Normal
 from tests.cases import case_of, close, doubled
 

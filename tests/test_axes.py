@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from bnet_transformer.axes import REACHES, WIDE, Reach, as_reach, join, role_fault, split, stem_of
+from bnet_transformer._core.naming import REACHES, WIDE, Reach, as_reach, join, role_fault, split, stem_of
 from bnet_transformer.errors import BNetError
 
 roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: role_fault(role) is None)

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 import bnet_transformer as bt
-from bnet_transformer import errors, training
-from bnet_transformer.files import tensors
-from bnet_transformer.inference.sweeps.cell_spec import PATH_BYTES
+from bnet_transformer._core import files as tensors, memory
+from bnet_transformer.interventions.sweeps.cell_spec import PATH_BYTES
+from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
 from tests.keeping import rewrite
 from tests.test_interrupted_runs import WORDS, mixture, same, vectors
@@ -174,13 +174,13 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
 
 
 def test_memory_is_counted_before_it_is_taken():
-    errors.room_for("draws", 1, "fewer draws=")
+    memory.room_for("draws", 1, "fewer draws=")
     with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
-        errors.room_for("draws", 10**30, "fewer draws=")
-    with pytest.raises(RuntimeError, match="another"), errors.within_memory("a call"):
+        memory.room_for("draws", 10**30, "fewer draws=")
+    with pytest.raises(RuntimeError, match="another"), memory.within_memory("a call"):
         raise RuntimeError("another")
     for raised in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
-        with pytest.raises(bt.BudgetError, match="a call: expected memory"), errors.within_memory("a call"):
+        with pytest.raises(bt.BudgetError, match="a call: expected memory"), memory.within_memory("a call"):
             raise raised
 
 
@@ -208,7 +208,7 @@ def test_the_memory_of_a_sweep_is_counted_by_its_paths(monkeypatch):
     for at, count in {"v -> a": 2 * 210, "x -> q -> a -> mix": 2 * 20}.items():
         swept = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
         assert len(swept().names) == count
-        monkeypatch.setattr(errors, "memory", lambda count=count: PATH_BYTES * count - 1)
+        monkeypatch.setattr(memory, "memory", lambda count=count: PATH_BYTES * count - 1)
         with pytest.raises(bt.BudgetError, match=f"at '{at}': expected at most .*got {PATH_BYTES * count:,} bytes"):
             swept()
         monkeypatch.undo()

@@ -13,10 +13,10 @@ from benchmarks import induction
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.graph import ancestors, topological_order
-from bnet_transformer.inference import Attend, Zero
-from bnet_transformer.inference.circuits.arrows import arrows_of, axes_over
-from bnet_transformer.inference.circuits.run import runs_of
-from bnet_transformer.inference.sweeps.examples import metric_of as measure_of, pair
+from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.interventions.circuits.arrows import arrows_of, axes_over
+from bnet_transformer.interventions.circuits.run import runs_of
+from bnet_transformer.interventions.sweeps.examples import metric_of as measure_of, pair
 from tests.cases import CASES
 from tests.sweeping import curved, metric, refusal
 

@@ -271,7 +271,7 @@ def test_options_are_those_of_the_functions_that_they_call():
             kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
         ]
         for name in options.names:
-            called = next(getattr(owner, name) for owner in (module, *classes) if hasattr(owner, name))
+            called = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
             wanted = inspect.signature(called).parameters
             found = of_source(options.file, name)
             assert found.keys() <= wanted.keys() and set(options.only) <= found.keys(), (options.file, name)

@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.cli.outputs import json_of
-from bnet_transformer.inference import Zero
+from bnet_transformer.interventions import Zero
 from tests.test_cli import one_line, run
 
 SAID = ["the cat sat", "a dog ran by the tree"]

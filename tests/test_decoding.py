@@ -10,6 +10,8 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.compiler import Module
 from bnet_transformer.data.task import infer_trainable_task
+from bnet_transformer.learning.training.generate import sampler
+from bnet_transformer.learning.training.incremental import WordByWord, filled
 from bnet_transformer.tpm import (
     Add,
     Attention,
@@ -27,8 +29,6 @@ from bnet_transformer.tpm import (
     Relative,
     Weight,
 )
-from bnet_transformer.training.generate import sampler
-from bnet_transformer.training.incremental import WordByWord, filled
 
 D = torch.float64
 WORD, EACH = ["word"], ["head", "word"]

@@ -15,18 +15,18 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer import asking
 from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.figures import svg
+from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.grid import Grid, Item
+from bnet_transformer.figures.labels import plain
+from bnet_transformer.figures.picture import Arrow, Box, Frame, Picture, passed
+from bnet_transformer.figures.style import PALETTES
+from bnet_transformer.figures.svg import to_svg
+from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
+from bnet_transformer.reference import asking
 from bnet_transformer.tpm import Categorical
-from bnet_transformer.viz import svg
-from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.grid import Grid, Item
-from bnet_transformer.viz.labels import plain
-from bnet_transformer.viz.picture import Arrow, Box, Frame, Picture, passed
-from bnet_transformer.viz.style import PALETTES
-from bnet_transformer.viz.svg import to_svg
-from bnet_transformer.viz.tikz import to_tikz
 from tests.cases import CASES, case_of
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,7 +10,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.factors import question_to_factors
-from bnet_transformer.inference.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import Objective, learned_of
 from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import close

@@ -4,7 +4,7 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference.explain import EXPLAINERS
+from bnet_transformer.explanation import EXPLAINERS
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Select
 from tests.cases import CASES, case_of
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.export import MOST_DIMS, state_name, to_bif, to_pgmpy, world_to_tables
+from bnet_transformer.bridges.pgmpy import MOST_DIMS, state_name, to_bif, to_pgmpy, world_to_tables
 from bnet_transformer.reference import World
 from bnet_transformer.tpm import Categorical, Codebook, Given, Normal
 from tests.cases import CASES, Case

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer import export
-from bnet_transformer.axes import WORD, label
-from bnet_transformer.export import (
+from bnet_transformer._core.files import write
+from bnet_transformer._core.naming import WORD, label
+from bnet_transformer.bridges.networkx import (
     check_size,
     folded_to_networkx,
     graph_writers,
@@ -23,6 +23,7 @@ from bnet_transformer.export import (
     to_graphml,
     to_json,
 )
+from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.graph import Ground, Selection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
@@ -226,17 +227,17 @@ def test_json_refuses_what_is_no_number() -> None:
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
     writers = graph_writers(lambda: graph)
-    export.write(tmp_path / "a.json", writers)
+    write(tmp_path / "a.json", writers)
     assert (tmp_path / "a.json").read_text() == to_json(graph)
-    export.write(str(tmp_path / "a.GraphML"), writers)
+    write(str(tmp_path / "a.GraphML"), writers)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
     for name in ("a.txt", "a", "a.json.gz", "json"):
         with pytest.raises(bt.BNetError, match=r"allowed: \.graphml, \.json$"):
-            export.write(tmp_path / name, writers)
-    export.write(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
+            write(tmp_path / name, writers)
+    write(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
     assert (tmp_path / "a.txt").read_bytes() == b"mine"
     sentence.draw(tmp_path / "a.bif")
-    assert (tmp_path / "a.bif").read_text() == export.to_bif(sentence.state.world)
+    assert (tmp_path / "a.bif").read_text() == to_bif(sentence.state.world)
     sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).draw(tmp_path / "b.bif")
     assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
     for name in ("c.bif", "c.html"):  # a net is no sentence
@@ -253,7 +254,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         raise bt.BudgetError("graph", expected="less", got="more")
 
     with pytest.raises(bt.BudgetError):
-        export.write(path, graph_writers(fail))
+        write(path, graph_writers(fail))
     graph = nx.DiGraph([("a", "b")])
 
     def full(self: Path, content: bytes) -> int:
@@ -263,9 +264,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
-            export.write(path, graph_writers(lambda: graph))
+            write(path, graph_writers(lambda: graph))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     nowhere = [tmp_path / "nowhere" / "a.json", path / "a.json", tmp_path / ("x" * 300 + ".json"), "/proc/nothing.json"]
     for bad in (*nowhere, "", None, 3):
         with pytest.raises(bt.FileError):
-            export.write(bad, graph_writers(lambda: graph))  # type: ignore[arg-type]
+            write(bad, graph_writers(lambda: graph))  # type: ignore[arg-type]

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer import files, tpm
-from bnet_transformer.files import store
-from bnet_transformer.network import Declaration, Network, declare
+from bnet_transformer import _core, tpm
+from bnet_transformer.declare import Declaration, Network, declare, io
 from bnet_transformer.tpm import Add, Categorical, Given, Parent
 from tests.cases import CASES, Case
 from tests.keeping import rewrite, same
@@ -44,11 +43,11 @@ def saved(tmp_path: Path) -> Path:
 def test_round_trip(case: Case, tmp_path: Path) -> None:
     net = case.net.network
     path = tmp_path / "net.safetensors"
-    files.save(net, path)
-    same(files.load(path, trust=TRUST), net)
+    io.save(net, path)
+    same(io.load(path, trust=TRUST), net)
     assert [found.name for found in tmp_path.iterdir()] == ["net.safetensors"]
     first = path.read_bytes()
-    files.save(files.load(path, trust=TRUST), path)
+    io.save(io.load(path, trust=TRUST), path)
     assert path.read_bytes() == first  # the same net is the same file
 
 
@@ -61,8 +60,8 @@ def test_bits_survive_in_every_type(dtype: torch.dtype, tmp_path: Path) -> None:
         dtype
     )
     net = net.with_parameters({"W_q_0.values": values})
-    files.save(net, tmp_path / "a")
-    found = files.load(tmp_path / "a")
+    io.save(net, tmp_path / "a")
+    found = io.load(tmp_path / "a")
     same(found, net)
     assert found.parameters["W_q_0.values"].view(-1)[0].signbit()
 
@@ -79,18 +78,18 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
             "c.logits": torch.zeros(1).expand(2),
         }
     )
-    files.save(net, tmp_path / "a")
-    found = files.load(tmp_path / "a")
+    io.save(net, tmp_path / "a")
+    found = io.load(tmp_path / "a")
     same(found, net)
     assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
     assert not any(value.requires_grad for value in found.parameters.values())
     turned = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
-    files.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": turned}), tmp_path / "a")
-    assert files.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
+    io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": turned}), tmp_path / "a")
+    assert io.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
 
 
 def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
-    net = files.load(saved)
+    net = io.load(saved)
     before = {name: value.clone() for name, value in net.parameters.items()}
     with saved.open("r+b") as opened:  # in place: a mapped file would show through
         opened.write(b"\xff" * saved.stat().st_size)
@@ -119,11 +118,11 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
     for thing in things:
-        stored = json.loads(json.dumps(store.to_plain(thing, "it")))
-        assert store.from_plain(stored, "it") == thing
-        assert not list(store.strangers(stored))
+        stored = json.loads(json.dumps(io.to_plain(thing, "it")))
+        assert io.from_plain(stored, "it") == thing
+        assert not list(io.strangers(stored))
     kinds = {getattr(tpm, name) for name in tpm.__all__}
-    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in store.REGISTRY.values()]
+    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in io.REGISTRY.values()]
     assert set(missing) == {tpm.TPM, tpm.Score, tpm.Bias}
 
 
@@ -163,18 +162,18 @@ def odd(**fields: Any) -> Declaration:
 def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Path) -> None:
     path = tmp_path / "odd"
     net = declare(odd(extra=Odd.Inner(4)))
-    files.save(net, path)
+    io.save(net, path)
     names = {f"{HERE}:{name}" for name in ("Odd", "Part", "Odd.Inner")}
     for trust in ((), False, "nobody", (f"{HERE}:Odd",), [f"{HERE}:Part", f"{HERE}:Odd"], (f"{HERE}x", HERE[:-1])):
         with pytest.raises(bt.FileError, match=f"got .*{HERE}:(Part|Odd.Inner).*allowed: .*trust="):
-            files.load(path, trust=trust)
+            io.load(path, trust=trust)
     for trust in (True, HERE, [HERE], names):
-        found = files.load(path, trust=trust)
+        found = io.load(path, trust=trust)
         same(found, net)
         made = found.declaration.stacks[0].slice[0].tpm
         assert isinstance(made, Odd) and type(made.part.names) is list and made.far == -np.inf
     with pytest.raises(bt.BNetError, match="trust: expected True, or the names"):
-        files.load(path, trust=3)  # type: ignore[arg-type]
+        io.load(path, trust=3)  # type: ignore[arg-type]
 
 
 def test_nothing_is_imported_without_consent(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +186,10 @@ def test_nothing_is_imported_without_consent(saved: Path, tmp_path: Path, monkey
     rewrite(saved, evil, signed=True)
     for trust in ((), "evil:Boo", "evi", False):
         with pytest.raises(bt.FileError, match="evil:Boom"):
-            files.load(saved, trust=trust)
+            io.load(saved, trust=trust)
     assert "evil" not in sys.modules and not (tmp_path / "evil.py.ran").exists()
     with pytest.raises(bt.FileError, match="boom"):
-        files.load(saved, trust="evil")
+        io.load(saved, trust="evil")
     assert (tmp_path / "evil.py.ran").exists()
 
 
@@ -224,7 +223,7 @@ def test_a_trusted_path_must_lead_to_a_dataclass(saved: Path, name: object) -> N
         header["declaration"]["stacks"][0]["slice"][0]["tpm"] = {"class": name}
 
     with pytest.raises(bt.FileError):
-        files.load(rewrite(saved, other, signed=True), trust=True)
+        io.load(rewrite(saved, other, signed=True), trust=True)
 
 
 def test_models_lend_no_classes_of_others(saved: Path) -> None:
@@ -234,7 +233,7 @@ def test_models_lend_no_classes_of_others(saved: Path) -> None:
         header["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = "bnet_transformer.models.bayesuvius:Select"
 
     with pytest.raises(bt.FileError, match="a class where it is defined"):
-        files.load(rewrite(saved, lent, signed=True))
+        io.load(rewrite(saved, lent, signed=True))
 
 
 def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
@@ -269,7 +268,7 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         (Odd(part, extra=10**5000), "reads back"),
     ):
         with pytest.raises(bt.BNetError, match=told):
-            files.save(net(made), tmp_path / "a")
+            io.save(net(made), tmp_path / "a")
         assert not list(tmp_path.iterdir())
     good = bt.bayesuvius(2).network
     nan = {**good.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
@@ -282,10 +281,10 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         ({**good.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
     ):
         with pytest.raises(bt.BNetError, match=told):
-            files.save(replace(good, parameters=parameters), tmp_path / "a")
+            io.save(replace(good, parameters=parameters), tmp_path / "a")
     for other in (None, bt.bayesuvius(2), good.declaration):
         with pytest.raises(bt.BNetError, match="save: expected a Network"):
-            files.save(other, tmp_path / "a")  # type: ignore[arg-type]
+            io.save(other, tmp_path / "a")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
 
@@ -297,12 +296,12 @@ def test_saving_is_whole_or_not_at_all(saved: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_file", fail)
+        patch.setattr(io, "save_file", fail)
         with pytest.raises(bt.FileError, match="No space left"):
-            files.save(net, saved)
+            io.save(net, saved)
     assert saved.read_bytes() == before and len(list(saved.parent.iterdir())) == 1
     saved.chmod(0o640)
-    files.save(net, saved)
+    io.save(net, saved)
     assert stat.S_IMODE(saved.stat().st_mode) == 0o640 and saved.read_bytes() != before
 
 
@@ -310,27 +309,27 @@ def test_the_mode_is_that_of_any_new_file_and_links_stay(tmp_path: Path) -> None
     (tmp_path / "plain").write_bytes(b"")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "net")
-    files.save(bt.bayesuvius(2).network, link)
+    io.save(bt.bayesuvius(2).network, link)
     assert link.is_symlink() and (tmp_path / "net").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    files.load(link)
+    io.load(link)
 
 
 def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
     net, pipe, link = bt.bayesuvius(2).network, tmp_path / "pipe", tmp_path / "link"
-    files.save(net, tmp_path / "plain")
+    io.save(net, tmp_path / "plain")
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     before = sorted(tmp_path.iterdir())
     for place in (pipe, link):
         with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-            files.save(net, place)
+            io.save(net, place)
             assert reader.read() == (tmp_path / "plain").read_bytes()
-            with pytest.raises(ZeroDivisionError), files.replacing(place) as temporary:
+            with pytest.raises(ZeroDivisionError), _core.files.replacing(place) as temporary:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()
     ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
-    with files.replacing(f"/dev/fd/{ends[1]}") as temporary:
+    with _core.files.replacing(f"/dev/fd/{ends[1]}") as temporary:
         temporary.write_bytes(b"whole")
     assert os.read(ends[0], 9) == b"whole"
     for end in ends:
@@ -339,7 +338,7 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.symlink_to("/dev/full")
     with pytest.raises(bt.FileError, match="No space left"):
-        files.save(net, full)
+        io.save(net, full)
     assert full.is_char_device()
 
 
@@ -348,6 +347,6 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
 )
 def test_paths_that_cannot_be_written_or_read(path: Any) -> None:
     with pytest.raises(bt.FileError):
-        files.save(bt.bayesuvius(2).network, path)
+        io.save(bt.bayesuvius(2).network, path)
     with pytest.raises(bt.FileError):
-        files.load(path)
+        io.load(path)

@@ -14,10 +14,10 @@ from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import ascent
-from bnet_transformer.inference.fit.ascent import RestartOptimizer, init_restarts
-from bnet_transformer.inference.fit.heads import matched
-from bnet_transformer.inference.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit import ascent
+from bnet_transformer.learning.fit.ascent import RestartOptimizer, init_restarts
+from bnet_transformer.learning.fit.heads import matched
+from bnet_transformer.learning.fit.problem import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

@@ -17,13 +17,13 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.fit import heads
-from bnet_transformer.inference.fit.heads import aligned
-from bnet_transformer.inference.fit.problem import FitProblem, Objective, learned_of
-from bnet_transformer.inference.fit.result import Fit
-from bnet_transformer.inference.fit.sampling import Chain, Model, Variational, started
+from bnet_transformer.learning.fit import heads
+from bnet_transformer.learning.fit.heads import aligned
+from bnet_transformer.learning.fit.problem import FitProblem, Objective, learned_of
+from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.sampling import Chain, Model, Variational, started
+from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training.configs import LoopConfig
 from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")

@@ -11,7 +11,7 @@ from pyro.infer import MCMC, NUTS, SVI, Importance, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 import bnet_transformer as bt
-from bnet_transformer.inference.fit import explain_fit
+from bnet_transformer.learning.fit import explain_fit
 from bnet_transformer.tpm import Categorical, Normal
 
 D = torch.float64

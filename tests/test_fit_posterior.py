@@ -11,8 +11,8 @@ import bnet_transformer as bt
 from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.inference.fit.problem import Objective, learned_of
-from bnet_transformer.inference.fit.sampling import Model
+from bnet_transformer.learning.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.sampling import Model
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

@@ -9,12 +9,12 @@ from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer.files import checkpoint
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.inference.fit import result
-from bnet_transformer.inference.fit.run import method_of
+from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit import result
+from bnet_transformer.learning.fit.run import method_of
+from bnet_transformer.learning.training.configs import schedule_of
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
 ARVIZ = pytest.mark.filterwarnings("ignore:\nArviZ is undergoing:FutureWarning")

@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.inference.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import Objective, learned_of
 from bnet_transformer.tpm import Categorical, Given
 from tests import flat_options
 

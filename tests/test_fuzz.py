@@ -24,12 +24,11 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
-from bnet_transformer import files
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import lines_of
 from bnet_transformer.data.dataset import map_tokens
-from bnet_transformer.files import store
+from bnet_transformer.declare import io as store
 from tests.keeping import same
 
 # the law
@@ -87,7 +86,7 @@ def net() -> bt.BNet:
 def read_net(path: Path) -> None:
     """A file of a net: what it reads it writes back the same."""
     found = bt.load(path)
-    same(files.load(_put(path.with_name("again.safetensors"), files.as_bytes(found.network))), found.network)
+    same(store.load(_put(path.with_name("again.safetensors"), store.as_bytes(found.network))), found.network)
 
 
 def _put(path: Path, data: bytes) -> Path:
@@ -98,7 +97,7 @@ def _put(path: Path, data: bytes) -> Path:
 
 def read_header(path: Path) -> None:
     """A net whose header is that JSON, under a hash that is true of it."""
-    whole = files.as_bytes(net().network)
+    whole = store.as_bytes(net().network)
     tensors = load_bytes(whole)
     try:
         head = json.loads(path.read_bytes())
@@ -216,7 +215,7 @@ class Parser:
 
 
 PARSERS = {
-    "net": Parser(read_net, lambda: [files.as_bytes(net().network)]),
+    "net": Parser(read_net, lambda: [store.as_bytes(net().network)]),
     "header of a net": Parser(read_header, seeds_header, is_json=True, may_refuse=True),
     "config.json": Parser(lambda path: read_folder(path, "config.json"), seeds_config, is_json=True, may_refuse=True),
     "weights": Parser(lambda path: read_folder(path, "model.safetensors"), lambda: [save_bytes(weights())]),
@@ -344,8 +343,8 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
     """A path was once followed through whatever a trusted module holds, and what stood there was made."""
     head = json.loads(seeds_header()[0])
     head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
-    head["sha256"] = store._digest(head, load_bytes(files.as_bytes(net().network)))
-    tensors = load_bytes(files.as_bytes(net().network))
+    head["sha256"] = store._digest(head, load_bytes(store.as_bytes(net().network)))
+    tensors = load_bytes(store.as_bytes(net().network))
     found = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.KEY: json.dumps(head)}))
     with watched():
         refused(lambda: bt.load(found, trust=(__name__,)), "net.safetensors", bt.FileError)

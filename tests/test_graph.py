@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.axes import Reach
+from bnet_transformer._core.naming import Reach
 from bnet_transformer.graph import (
     Bundle,
     Family,

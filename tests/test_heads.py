@@ -11,8 +11,8 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.inference.heads.gates import head_shares, runs_of
-from bnet_transformer.inference.heads.posterior import draws_of, posterior_of, relaxed, settings as all_settings
+from bnet_transformer.attention.heads.gates import head_shares, runs_of
+from bnet_transformer.attention.heads.posterior import draws_of, posterior_of, relaxed, settings as all_settings
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 
@@ -195,7 +195,7 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
-    monkeypatch.setattr("bnet_transformer.inference.heads.posterior._bayes", lambda *told: torch.zeros(2, dtype=D))
+    monkeypatch.setattr("bnet_transformer.attention.heads.posterior._bayes", lambda *told: torch.zeros(2, dtype=D))
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):

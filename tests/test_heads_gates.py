@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import damage
+from bnet_transformer.attention import damage
 from bnet_transformer.tpm import Categorical, Normal
 from tests.gating import BY_NAME, TEXTS, D, close, concat, inclusion
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Zero, damage
-from bnet_transformer.inference.heads.gates import runs_of
-from bnet_transformer.inference.heads.posterior import settings
+from bnet_transformer.attention import damage
+from bnet_transformer.attention.heads.gates import runs_of
+from bnet_transformer.attention.heads.posterior import settings
+from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jolted, projections
 from tests.gating import (
@@ -164,8 +165,8 @@ def test_small_parts_change_nothing(monkeypatch):
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = runs_of(net.network, TEXTS, seen=False)
     whole = runs.table(settings(3), quiet)
-    monkeypatch.setattr("bnet_transformer.inference.heads.runs.ROWS", 16)
-    monkeypatch.setattr("bnet_transformer.inference.heads.runs.MEMORY", 1)
+    monkeypatch.setattr("bnet_transformer.attention.heads.runs.ROWS", 16)
+    monkeypatch.setattr("bnet_transformer.attention.heads.runs.MEMORY", 1)
     close(runs.table(settings(3), quiet), whole, 1e-12)
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer._core.files import exclusive_lock
 from bnet_transformer.cli import main
-from bnet_transformer.files import checkpoint, exclusive_lock
+from bnet_transformer.learning import checkpoint
 from bnet_transformer.tpm import TPM, Categorical, Given, Linear, Normal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

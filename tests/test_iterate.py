@@ -6,8 +6,8 @@ import torch
 from torch.testing import assert_close
 
 import bnet_transformer as bt
+from bnet_transformer.learning.training import windows
 from bnet_transformer.tpm import Add, Given, Linear, Normal
-from bnet_transformer.training import windows
 from experiments import rigid_body
 from tests import flat_options
 

@@ -23,14 +23,14 @@ from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
-from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.figures.labels import shown
+from bnet_transformer.figures.picture import DASHES
+from bnet_transformer.figures.style import DASH, HEADS, PALETTES, link
+from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.page import data
+from bnet_transformer.page.page import MODULES, script, style
+from bnet_transformer.page.reading import MARKS, TAGS, mathml
 from bnet_transformer.tpm import Categorical
-from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.page import data
-from bnet_transformer.viz.page.page import MODULES, script, style
-from bnet_transformer.viz.page.reading import MARKS, TAGS, mathml
-from bnet_transformer.viz.picture import DASHES
-from bnet_transformer.viz.style import DASH, HEADS, PALETTES, link
 from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
 from tests.test_draw import HOSTILE

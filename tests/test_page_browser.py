@@ -14,10 +14,10 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
-from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.figures.labels import shown
+from bnet_transformer.figures.style import palette
+from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.tpm import Categorical
-from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.style import palette
 from tests.browsing import downloaded, needs_chromium, watching
 from tests.cases import hidden_states, jolted
 

@@ -17,7 +17,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference import Zero
+from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Categorical
 from tests.browsing import needs_chromium, watching
 from tests.test_page import bits_of

@@ -15,7 +15,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
 from bnet_transformer._core.distributed import ALONE, Ranks, alone, digest_of
-from bnet_transformer.inference.fit.result import Fit
+from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
 

@@ -15,16 +15,17 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Counterfactual, corpus_tan
-from bnet_transformer.inference.fit import Check, Comparison
+from bnet_transformer.attention import corpus_tan
+from bnet_transformer.figures.labels import shown
+from bnet_transformer.figures.style import PALETTES
+from bnet_transformer.interventions.counterfactual import Counterfactual
+from bnet_transformer.learning.fit import Check, Comparison
+from bnet_transformer.learning.training.loop import Trained
+from bnet_transformer.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
+from bnet_transformer.plots.heat import room
+from bnet_transformer.plots.readings import FLOWS, share_of, shares_of
+from bnet_transformer.plots.tables import table_of
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.loop import Trained
-from bnet_transformer.viz.labels import shown
-from bnet_transformer.viz.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
-from bnet_transformer.viz.plots.heat import room
-from bnet_transformer.viz.plots.readings import FLOWS, share_of, shares_of
-from bnet_transformer.viz.plots.tables import table_of
-from bnet_transformer.viz.style import PALETTES
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
 HOSTILE = (

@@ -9,10 +9,10 @@ from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
+from bnet_transformer.attention.heads import Damage, damage
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.heads import Damage, damage
-from bnet_transformer.viz.plots.canvas import lightness
-from bnet_transformer.viz.plots.heads import MAPS, brief, steep
+from bnet_transformer.plots.canvas import lightness
+from bnet_transformer.plots.heads import MAPS, brief, steep
 from tests.test_plots import cells, saved, texts
 
 WORDS = ["the", "cat", "sat", "on", "mat"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import damage
+from bnet_transformer.attention import damage
 from bnet_transformer.tpm import Categorical
 from tests import flat_options
 

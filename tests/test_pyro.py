@@ -13,7 +13,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.pyro_reading import PyroModel
+from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, Case
 

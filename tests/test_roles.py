@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import beta
 
 import bnet_transformer as bt
-from bnet_transformer.inference.heads import reading
-from bnet_transformer.inference.heads.corpus_roles import Tally
-from bnet_transformer.inference.heads.reading import OTHER, RELATIONS, Pair, relations_of
+from bnet_transformer.attention.heads import reading
+from bnet_transformer.attention.heads.corpus_roles import Tally
+from bnet_transformer.attention.heads.reading import OTHER, RELATIONS, Pair, relations_of
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.axes import WIDE, Reach
+from bnet_transformer._core.naming import WIDE, Reach
 from bnet_transformer.graph import Bundle, Family, FoldedGraph, Ground, descendants
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.graph.queries import active_trail, minimal_cut, minimal_separator, reaches

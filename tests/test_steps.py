@@ -12,9 +12,10 @@ from bnet_transformer._core import torch_context as late
 from bnet_transformer._core.distributed import Ranks
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
+from bnet_transformer.learning.training import kept
+from bnet_transformer.learning.training.configs import TrainConfig
+from bnet_transformer.learning.training.run import Objective, Run
 from bnet_transformer.tpm import Normal
-from bnet_transformer.training.configs import TrainConfig
-from bnet_transformer.training.run import Objective, Run
 from tests import flat_options
 from tests.cases import CASES, vanilla
 
@@ -126,7 +127,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
-    found = bt.training.kept(net, tmp_path)
+    found = kept(net, tmp_path)
     assert (
         found.steps == 6 and len(found.losses) == 6 and all(v.isfinite().all() for v in found.net.parameters.values())
     )

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference.fit import Fit
+from bnet_transformer.learning.fit import Fit
 
 WORDS = ["the", "cat", "sat"]
 CAT = {"y_2": ("cat", "sat")}

@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.inference.sweeps.results import PARTS, Mediation, Sweep
-from bnet_transformer.viz.options import marks_of
+from bnet_transformer.figures.options import marks_of
+from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Sweep
 from tests.sweeping import refusal
 from tests.test_plots import cells, heights, texts
 

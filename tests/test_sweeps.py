@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import Module
-from bnet_transformer.inference import Attend, Mean, Noise, Zero
+from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
 from tests.sweeping import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
 

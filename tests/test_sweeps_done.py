@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Attend, Zero
+from bnet_transformer.interventions import Attend, Zero
 from tests.cases import jolted
 from tests.sweeping import D, Slow, cells, metric, reading, setting
 from tests.test_sweeps import close

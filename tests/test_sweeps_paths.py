@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Attend, Mean, Noise, Zero
+from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
 from tests.cases import WORD, every, jolted
 from tests.sweeping import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting

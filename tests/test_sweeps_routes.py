@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Attend, Zero, query
+from bnet_transformer.inference import query
 from bnet_transformer.inference.query import Obstacle, PerformanceWarning
-from bnet_transformer.inference.sweeps import engine, explain_sweep
+from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.interventions.sweeps import engine, explain_sweep
 from tests.sweeping import case, metric, outcomes, pair
 from tests.test_sweeps import close, doubled, two
 

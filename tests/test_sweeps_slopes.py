@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Noise, Zero
+from bnet_transformer.interventions import Noise, Zero
 from tests.sweeping import D, case, curved, metric, outcomes, pair
 from tests.test_sweeps import READERS, REFUSED, ROLES, close, doubled, roles, several, two
 

@@ -10,15 +10,15 @@ import torch
 from torch.nn import functional
 
 import bnet_transformer as bt
-from bnet_transformer import training
 from bnet_transformer.data import Batch
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import infer_trainable_task
-from bnet_transformer.files.checkpoint import NAME
 from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.learning import training
+from bnet_transformer.learning.checkpoint import NAME
+from bnet_transformer.learning.training.configs import schedule_of
 from bnet_transformer.tpm import Categorical, Normal
-from bnet_transformer.training.configs import schedule_of
 from tests import flat_options
 
 D = torch.float64

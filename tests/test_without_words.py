@@ -17,9 +17,9 @@ from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
+from bnet_transformer.figures.nodes import places_in_rows
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
-from bnet_transformer.viz.nodes import places_in_rows
 from tests.asia import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
 from tests.cases import hidden_states, jolted, no_slices, sites
 

@@ -26,12 +26,12 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer.bridges.networkx import to_graphml, to_json
 from bnet_transformer.cli import main, outputs
-from bnet_transformer.export import to_graphml, to_json
-from bnet_transformer.viz.dot import to_dot
-from bnet_transformer.viz.labels import shown, visible
-from bnet_transformer.viz.svg import to_svg
-from bnet_transformer.viz.tikz import ACCENTS, SPECIAL, letters, to_tikz
+from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.labels import shown, visible
+from bnet_transformer.figures.svg import to_svg
+from bnet_transformer.figures.tikz import ACCENTS, SPECIAL, letters, to_tikz
 from tests.test_export_discrete import label_of
 
 MARKUP = [
@@ -261,7 +261,7 @@ class Tags(HTMLParser):
 def test_pages(words: list[str]) -> None:
     s, plain = said(words), said(["a", "b", "d", "e"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer.viz.page.page.script", lambda last: "")
+        patch.setattr("bnet_transformer.page.page.script", lambda last: "")
         found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
     assert (found.tags, found.attributes) == (other.tags, other.attributes)
     about = json.loads(found.told["bnet-about"])
@@ -273,7 +273,7 @@ def test_pages(words: list[str]) -> None:
 def _page(s: bt.Sentence, title: str) -> str:
     held: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer.export.replacing", _Held(held))
+        patch.setattr("bnet_transformer._core.files.replacing", _Held(held))
         s.draw("a.html", title=title)
     return held[0].decode()
 

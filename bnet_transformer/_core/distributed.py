@@ -174,7 +174,7 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
 def alone() -> Iterator[None]:
     """What one process asks by itself under torchrun: nothing is shared, and no other rank is waited for.
 
-    >>> from bnet_transformer import training
+    >>> from bnet_transformer.learning import training
     >>> with training.alone():
     ...     print("only here")
     only here

@@ -17,9 +17,9 @@ from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
-    from bnet_transformer.files.checkpoint import Checkpoints
-    from bnet_transformer.inference.fit import Fit
-    from bnet_transformer.network import Network
+    from bnet_transformer.declare import Network
+    from bnet_transformer.learning.checkpoint import Checkpoints
+    from bnet_transformer.learning.fit import Fit
 
 UNSEEN = "_"
 DECLARED = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
@@ -99,7 +99,7 @@ class Kept:
 
     def checkpoints(self) -> Checkpoints | None:
         """The config of the checkpoints; None without a folder."""
-        from bnet_transformer.files.checkpoint import Checkpoints
+        from bnet_transformer.learning.checkpoint import Checkpoints
 
         if self.checkpoint is not None:
             return Checkpoints(self.checkpoint, "changed" if self.changed else self.resume)
@@ -128,8 +128,8 @@ def _saved(model: str, declared: Mapping[str, Any]) -> BNet:
     formats=(".fit", ".json", *PICTURES, ".safetensors"),
     declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
     options=[
-        Options("inference/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        Options("inference/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
+        Options("learning/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
+        Options("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
     ],
 )
 def fit(
@@ -163,7 +163,7 @@ def fit(
     else:
         net = _saved(model, declared)
         _check_splits(net, observed)
-    from bnet_transformer.inference.fit import run
+    from bnet_transformer.learning.fit import run
 
     how = shared.config_of(type(run.method_of(method)), options, tuple(run.METHODS), f"--method {method}")
     if judges is not None:
@@ -234,9 +234,9 @@ def _result(found: Fit[BNet], observed: str) -> Result:
     formats=(*TABLES, *PICTURES, ".safetensors"),
     declared=[Options("models/decoder.py", ("decoder",), (*SMALL, "hidden"), "A new decoder: ", SMALL)],
     options=[
-        Options("training/loop.py", ("train",), HANDED_ON),
-        Options("training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
-        Options("training/configs.py", ("EarlyStopping",), ("patience",)),
+        Options("learning/training/loop.py", ("train",), HANDED_ON),
+        Options("learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
+        Options("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
     ],
 )
 def train(
@@ -264,7 +264,7 @@ def train(
     to.check()
     net = _new_decoder(data, declared, options) if model is None else _saved(model, declared)
     options["checkpoints"] = kept.checkpoints()
-    from bnet_transformer.training import configs, loop
+    from bnet_transformer.learning.training import configs, loop
 
     options["optimizer"] = shared.config_of(configs.AdamW, options)
     options["early_stopping"] = shared.config_of(configs.EarlyStopping, options)

@@ -34,7 +34,7 @@ PAGES = ("detail", "posterior", "slices", "heads", "title", "theme")
     cls=Derived,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
-    options=[Options("viz/options.py", ("Options",), GRAPHS)],
+    options=[Options("figures/options.py", ("Options",), GRAPHS)],
 )
 def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE; the suffix says how.
@@ -44,7 +44,7 @@ def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = 
     Args:
         words: Words to draw, by number or as they stand, such as cat,2; a number that is a word in quotes, "7".
     """
-    from bnet_transformer.viz.figures import check_options
+    from bnet_transformer.drawing import check_options
 
     texts = asked.texts()
     if not to.out:

@@ -58,7 +58,7 @@ class Result:
             assert self.save is not None
             self.save(out)
             return
-        from bnet_transformer.files import replacing
+        from bnet_transformer._core.files import replacing
 
         with replacing(Path(out)) as temporary:  # whole or not at all
             temporary.write_bytes(held)
@@ -179,7 +179,7 @@ def plotted(result: object, **options: Any) -> Callable[[], Any]:
     """What plots a result."""
 
     def picture() -> Any:
-        from bnet_transformer.viz.plots.kinds import plot
+        from bnet_transformer.plots.kinds import plot
 
         return plot(result, **options)
 

@@ -186,7 +186,7 @@ def _table(rows: Sequence[Any], **more: Any) -> pd.DataFrame:
     cls=Derived,
     short_help="Put clean values into a corrupt run.",
     formats=(*PICTURES, *TABLES),
-    options=[Options("inference/sweeps/__init__.py", ("sweep",), ("first_order",))],
+    options=[Options("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
 def sweep(
     asked: Asked,
@@ -222,7 +222,7 @@ def sweep(
     texts = _pairs(asked, ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
-    from bnet_transformer.inference import Mean, Zero, sweeps
+    from bnet_transformer.interventions import Mean, Zero, sweeps
 
     net = shared.net_of(asked.model)
     made = [[asked.sentence(net, text) for text in pair] for pair in texts]
@@ -309,7 +309,7 @@ def _named(s: Sentence, node: str, state: object) -> str:
     cls=Derived,
     short_help="Tell which heads matter.",
     formats=(*PICTURES, *TABLES),
-    options=[Options("inference/heads/gates.py", ("inclusion",), HANDED_ON)],
+    options=[Options("attention/heads/gates.py", ("inclusion",), HANDED_ON)],
 )
 def heads(
     source: Source,
@@ -335,7 +335,7 @@ def heads(
     """
     texts = source.texts()[:limit]
     to.check()
-    from bnet_transformer.inference.heads import inclusion, roles as roles_of
+    from bnet_transformer.attention.heads import inclusion, roles as roles_of
 
     net = shared.net_of(model)
     said: list[object] = [shared.words_of(net, text) for text in texts]

@@ -186,7 +186,7 @@ def states(what: str, told: str) -> list[object]:
 def value_of(text: str, *, set_it: bool) -> object:
     """A state, a vector, a word; for `do` also what sets a node whatever its shape."""
     if set_it and text in ("zero", "mean"):
-        from bnet_transformer.inference import Mean, Zero
+        from bnet_transformer.interventions import Mean, Zero
 
         return Zero() if text == "zero" else Mean()
     if len(text) > 2 and text[0] == text[-1] == '"':  # a word as it stands, be it a number

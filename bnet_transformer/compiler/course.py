@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer._core.checks import put
+from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.errors import put
-from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.declare import Input, Member, Network
 from bnet_transformer.tpm import At
 
 Values = Tensor | Mapping[str, Tensor]

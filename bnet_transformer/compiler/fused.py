@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.axes import WORD
-from bnet_transformer.network import Member
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.declare import Member
 from bnet_transformer.tpm import Affine, At, Attention, Bias, Cayley, Dot, Linear
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply

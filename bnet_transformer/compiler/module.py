@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer._core.checks import mapping, whole
 from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values, seen
 from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
 from bnet_transformer.compiler.told import (
@@ -27,8 +28,8 @@ from bnet_transformer.compiler.told import (
 from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.data.encode import check_reads
 from bnet_transformer.data.words import main_input
-from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown, whole
-from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.declare import Member, Network, network_of
+from bnet_transformer.errors import BNetError, ReadingError, unknown
 from bnet_transformer.tpm.arrays import is_plain
 
 T = TypeVar("T")

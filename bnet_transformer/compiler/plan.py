@@ -11,9 +11,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.declare import Input, Member, Network
 from bnet_transformer.errors import ReadingError
-from bnet_transformer.network import Input, Member, Network
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
 Spread = Mapping[int, frozenset[object]]

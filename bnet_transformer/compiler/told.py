@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Values, present_alone
-from bnet_transformer.errors import BNetError, ReadingError, mapping, unknown
-from bnet_transformer.network import Input, Member, Network
+from bnet_transformer.declare import Input, Member, Network
+from bnet_transformer.errors import BNetError, ReadingError, unknown
 from bnet_transformer.tpm.arrays import is_plain
 
 

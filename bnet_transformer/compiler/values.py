@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, full, given_value, nothing, present_in, seen, standing
 from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Fold, Plan
+from bnet_transformer.declare import Input, Member
 from bnet_transformer.errors import BNetError, ReadingError
-from bnet_transformer.network import Input, Member
 from bnet_transformer.tpm import Affine, At, Attention, Recur, Select
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from bnet_transformer._core.checks import whole
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import wanted
 from bnet_transformer.cost.counting import ZERO, Amount, Counting, Polynomial, Powers, Size, Sizes, number, order
 from bnet_transformer.cost.paths import links, longest_path, steps
 from bnet_transformer.data.encode import check_reads
-from bnet_transformer.errors import BNetError, unknown, whole
-from bnet_transformer.network import Member, Network, network_of
+from bnet_transformer.declare import Member, Network, network_of
+from bnet_transformer.errors import BNetError, unknown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.fused import FEW
 from bnet_transformer.compiler.plan import Fold, Plan
-from bnet_transformer.network import Member, Network
+from bnet_transformer.declare import Member, Network
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
 Powers = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted

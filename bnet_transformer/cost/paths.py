@@ -15,8 +15,8 @@ import networkx as nx
 import numpy as np
 from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
-from bnet_transformer.axes import WIDE, Reach
-from bnet_transformer.network import Member, Network
+from bnet_transformer._core.naming import WIDE, Reach
+from bnet_transformer.declare import Member, Network
 
 MOST_PLACES = 4096  # rows of a table of who reaches whom
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from bnet_transformer._core.hashing import digest_of
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.data.words import word_encoder
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.network import Network
 
 UNSEEN = -1
 

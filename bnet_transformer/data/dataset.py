@@ -26,8 +26,8 @@ from bnet_transformer.data.examples import (
 )
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.words import is_text_array, to_integers
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.network import Network
 from bnet_transformer.tpm.arrays import is_plain, own_tensor
 
 PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"

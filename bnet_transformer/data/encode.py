@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
-from bnet_transformer.axes import WORD
 from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, to_reals, word_encoder
-from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, mapping, shown, unknown
-from bnet_transformer.network import Member, Network
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, shown, unknown
 from bnet_transformer.reference import World, words_read
 from bnet_transformer.tpm.arrays import is_plain
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from bnet_transformer.data.batch import UNSEEN, Batch, Evidence, gap, pad, present, split_gaps
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.words import is_text_array, to_integers, to_reals
+from bnet_transformer.declare import Member, Network
 from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import in_numpy
 
 COLUMNS = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bnet_transformer.axes import Reach
+from bnet_transformer._core.naming import Reach
 from bnet_transformer.data.words import WordEncoder, word_encoder
+from bnet_transformer.declare import Member, Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.network import Member, Network
 
 
 def backward(reach: Reach) -> bool:

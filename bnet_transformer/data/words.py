@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
+from bnet_transformer.declare import Member, Network
 from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.network import Member, Network
 from bnet_transformer.tpm.arrays import own_tensor
 
 

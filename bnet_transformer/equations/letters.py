@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from bnet_transformer.axes import Reach
-from bnet_transformer.network import Network, Stack
+from bnet_transformer._core.naming import Reach
+from bnet_transformer.declare import Network, Stack
 from bnet_transformer.tpm.symbols import Symbol, escaped, scripts
 
 Name = tuple[str, tuple[str, ...]]

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bnet_transformer.axes import WORD, Reach
+from bnet_transformer._core.checks import one_of
+from bnet_transformer._core.naming import WORD, Reach
+from bnet_transformer.declare import Input, Member, Network, network_of
 from bnet_transformer.equations.letters import Letters, meanings
 from bnet_transformer.equations.result import Equation, Equations
-from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import Family
-from bnet_transformer.network import Input, Member, Network, network_of
 from bnet_transformer.tpm.symbols import FEATURES, FORMS, Slot, Symbol, Symbols, Untold, scripts
 
 SINGLE = {"same": "i", "rest": "i", "before": "i-1", "first": "0"}

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bnet_transformer.axes import Reach, join, split, stem_of
+from bnet_transformer._core.naming import Reach, join, split, stem_of
 from bnet_transformer.errors import UnknownNameError, unknown
 
 

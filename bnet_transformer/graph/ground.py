@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import SLICE, WORD, Reach, join, split
+from bnet_transformer._core.naming import SLICE, WORD, Reach, join, split
 from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown
 from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
 

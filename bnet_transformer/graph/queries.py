@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.errors import BNetError, BudgetError, listed, one_of, whole
+from bnet_transformer._core.checks import listed, one_of, whole
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground import Ground, Selection
 from bnet_transformer.graph.separation import Question, cuts, determined, ids_of, marks, roll, separated, thinned
 from bnet_transformer.graph.walk import ancestors, blanket, descendants

@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.graph.folded import Family
 from bnet_transformer.graph.ground import Ground, Ids
 from bnet_transformer.graph.walk import Cut, moved

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.drawing import Drawable
-from bnet_transformer.errors import BNetError, BudgetError, mapping
+from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.drawable import Drawable
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground import EVERYTHING, Ground, Selection
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.axes import Reach
+from bnet_transformer._core.naming import Reach
 from bnet_transformer.graph.folded import Bundle
 from bnet_transformer.graph.ground import Ground, Ids, Selection
 

@@ -22,10 +22,10 @@ from torch.nn.functional import pad
 
 from bnet_transformer import reference
 from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer.declare import Member
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import route_reference
-from bnet_transformer.network import Member
 from bnet_transformer.reference import ATOL, BUDGET, Run, World
 
 K = TypeVar("K")

@@ -20,13 +20,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import number, whole
+from bnet_transformer._core.naming import WORD, join
 from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.axes import WORD, join
 from bnet_transformer.compiler.course import Course, Request, SomeNodes, Values
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, number, whole
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import Family
 from bnet_transformer.inference.factors import NEVER, Factor, question_to_factors
 from bnet_transformer.reference import ATOL, BUDGET

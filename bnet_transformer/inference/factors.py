@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import mapping
 from bnet_transformer.compiler.course import Course, Inputs, Request, present_in, seen, states
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError, mapping
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
-from bnet_transformer.network import Member, Network
 from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At
 from bnet_transformer.tpm.base import broadcast

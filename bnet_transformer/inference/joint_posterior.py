@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from bnet_transformer import asking, reference
-from bnet_transformer.axes import WORD
+from bnet_transformer import reference
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import Module
+from bnet_transformer.declare import Member
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import Selection, topological_order
 from bnet_transformer.inference import exact
@@ -45,8 +46,7 @@ from bnet_transformer.inference.query import (
     with_cost,
     without_barren_choices,
 )
-from bnet_transformer.network import Member
-from bnet_transformer.reference import Run, World
+from bnet_transformer.reference import Run, World, asking
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:

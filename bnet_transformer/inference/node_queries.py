@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
-from bnet_transformer import asking, reference
+from bnet_transformer import reference
 from bnet_transformer.compiler.course import Course, Layout, Request, seen
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.cost.count import plan_flops
+from bnet_transformer.declare import Input, Member
 from bnet_transformer.errors import BNetError, ReadingError
 from bnet_transformer.inference.query import (
     Fault,
@@ -37,8 +38,7 @@ from bnet_transformer.inference.query import (
     set_families,
     word_counts,
 )
-from bnet_transformer.network import Input, Member
-from bnet_transformer.reference import BUDGET, World
+from bnet_transformer.reference import BUDGET, World, asking
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")

@@ -16,13 +16,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, standing
 from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
-from bnet_transformer.network import Member, Network
+from bnet_transformer.declare import Member, Network
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer import asking
-from bnet_transformer.axes import WORD
+from bnet_transformer._core.checks import mapping, number, put, seed_of, whole
+from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, way_to_one_value
-from bnet_transformer.errors import BNetError, EvidenceError, mapping, number, put, seed_of, unknown, whole
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError, EvidenceError, unknown
 from bnet_transformer.graph import Family, Ground, Selection
 from bnet_transformer.graph.queries import names_of
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
-from bnet_transformer.network import Network
-from bnet_transformer.reference import ATOL, BUDGET, Row, World, sources, where
+from bnet_transformer.reference import ATOL, BUDGET, Row, World, asking, sources, where
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import own_tensor
 
@@ -35,7 +35,7 @@ class Zero:
     """The value 0 for every number of a node.
 
     >>> import bnet_transformer as bt
-    >>> from bnet_transformer.inference import Zero
+    >>> from bnet_transformer.interventions import Zero
     >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(v_0_1=Zero())["v_0_1"]
     tensor([0., 0., 0., 0.])
     """
@@ -46,7 +46,7 @@ class Mean:
     """The mean of a node's values in other sentences; without any, of its family's values over this one's words.
 
     >>> import bnet_transformer as bt
-    >>> from bnet_transformer.inference import Mean
+    >>> from bnet_transformer.interventions import Mean
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
     >>> s.do(x_0_1=Mean())["x_0_1"].isclose((s["x_0_0"] + s["x_0_1"] + s["x_0_2"]) / 3).all().item()
     True
@@ -69,7 +69,7 @@ class Noise:
     The value is that of the sentence with all else done that the same `do` says, but for noise and `Mean()`.
 
     >>> import bnet_transformer as bt
-    >>> from bnet_transformer.inference import Noise
+    >>> from bnet_transformer.interventions import Noise
     >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(x_0_1=Noise(0.1))["x_0_1"].shape
     torch.Size([4])
     """
@@ -88,7 +88,7 @@ class Attend:
     The node still reads its values v (and its residual), as they come to be; its q and k are not read any more.
 
     >>> import bnet_transformer as bt
-    >>> from bnet_transformer.inference import Attend
+    >>> from bnet_transformer.interventions import Attend
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat").do(x_1_0=Attend([0, 0, 1]))
     >>> s["x_1_0"].isclose(s["v_0_2"]).all().item(), s.parents("x_1_0")
     (True, ['v_0_0', 'v_0_1', 'v_0_2'])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer.axes import join, stem_of
+from bnet_transformer._core.naming import join, stem_of
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import FeedForward, Norm, Recur

@@ -16,10 +16,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from bnet_transformer.axes import Reach, as_reach
-from bnet_transformer.errors import BNetError, one_of, whole
-from bnet_transformer.network import Arrow, Node, Plate
-from bnet_transformer.network.declaration import vocabulary_of
+from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.naming import Reach, as_reach
+from bnet_transformer.declare import Arrow, Node, Plate
+from bnet_transformer.declare.declaration import vocabulary_of
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,
     Activation,

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bnet_transformer.axes import Reach
+from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.declare.declaration import vocabulary_of
+from bnet_transformer.errors import BNetError
 from bnet_transformer.models._sublayers import observed, reach_of
-from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
-from bnet_transformer.network.declaration import vocabulary_of
 from bnet_transformer.tpm import (
     TPM,
     Add,

@@ -9,8 +9,8 @@ It is the encoder with a causal mask: `y_i` is the word that follows word i.
 from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
+from bnet_transformer.declare import Declaration, Stack
 from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
-from bnet_transformer.network import Declaration, Stack
 from bnet_transformer.tpm import TPM
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bnet_transformer.axes import Reach
+from bnet_transformer._core.checks import check_names, mapping, whole
+from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, check_names, mapping, whole
+from bnet_transformer.declare import Declaration, Stack
+from bnet_transformer.errors import BNetError
 from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
-from bnet_transformer.network import Declaration, Stack
 from bnet_transformer.tpm import TPM
 
 MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}

@@ -11,10 +11,11 @@ queries. Against Vaswani et al. q and k have changed roles, d is the full width,
 
 from __future__ import annotations
 
+from bnet_transformer._core.checks import one_of, whole
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, one_of, whole
+from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.errors import BNetError
 from bnet_transformer.models._sublayers import HEADS, WORD, observed
-from bnet_transformer.network import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.tpm import TPM, Attention, Bilinear, Concat, Dot, Given, Linear, ResNet, Weight
 
 

@@ -10,10 +10,11 @@ Word i reads the word before it, and so all words before it; the first reads zer
 
 from __future__ import annotations
 
+from bnet_transformer._core.checks import one_of
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, one_of
+from bnet_transformer.declare import Arrow, Declaration, Node, Stack
+from bnet_transformer.errors import BNetError
 from bnet_transformer.models._sublayers import WORD, Ends, Vocabulary, is_tied, listed_words
-from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
 
 CELLS = ("rnn", "lstm")

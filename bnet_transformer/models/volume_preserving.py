@@ -13,10 +13,10 @@ matrix is orthogonal, but depends on Z in such a way that the whole map changes 
 
 from __future__ import annotations
 
+from bnet_transformer._core.checks import one_of, whole
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import one_of, whole
+from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.models._sublayers import WORD, observed
-from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
 
 

@@ -14,8 +14,8 @@ import torch
 from bnet_transformer import bnet
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
+from bnet_transformer.declare.network import outline
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
-from bnet_transformer.network.network import outline
 from bnet_transformer.pretrained.declaration import SEGMENT, Both, options_to_declaration, settled
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import Family, Where, load_config

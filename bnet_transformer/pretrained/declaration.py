@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, FileError, whole
+from bnet_transformer._core.checks import whole
+from bnet_transformer._core.naming import Reach
+from bnet_transformer.declare import Arrow, Declaration, Node, Stack
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models._sublayers import TABLE, WORD, Sublayers
-from bnet_transformer.network import Arrow, Declaration, Node, Stack
 from bnet_transformer.pretrained.family import Family, Options, is_causal
 from bnet_transformer.pretrained.keys import Weights, are_equal, bias_of, short, weight_keys
 from bnet_transformer.tpm import (

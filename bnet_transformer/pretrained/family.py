@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, FileError, number, one_of, shown, whole
-from bnet_transformer.network import Declaration
+from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.naming import Reach
+from bnet_transformer.declare import Declaration
+from bnet_transformer.errors import BNetError, FileError, shown
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
 LARGEST = 2**22

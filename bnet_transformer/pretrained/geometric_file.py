@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import one_of
+from bnet_transformer._core.files import as_path
+from bnet_transformer._core.memory import room_for
 from bnet_transformer.bnet import BNet
-from bnet_transformer.errors import BNetError, FileError, one_of, room_for
-from bnet_transformer.files import as_path
+from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import steps, volume_preserving
 from bnet_transformer.tpm import TPM

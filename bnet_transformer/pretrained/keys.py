@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import find_device
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError, unknown
-from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
 
 TABLE = "W_embed"

@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from bnet_transformer.axes import stem_of
+from bnet_transformer._core.naming import stem_of
 from bnet_transformer.bnet import BNet
+from bnet_transformer.declare import Network, network_of
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown
 from bnet_transformer.graph import Family as Node
-from bnet_transformer.network import Network, network_of
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.family import BESIDE, Where
 from bnet_transformer.pretrained.keys import entries, owner_of, part_of

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer.axes import Reach
-from bnet_transformer.errors import BNetError, number, put, whole
+from bnet_transformer._core.checks import number, put, whole
+from bnet_transformer._core.naming import Reach
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.checks import Checked
 from bnet_transformer.tpm.symbols import Symbols
 

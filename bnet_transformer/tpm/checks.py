@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from bnet_transformer.errors import BNetError, number, one_of, put, whole
+from bnet_transformer._core.checks import number, one_of, put, whole
+from bnet_transformer.errors import BNetError
 
 Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
 

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, whole
+from bnet_transformer._core.checks import whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
 from bnet_transformer.tpm.checks import called, choice, flag, optional
 from bnet_transformer.tpm.symbols import Symbols

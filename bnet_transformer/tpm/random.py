@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal as TorchNormal
 from torch.nn import functional
 
-from bnet_transformer.errors import BNetError, listed, put, whole
+from bnet_transformer._core.checks import listed, put, whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
     At,

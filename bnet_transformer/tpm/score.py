@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, number, whole
+from bnet_transformer._core.checks import number, whole
+from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
 from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, optional, positive
 from bnet_transformer.tpm.symbols import Symbol, Symbols, function, numeral, raised, scaled, scripts

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.errors import number, whole
+from bnet_transformer._core.checks import number, whole
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
 from bnet_transformer.tpm.checks import below_one, called, choice, flag, positive
 from bnet_transformer.tpm.combine import apply

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import Inclusion
+from bnet_transformer.attention import Inclusion
 
 SENTENCE = "The cat sat on the mat"
 FRESH = (SENTENCE, "A dog ran in the park", "The bank raised its key rates")  # of one length: they run together

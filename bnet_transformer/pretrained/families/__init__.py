@@ -3,8 +3,8 @@
 import importlib
 import pkgutil
 
+from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.network import Network
 from bnet_transformer.pretrained.family import Family
 
 _files = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]

@@ -1,0 +1,96 @@
+"""Figures by type: `picture` and `draw` know each result by its class.
+
+Results are made in packages that stand below `figures`. They are drawn by functions that `figures` registers here, so a result
+has the methods of `Drawable` and no package imports `figures` for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from functools import singledispatch
+from typing import Any
+
+from bnet_transformer.errors import BNetError
+
+
+@singledispatch
+def picture(result: object, **options: Any) -> Any:
+    """The figure of a result.
+
+    Args:
+        result: A net, the state of a sentence, or a result that is `Drawable`.
+        **options: The options of its figure, such as `theme=`.
+
+    Returns:
+        A `figures.Picture`.
+    """
+    raise BNetError("picture", expected="something with a figure", got=result)
+
+
+@singledispatch
+def draw(result: object, path: str | os.PathLike[str], **options: Any) -> None:
+    """Write the figure of a result; the suffix of the file says in which format.
+
+    Args:
+        result: As in `picture`.
+        path: The file.
+        **options: The options of its figure.
+    """
+    raise BNetError("picture", expected="something with a figure", got=result)
+
+
+class Drawable:
+    """A result that has a figure."""
+
+    def picture(self, **options: Any) -> Any:
+        """The figure.
+
+        Args:
+            **options: `theme=`, and for what is read also `min_weight=`, `top=` and `limit=`.
+
+        Returns:
+            A `figures.Picture`.
+
+        >>> import bnet_transformer as bt
+        >>> len(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree().picture().boxes)
+        4
+        """
+        _load_figures()
+        return picture(self, **options)
+
+    def to_graphviz(self, **options: Any) -> Any:
+        """The figure as DOT to edit: its structure with labels and colours, without places.
+
+        Args:
+            **options: Those of `picture`.
+
+        Returns:
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
+            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+
+        >>> import bnet_transformer as bt
+        >>> bt.bayesuvius(dim=4).sentence("the cat").tan_tree().to_graphviz().source.splitlines()[0]
+        'digraph bnet {'
+        """
+        return self.picture(**options).to_graphviz()
+
+    def draw(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the figure: svg, png, pdf, tex or dot, by suffix.
+
+        Args:
+            path: The file.
+            **options: Those of `picture`.
+
+        >>> import bnet_transformer as bt
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").draw(f"{folder}/roles.svg")
+        """
+        _load_figures()
+        draw(self, path, **options)
+
+
+def _load_figures() -> None:
+    """Fill the tables above: of a result that was unpickled, `figures` may not be imported yet."""
+    importlib.import_module("bnet_transformer.drawing")

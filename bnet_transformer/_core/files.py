@@ -1,0 +1,216 @@
+"""Files that are written whole or not at all, and tensors with a JSON head in one safetensors file, read as written."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+
+KEY = "bnet_transformer"
+LONGEST_HEADER = 2**26
+NAMED = 40  # letters of a file's name in that of its temporary folder: a name has at most 255 bytes
+Digest = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
+
+
+def as_path(path: object) -> Path:
+    """A path, from what people write."""
+    try:
+        text = os.fspath(path)  # type: ignore[call-overload]
+        os.fsencode(text)
+    except (TypeError, UnicodeError):  # half of a character names no file
+        text = None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise FileError("path", expected="the path of a file, a string or a Path", got=path)
+    return Path(text)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
+
+    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
+    a hidden folder of its own beside the file, for libraries write beside a file as well (safetensors does). A device
+    or a pipe is written to when the block ends.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replacing(f"{folder}/a.txt") as temporary:
+    ...         _ = temporary.write_text("whole")
+    ...     Path(folder, "a.txt").read_text()
+    'whole'
+    """
+    where = as_path(path)
+    try:
+        is_stream = where.exists() and not where.is_file() and not where.is_dir()
+        target = where if is_stream else Path(os.path.realpath(where))  # a link stays one
+        if not target.parent.is_dir():
+            raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
+        beside = None if is_stream else target.parent
+        prefix = f".{target.name[:NAMED]}."
+        with tempfile.TemporaryDirectory(".tmp", prefix, beside, ignore_cleanup_errors=True) as folder:
+            temporary = Path(folder, "whole")
+            temporary.touch()
+            mode = (target if target.is_file() else temporary).stat().st_mode
+            yield temporary
+            if is_stream:
+                with temporary.open("rb") as held, target.open("wb") as stream:
+                    shutil.copyfileobj(held, stream)
+                return
+            with temporary.open("rb+") as made:
+                os.fsync(made.fileno())
+            temporary.chmod(stat.S_IMODE(mode))
+            temporary.replace(target)
+    except (OSError, SafetensorError) as error:
+        got = getattr(error, "strerror", None) or str(error)
+        raise FileError(str(path), expected="a file that can be written", got=got) from error
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Lock a file: while the block runs no other process can, and the system releases the lock of a killed one.
+
+    Temporary folders that killed writers of the file left behind are removed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):
+    ...     with exclusive_lock(Path(folder, "a")):
+    ...         pass
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.FileError: ...
+    """
+    folder = str(path.parent)
+    try:
+        held = FileLock(f"{path}.lock").acquire(timeout=0)
+    except Timeout as error:
+        wanted, got = "a folder that no other run writes to", "one that another run writes to"
+        allowed = "another folder, or this one when that run has ended"
+        raise FileError(folder, expected=wanted, got=got, allowed=allowed) from error
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise FileError(folder, expected="a folder that can be written", got=got) from error
+    with held:
+        for left in path.parent.glob(f".{glob.escape(path.name[:NAMED])}.????????.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
+    told = {**head, "sha256": _digest(head, tensors)}
+    with replacing(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
+
+
+def read_tensors(
+    path: str | os.PathLike[str], wanted: str, form: str, version: int, digest: Digest | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The head and the tensors of a file, every bit of it compared with its hash, which `digest` makes of both."""
+    where = as_path(path)
+    with opening(where, wanted) as opened:
+        head = read_head(where, opened, wanted, form, version)
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        if head.pop("sha256", None) != (digest or _digest)(head, tensors):
+            raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
+    return head, tensors
+
+
+def read_head(where: Path, opened: Any, wanted: str, form: str, known: int) -> dict[str, Any]:
+    """The JSON in the metadata of an open file, of a format and a version that this library reads."""
+    head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+    if not isinstance(head, dict) or head.get("format") != form:
+        raise FileError(str(where), expected=wanted, got="safetensors of something else")
+    version = head.get("version")
+    if type(version) is not int or version < 1:
+        raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
+    if version > known:
+        by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
+        allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
+        raise FileError(str(where), expected=f"format version {known}", got=f"version {version}{by}", allowed=allowed)
+    return head
+
+
+def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:
+    """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
+    where = as_path(path)
+    try:
+        with opening(where, wanted) as opened:
+            head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+    except FileError:
+        return False
+    return isinstance(head, dict) and head.get("format") == form
+
+
+@contextlib.contextmanager
+def opening(where: Path, wanted: str) -> Iterator[Any]:
+    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
+
+    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would. What is no file is
+    refused: a folder, or a pipe, which would be waited for.
+    """
+    try:
+        is_plain = stat.S_ISREG(where.stat().st_mode)
+    except OSError as error:
+        got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FileError(str(where), expected=wanted, got=got) from error
+    if not is_plain:
+        raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
+    with reading(where, wanted), safe_open(where, framework="pt", backend="pread") as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def reading(where: Path, wanted: str) -> Iterator[None]:
+    """Whatever goes wrong inside is told as a FileError that names the file."""
+    try:
+        yield
+    except FileError:
+        raise
+    except DeclarationError as error:
+        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise FileError(str(where), expected=wanted, got=f"a fault: {error.faults[0]}{more}") from error
+    except SafetensorError as error:
+        raise FileError(str(where), expected=wanted, got=f"no sound safetensors file: {error}") from error
+    except BNetError as error:
+        raise FileError(str(where), expected=wanted, got=str(error)) from error
+    except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
+        raise FileError(str(where), expected=wanted, got=f"{type(error).__name__}: {error}") from error
+
+
+def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """What tells a flipped bit: a hash of everything."""
+    found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
+    return found.hexdigest()
+
+
+Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
+
+
+def write(path: str | os.PathLike[str], writers: Writers) -> None:
+    """Write a file, whole or not at all; its suffix says how."""
+    suffix = as_path(path).suffix.lower()
+    if suffix not in writers:
+        got = f"{suffix!r}" if suffix else "none"
+        raise BNetError(f"suffix of {path}", expected="one that says how", got=got, allowed=", ".join(sorted(writers)))
+    with replacing(path) as temporary:
+        temporary.write_bytes(writers[suffix]())

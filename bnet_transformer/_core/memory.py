@@ -1,0 +1,76 @@
+"""Memory: how much the machine has, and one error for all that runs out of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from inspect import isfunction
+from typing import TypeVar
+
+from bnet_transformer.errors import BudgetError
+
+T = TypeVar("T")
+OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
+
+
+def memory() -> int | None:
+    """The bytes of the machine's memory; None where the system does not say."""
+    with suppress(OSError, ValueError, AttributeError):
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return found if found > 0 else None
+    return None
+
+
+def room_for(what: str, size: int, allowed: str) -> None:
+    """Refuse, before anything is taken, what needs more bytes than there are.
+
+    >>> room_for("draws", 10**18, "fewer draws=")
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
+    """
+    there = memory()
+    if there is not None and size > there:
+        wanted = f"at most {there:,} bytes, the memory that is here"
+        raise BudgetError(what, expected=wanted, got=f"{size:,} bytes", allowed=allowed)
+
+
+@contextmanager
+def within_memory(what: str) -> Iterator[None]:
+    """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
+
+    >>> with within_memory("a list"):
+    ...     [0] * 10**17
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.BudgetError: a list: expected memory for what is asked; got ...
+    """
+    try:
+        with _default_device():
+            yield
+    except (MemoryError, RuntimeError) as error:
+        told = str(error).strip().partition("\n")[0]
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
+            raise
+        asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
+        got = f"none for {asked[1]} more" if asked else "none left"
+        allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
+        raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
+
+
+def methods_within_memory(kind: type[T]) -> type[T]:
+    """A class whose every public method is told `within_memory`, under its own name."""
+    for name, method in list(vars(kind).items()):
+        if isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, within_memory(name)(method))
+    return kind
+
+
+def _default_device() -> AbstractContextManager[object]:
+    """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
+    torch = sys.modules.get("torch")
+    elsewhere = torch is not None and torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if torch is not None and elsewhere else nullcontext()

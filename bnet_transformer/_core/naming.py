@@ -1,0 +1,263 @@
+"""The naming law as code: plates, roles, ground names and their parsing, and which words an arrow reaches.
+
+A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack
+with a name stands in front. Roles never end in `_digits`, so a name parses back without doubt.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer._core.checks import one_of, put, whole
+from bnet_transformer._core.memory import room_for
+from bnet_transformer.errors import BNetError
+
+SLICE, WORD = "slice", "word"
+
+_UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DOWN = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+_INDEXED = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+
+
+def stem_of(stack: str, role: str) -> str:
+    """The part of a ground name before its indices.
+
+    >>> stem_of("enc", "x"), stem_of("", "W_q")
+    ('enc_x', 'W_q')
+    """
+    return f"{stack}_{role}" if stack else role
+
+
+def join(stem: str, indices: Iterable[int]) -> str:
+    """A ground name from its stem and indices.
+
+    >>> join("W_q", (1,)), join("q", (1, 3, 2)), join("c", ())
+    ('W_q_1', 'q_1_3_2', 'c')
+    """
+    return "_".join([stem, *map(str, indices)])
+
+
+def split(name: str) -> tuple[str, tuple[int, ...]]:
+    """A ground name's stem and indices: `join` undone.
+
+    >>> split("W_q_1"), split("enc_x_0_4"), split("c")
+    (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
+    """
+    match = _INDEXED.fullmatch(name)
+    if match is None:
+        return name, ()
+    return match["stem"], tuple(int(index) for index in match["indices"].split("_")[1:])
+
+
+def label(
+    role: str,
+    *,
+    stack: str = "",
+    slice: int | None = None,
+    plates: Sequence[int] = (),
+    word: int | None = None,
+    token: str | None = None,
+) -> str:
+    """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
+
+    >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
+    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
+    """
+    above = "" if slice is None else str(slice).translate(_UP)
+    above += "".join(f"⁽{str(index).translate(_UP)}⁾" for index in plates)
+    below = "" if word is None else str(word).translate(_DOWN)
+    name = f"{stack} {role}" if stack else role
+    return name + below + above + ("" if token is None else f' "{token}"')
+
+
+def role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
+    """What is wrong with a role as a name, or None.
+
+    >>> role_fault("W_q"), role_fault("x_1")
+    (None, "the role 'x_1', which ends in _digits")
+    """
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        return f"the role {role!r}, which is not a plain identifier"
+    if re.search(r"_\d+$", role):
+        return f"the role {role!r}, which ends in _digits"
+    if role.endswith("_"):
+        return f"the role {role!r}, which ends in _"
+    if keyword.iskeyword(role) or keyword.issoftkeyword(role):
+        return f"the role {role!r}, which is a Python keyword"
+    if role in stacks:
+        return f"the role {role!r}, which is the name of a stack"
+    return None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which words of the parent an arrow comes from, seen from word `i` of the child.
+
+    `same` (j = i), `every`, `causal` (j <= i), `earlier` (j < i), `before` (j = i - 1), `rest` (j = i, but the first
+    word reads none), `first`, `last`, `window` (|i - j| <= width), `recent` (0 <= i - j <= width), `mask` (the pairs of
+    a fixed table: row i lists what word i reads).
+
+    >>> Reach("causal").matrix(3, 3).astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0],
+           [1, 1, 1]])
+    """
+
+    kind: str = "same"
+    width: int = 0
+    table: tuple[tuple[bool, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("reach", self.kind, REACHES)
+        put(self, width=whole(f"{self.kind} width", self.width, least=0))
+        if self.width and self.kind not in WIDE:
+            raise BNetError(f"width of the reach {self.kind}", expected="none", got=self.width, allowed=", ".join(WIDE))
+        if self.kind == "mask":
+            put(self, table=_table(self.table))
+        elif not isinstance(self.table, tuple) or self.table:
+            raise BNetError(f"table of the reach {self.kind}", expected="none", got=self.table, allowed="mask")
+
+    @property
+    def single(self) -> bool:
+        """True where a word reads at most one word, so that the parent's value is no collection."""
+        return self.kind in ("same", "before", "rest", "first", "last")
+
+    @property
+    def own(self) -> bool:
+        """True where no word reads another one."""
+        return self.kind in ("same", "rest")
+
+    @property
+    def strict(self) -> bool:
+        """True where a word reads earlier words alone."""
+        return self.kind in ("before", "earlier") or (self.kind == "mask" and self._below(0))
+
+    @property
+    def backward(self) -> bool:
+        """True where no word reads a later one."""
+        kinds = ("same", "before", "rest", "earlier", "causal", "recent")
+        return self.kind in kinds or (self.kind == "mask" and self._below(1))
+
+    def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
+        """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
+        return _matrix(self, children, parents)
+
+    def count(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
+        """How many arrows words i of the child have from words j of the parent, both in order; without their table.
+
+        >>> Reach("causal").count(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
+        500000500000
+        """
+        if self.kind == "mask":
+            return int(self.matrix(children, parents)[np.ix_(i, j)].sum())
+        self.check(children, parents)
+        low, high = self.between(i, parents)
+        return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
+
+    def between(self, i: Any, parents: int) -> tuple[Any, Any]:
+        """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
+        return RANGES[self.kind](i, parents, self.width)
+
+    def idle(self, children: int, parents: int) -> int | None:
+        """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
+
+        >>> Reach("earlier").idle(3, 3), Reach("window", 1).idle(9, 4), Reach("causal").idle(10**9, 10**9)
+        (0, 5, None)
+        """
+        if self.kind == "mask":
+            empty = np.flatnonzero(~self.matrix(children, parents).any(1))
+            return int(empty[0]) if len(empty) else None
+        if self.kind in ("earlier", "before", "rest"):
+            return 0
+        far = parents + self.width
+        return far if self.kind in WIDE and far < children else None
+
+    def check(self, children: int, parents: int, what: str = "") -> None:
+        """Refuse word counts that the reach cannot join; `what` says of which arrow."""
+        fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
+        if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
+            wanted = f"{fixed[0]} words that read {fixed[1]}"
+            why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
+            got = f"{children} words that read {parents}"
+            raise BNetError(f"{what}reach {self.kind}", expected=f"{wanted} ({why})", got=got)
+
+    def holds(self, i: Any, j: Any, parents: int) -> Any:
+        """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
+        low, high = self.between(i, parents)
+        return (low <= j) & (j < high)
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.width})" if self.kind in WIDE else self.kind
+
+    def _below(self, shift: int) -> bool:
+        return all(not cell for i, row in enumerate(self.table) for cell in row[i + shift :])
+
+
+# Of word i of the child, m words of the parent and a width: the first word that is read, and the one after the last.
+RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
+    "same": lambda i, m, width: (i, i + 1),
+    "every": lambda i, m, width: (0 * i, 0 * i + m),
+    "causal": lambda i, m, width: (0 * i, i + 1),
+    "earlier": lambda i, m, width: (0 * i, i),
+    "before": lambda i, m, width: (i - 1, i),
+    "rest": lambda i, m, width: (i + (i == 0), i + 1),
+    "first": lambda i, m, width: (0 * i, 0 * i + 1),
+    "last": lambda i, m, width: (0 * i + m - 1, 0 * i + m),
+    "window": lambda i, m, width: (i - width, i + width + 1),
+    "recent": lambda i, m, width: (i - width, i + 1),
+}
+WIDE = ("window", "recent")  # the reaches that have a width
+REACHES = (*RANGES, "mask")
+
+
+def _table(value: object) -> tuple[tuple[bool, ...], ...]:
+    """A table of booleans from nested lists or an array."""
+    try:
+        table = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise BNetError("mask", expected="a table of booleans", got=value) from error
+    if table.dtype != bool or table.ndim != 2 or not table.size:
+        got = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
+        plain = ", ".join(kind for kind in RANGES if kind not in WIDE)
+        allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
+        raise BNetError("mask", expected="a table [word, word] of booleans", got=got, allowed=allowed)
+    return tuple(tuple(bool(cell) for cell in row) for row in table)
+
+
+@lru_cache(maxsize=64, typed=True)  # of each type apart, so that numbers that are not whole are always looked at
+def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
+    reach.check(whole("children", children, least=0), whole("parents", parents, least=0))
+    room_for("the matrix of a reach", children * parents, "fewer words")
+    if reach.kind == "mask":
+        pairs = np.array(reach.table, dtype=bool)
+    else:
+        pairs = reach.holds(np.arange(children)[:, None], np.arange(parents)[None, :], parents)
+    pairs.setflags(write=False)
+    return pairs
+
+
+def as_reach(value: object) -> Reach:
+    """A reach from what people write: its name, a Reach, or a table of booleans; None reads every word.
+
+    >>> as_reach("causal"), as_reach(None).kind
+    (Reach(kind='causal', width=0, table=()), 'every')
+    """
+    if value is None:
+        return Reach("every")
+    if isinstance(value, Reach):
+        return value
+    if isinstance(value, str):
+        if value in (*WIDE, "mask"):
+            raise BNetError("reach", expected="its width or table with it", got=value, allowed="Reach(...)")
+        return Reach(value)
+    return Reach("mask", table=_table(value))

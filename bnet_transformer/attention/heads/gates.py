@@ -1,0 +1,537 @@
+"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out, and measures beside it.
+
+Ablation is what it costs to shut a head off. Importance is how steep the loss is along a gate (Michel, Levy and Neubig
+2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, or `E_x |a^T d loss / d a|`.
+Where nothing is observed the loss has no slope there, for it is measured against the full net: then `y` is drawn from
+`Normal(f(all on), sigma)`, several times for each sentence.
+"""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import listed, number, one_of, seed_of, whole
+from bnet_transformer._core.distributed import Ranks, ranks
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.memory import room_for, within_memory
+from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer.attention.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
+from bnet_transformer.attention.heads.runs import Part, Runs, judged_families, sites_of
+from bnet_transformer.compiler.module import Module
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.dataset import Needs, has_observed
+from bnet_transformer.data.task import check_has_words, infer_task
+from bnet_transformer.declare import Network, network_of
+from bnet_transformer.errors import BNetError, BudgetError, unknown
+from bnet_transformer.learning.training.configs import LoopConfig
+from bnet_transformer.tpm.arrays import in_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURES = ("log Bayes factor", "gradient importance", "ablation")
+MOST = 12  # heads of a slice, for all settings of their gates
+BUDGET = 2**17  # runs of one slice: sentences times settings
+FAR = 1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
+ALMOST = 1e-6  # of the most that a head changes: what less is nothing
+DRAWS = 8  # of y, for each sentence of which nothing is observed
+AROUND = "Normal around "
+METHODS = ("exact", "svi")
+Bars = Callable[[str, int], Any]  # a progress bar by its unit and its total
+
+
+@within_memory("inclusion")
+@with_gradients()
+def inclusion(
+    net: Any,
+    sentences: object,
+    *,
+    method: str = "exact",
+    sigma: float | None = None,
+    output: str | None = None,
+    role: str | None = None,
+    interval: float = 0.9,
+    draws: int = 1000,
+    rounds: int = 40,
+    budget: int = BUDGET,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Inclusion:
+    """The posterior of `rho`, the share of sentences in which each head is in, and two other measures beside it.
+
+    The likelihood is that of what is observed (of the next words, for a net that tells them); where nothing is, or
+    `output` or `sigma` asks for it, a Normal around what the full net makes of the family `output`.
+
+    Args:
+        net: A net that sums its heads.
+        sentences: Text, lists, ids or vectors, or pairs with what is observed.
+        method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
+        sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
+            when one head is off.
+        output: The family of that output, such as x_6; None for what the module returns.
+        role: Of several kinds of heads those of one role, such as dec_cross_a.
+        interval: The probability of intervals.
+        draws: Draws of the posterior.
+        rounds: Rounds of `"svi"`.
+        budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
+        seed: The seed of the draws.
+        progress: Show a bar: in a terminal (None), always or never.
+
+    Returns:
+        The posterior, with gradient importance and ablation beside it.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
+    >>> found = bt.inclusion(net, ["the cat sat", "sat the cat"])
+    >>> found.mean.shape                                        # [slice, head]
+    torch.Size([2, 2])
+    """
+    one_of("method", method, METHODS)
+    if sigma is not None:
+        number("sigma", sigma, above=0)
+    if not 0 < number("interval", interval) < 1:
+        raise BNetError("interval", expected="a probability between 0 and 1", got=interval)
+    whole("draws", draws)
+    whole("rounds", rounds, least=3)
+    seed_of(seed)
+    network = network_of(net)
+    runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
+    room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
+    if method == "exact":
+        _check_budget(runs, whole("budget", budget))
+    with ranks(network.device) as here:
+        bars = _bars(progress, here)
+        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.families
+        here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
+        own, generator = _shared(runs, here), torch.Generator().manual_seed(seed)
+        if method == "exact":
+            found, lost, idle, sigma = _exactly(own, sigma, draws, generator, bars)
+        else:
+            found, lost, idle, sigma = _jointly(own, sigma, draws, rounds, generator, bars)
+        with bars("sentences", len(own.corpus)) as bar:
+            steep, error = importance(own, sigma, seed, bar.update)
+    ablated, ablation_error = mean_and_error(lost)
+    return Inclusion(
+        slices=tuple(site.name for site in own.sites),
+        method=method,
+        sentences=len(lost),
+        likelihood=_said(own),
+        sigma=sigma,
+        interval=float(interval),
+        **vars(found),
+        importance=steep,
+        importance_error=error,
+        ablation=ablated,
+        ablation_error=ablation_error,
+        idle=idle,
+        network=network,
+        data=runs.corpus,
+    )
+
+
+def _bars(progress: bool | None, here: Ranks) -> Bars:
+    loop = LoopConfig(progress=progress)
+    return lambda unit, total: loop.progress_bar(here, total, 0, f" {unit}")
+
+
+Found = tuple[Posterior, Tensor, Tensor, float | None]  # with the nats lost, the idle heads, the spread of the output
+
+
+def _exactly(runs: Runs, sigma: float | None, draws: int, generator: torch.Generator, bars: Bars) -> Found:
+    """By all settings of the gates of a slice, slice by slice."""
+    heads, gates = runs.heads, settings(runs.heads)
+    with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
+        table = runs.table(gates, bar.update)
+    off = (len(gates) - 1) - 2 ** torch.arange(heads)
+    lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
+    sigma, scale = _sigma(runs, lost, sigma)
+    with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
+        each = [posterior_of(scale * log, draws, generator, bar.update) for log in table]
+    dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
+    found = Posterior(**{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()})
+    halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
+    change = torch.stack([(half[..., 1, :] - half[..., 0, :]).abs().amax((1, 2, 3)) for half in halves], 1)
+    return found, scale * lost, change <= ALMOST * change.max(), sigma
+
+
+def _jointly(runs: Runs, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: Bars) -> Found:
+    """All slices at once, by relaxed gates."""
+    with bars("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites)) as bar:
+        lost = ablation(runs, bar.update)
+    sigma, scale = _sigma(runs, lost, sigma)
+    with bars("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * rounds) as bar:
+        found = relaxed(runs, scale, rounds, draws, generator, bar.update)
+    change = lost.abs().amax(0)
+    idle = (change <= ALMOST * change.max()) & (found.log_bayes.abs() < ALMOST)
+    return found, scale * lost, idle, sigma
+
+
+def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> tuple[float | None, float]:
+    """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
+    `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
+    if runs.is_observed:
+        return None, 1.0
+    name, found = runs.families[0], float((2 * lost.mean()).sqrt())
+    if not found > 0:
+        raise BNetError("output", expected="a family that a head moves when it is off", got=name)
+    sigma = found if sigma is None else float(sigma)
+    if not found / FAR <= sigma <= found * FAR:
+        wanted = f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
+        raise BNetError("sigma", expected=wanted, got=sigma)
+    return sigma, sigma**-2
+
+
+def damage(
+    found: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
+) -> Damage:
+    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.attention import damage
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> damage(bt.inclusion(net, ["the cat sat", "sat the cat"]), counts=[1, 2]).to_dataframe().shape
+    (2, 3)
+    """
+    if not isinstance(found, Inclusion):
+        raise BNetError("damage", expected="what bt.inclusion found", got=found)
+    around = found.sigma is not None
+    output = found.likelihood.removeprefix(AROUND) if around else None
+    data = found.data if sentences is None else sentences
+    roles = {found.network.graph.family(name).stem for name in found.slices}
+    role = min(roles) if len(roles) == 1 else None
+    runs = runs_of(found.network, data, output, role, seen=not around, sites=found.slices)
+    if _said(runs) != found.likelihood:
+        wanted, got = f"sentences with {found.likelihood}, as the measures had them", f"sentences with {_said(runs)}"
+        raise BNetError("sentences", expected=wanted, got=got)
+    scale = 1.0 if found.sigma is None else found.sigma**-2
+    heads = found.log_bayes.numel()
+    counts = range(heads + 1) if counts is None else counts
+    numbers = listed("counts", counts, int, lambda k: whole("counts", k, least=0))
+    if not numbers or max(numbers) > heads:
+        most = f"numbers of heads that are off, at most the {heads} that there are"
+        raise BNetError("counts", expected=most, got=counts)
+    order = {name: order_by(found.measure(name)) for name in MEASURES}
+    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape, dtype=found.network.dtype)
+    for m, places in enumerate(order.values()):
+        for k, off in enumerate(numbers):
+            for at in places[:off]:
+                gates[(m, k, *at)] = 0.0
+    every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
+    with ranks(found.network.device) as here, torch.no_grad():
+        here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
+        shared = _shared(runs, here)
+        losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
+        with _bars(progress, here)("sentences", len(shared.corpus)) as bar:
+            for part in shared.parts():
+                full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
+                losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
+                bar.update(len(part))
+        every_loss = here.all_gather(losses)
+    shape = gates.shape[:2]
+    labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
+    mean, error = (each.reshape(shape) for each in mean_and_error(every_loss))
+    return Damage(("measure", "heads off"), labels, mean, error, len(every_loss), order)
+
+
+def _said(runs: Runs) -> str:
+    """The likelihood in words."""
+    names = ", ".join(runs.families)
+    return f"P({names} | x)" if runs.is_observed else f"{AROUND}{names}"
+
+
+def _shared(runs: Runs, here: Ranks) -> Runs:
+    """The runs of this rank's share of the sentences, on its device."""
+    if here.world == 1:
+        return runs
+    corpus = here.shard(runs.corpus).to(here.device)
+    return replace(runs, module=_module(here.to_device(runs.module.network)), corpus=corpus, ranks=here)
+
+
+def _module(network: Network) -> Module:
+    """The compiled net, of whose parameters no gradient is asked."""
+    return Module(network).eval().requires_grad_(False)
+
+
+def runs_of(
+    network: Network,
+    sentences: object,
+    output: str | None = None,
+    role: str | None = None,
+    *,
+    seen: bool = True,
+    sites: tuple[str, ...] | None = None,
+) -> Runs:
+    """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
+    network.one_type()
+    check_has_words(network, "sentences")
+    if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
+        alone = "sentences alone, where sigma= or output= asks for the output of the net"
+        raise BNetError("sentences", expected=alone, got="pairs of sentences and what is observed of them")
+    needs: Needs = "optional" if seen else "none"
+    corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
+    families = judged_families(network, corpus, output)
+    wanted = [network.graph.family(name).index for name in families]
+    found = sites_of(network, role, wanted)
+    found = found if sites is None else tuple(site for site in found if site.name in sites)
+    return Runs(_module(network), found, corpus.to(network.device), families, found[0].heads)
+
+
+def _check_budget(runs: Runs, budget: int) -> None:
+    """Refuse more settings, or more runs, than are summed exactly."""
+    what, other = "method='exact'", "method='svi', which is approximate"
+    if runs.heads > MOST:
+        wanted = f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates"
+        raise BudgetError(what, expected=wanted, got=f"{runs.heads}, {2**runs.heads:,} settings", allowed=other)
+    count, most = len(runs.corpus), budget >> runs.heads
+    if count > most:
+        told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
+        got = f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates"
+        allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
+        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", got=got, allowed=allowed)
+
+
+def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
+    """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
+    one_off = torch.cat([torch.ones(1, runs.heads), 1 - torch.eye(runs.heads)]).double()
+    table = runs.table(one_off, told)
+    return (table[..., :1] - table[..., 1:]).transpose(0, 1)
+
+
+def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int], object]) -> tuple[Tensor, Tensor]:
+    """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
+    found = torch.empty(len(runs.corpus), len(runs.sites), runs.heads, dtype=torch.float64)
+    for part in runs.parts(runs.fitting()):
+        if sigma is None:
+            found[part.which] = slopes(runs, part).abs()
+        else:
+            each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
+            found[part.which] = torch.stack(each).mean(0) / sigma**2
+        told(len(part))
+    return mean_and_error(runs.ranks.all_gather(found))
+
+
+def slopes(runs: Runs, part: Part) -> Tensor:
+    """`d log P / d gates` of each sentence with all heads on."""
+    shape, network = (len(part), len(runs.sites), runs.heads), runs.module.network
+    gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
+    (found,) = torch.autograd.grad(runs.gated(part, gates).sum(), gates)
+    return found.double().cpu()
+
+
+def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
+    """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
+    assert part.full is not None
+    full = part.full.expand(len(part), *part.full.shape[1:])
+    noise = []
+    for sentence in runs.ranks.places(part.which).tolist():
+        own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
+        noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
+    for each in torch.stack(noise, 1):
+        yield replace(part, full=full + sigma * each.to(full))
+
+
+def order_by(measure: Tensor) -> tuple[tuple[int, int], ...]:
+    """Heads from the least of a measure to the greatest."""
+    heads = measure.shape[1]
+    return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
+
+
+def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over sentences, and its standard error, which one sentence does not tell."""
+    count = len(values)
+    return values.mean(0), values.std(0) / count**0.5 if count > 1 else values[0] * torch.nan
+
+
+def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """`E[xi_nu / sum xi]` and `P(sum xi = 0)`, averaged over draws `[draw, slice, head]` of independent gates.
+
+    `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` of the other gates: a
+    polynomial, so that Gauss and Legendre's rule is exact.
+
+    >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    heads = rho.shape[-1]
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(heads // 2 + 1))
+    t, weights = (nodes + 1) / 2, weights / 2
+    factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
+    found = []
+    for head in range(heads):
+        others = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
+        found.append((rho[..., head].double() * (others * weights).sum(-1)).mean(0))
+    return torch.stack(found, -1), (1 - rho.double()).prod(-1).mean(0)
+
+
+class HeadTable(ABC):
+    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
+
+    @property
+    @abstractmethod
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """All that is known, in rows."""
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head."""
+        return self.to_dataframe()
+
+    def rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
+        import pandas as pd
+
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
+
+    def __str__(self) -> str:
+        return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self.told)}</p>{table}"
+
+
+@dataclass(frozen=True)
+class Inclusion(HeadTable):
+    """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
+
+    Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
+    Bayes factor for a head that is in some sentences (`rho` free) against one that never is (`rho = 0`): zero for a
+    head on which nothing hangs. `error`, `importance_error` are Monte Carlo errors. `inclusion[sentence, slice, head]`
+    is the probability of each gate. `interaction[slice, head, other]`, of the exact method, is the mean over sentences
+    of the log odds ratio of two gates: below zero for heads that stand in for each other.
+    """
+
+    slices: tuple[str, ...]
+    method: str
+    sentences: int
+    likelihood: str
+    sigma: float | None
+    interval: float
+    rho: Tensor = field(repr=False)
+    log_bayes: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    inclusion: Tensor = field(repr=False)
+    importance: Tensor = field(repr=False)
+    importance_error: Tensor = field(repr=False)
+    ablation: Tensor = field(repr=False)
+    ablation_error: Tensor = field(repr=False)
+    interaction: Tensor | None = field(repr=False)
+    idle: Tensor = field(repr=False)
+    network: Network = field(repr=False)
+    data: Batch = field(repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean of `rho`."""
+        return self.rho.mean(0)
+
+    @property
+    def low(self) -> Tensor:
+        """The lower end of the interval of `rho`."""
+        return self.rho.quantile((1 - self.interval) / 2, dim=0)
+
+    @property
+    def high(self) -> Tensor:
+        """The upper end of the interval of `rho`."""
+        return self.rho.quantile((1 + self.interval) / 2, dim=0)
+
+    @property
+    def rank(self) -> Tensor:
+        """The place of each head by its log Bayes factor, 1 for the greatest."""
+        order = self.log_bayes.flatten().argsort(descending=True, stable=True)
+        return (order.argsort() + 1).reshape(self.log_bayes.shape)
+
+    @property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
+        tried, by more than a millionth of the most that a head changes it by."""
+        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
+
+    def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
+        """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
+        log odds ratio of their gates is below `-nats`."""
+        number("nats", nats, above=0)
+        if self.interaction is None:
+            got = f"method={self.method!r}, which takes each head by itself"
+            wanted = "the joint posterior of a slice's gates"
+            raise BNetError("duplicates", expected=wanted, got=got, allowed="bt.inclusion(..., method='exact')")
+        pairs = torch.triu(self.interaction, 1)
+        found = (pairs < -nats).nonzero().tolist()
+        return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
+
+    def place(self, name: str) -> int:
+        """Where a family of heads stands in `slices`."""
+        if name not in self.slices:
+            raise unknown("slice of heads", name, self.slices)
+        return self.slices.index(name)
+
+    def measure(self, name: str) -> Tensor:
+        """One of the three measures, `[slice, head]`."""
+        found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
+        if name not in found:
+            raise BNetError("measure", expected="a measure of heads", got=name, allowed=", ".join(MEASURES))
+        return found[name]
+
+    def agreement(self) -> pd.DataFrame:
+        """Spearman's rank correlations of the three measures over all heads."""
+        import pandas as pd
+
+        columns = {name: in_numpy(self.measure(name).flatten()) for name in MEASURES}
+        return pd.DataFrame(columns).corr(method="spearman")
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """For a new sentence: each head's share of a slice's reading, `E[xi_nu / sum xi]`, `[slice, head]`, and the
+        probability that all heads of a slice are off, `[slice]`."""
+        return head_shares(self.rho)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head, by rank."""
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
+        table = self.rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
+        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+
+    @property
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+        slices, heads = self.log_bayes.shape
+        sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
+        how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        how += ", too narrow where heads hang together" if self.method == "svi" else ""
+        many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What the heads that a measure holds least of are worth: `values[measure, k]`, the nats that a sentence loses on
+    average with k heads off, of sentences that may be others than those of the measure; `error` its standard error."""
+
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    values: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    sentences: int
+    order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each number of heads, a column for each measure."""
+        import pandas as pd
+
+        measures, counts = (self.labels[axis] for axis in self.axes)
+        index = pd.Index([int(k) for k in counts], name="heads off")
+        return pd.DataFrame(in_numpy(self.values).T, index=index, columns=list(measures))
+
+    def _repr_html_(self) -> str:
+        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

@@ -1,0 +1,226 @@
+"""Runs of sentences whose heads are gated: where heads are summed, how likely a run is, and many runs at once.
+
+A site is a family of heads that a later node adds up, `a = sum_nu W_o^nu a^nu`. A likelihood is that of what is
+observed, or a Normal around the output of the full net. Runs are of many settings of the gates of one slice at once,
+or of one for each sentence: of a slice all that its heads do not change is computed once for each sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer.compiler.course import Course, Request
+from bnet_transformer.compiler.module import Module, output_of
+from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.data import Batch
+from bnet_transformer.data.task import decided_by
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError, ReadingError, unknown
+from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
+from bnet_transformer.reference import ATOL
+
+MEMORY = 2**29  # bytes, of what a run keeps of its words
+ROWS = 4096  # words that are computed at once: enough to keep a processor busy
+
+
+@dataclass(frozen=True)
+class Site:
+    """One slice's heads: the family of what they read, and the families of a run that they do not change but that
+    what descends from them reads."""
+
+    member: Member
+    beside: tuple[str, ...]
+    plates: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are, through all groups of them."""
+        return math.prod(self.plates)
+
+    @property
+    def name(self) -> str:
+        """The family's name: `a_0`."""
+        return self.member.family.name
+
+
+def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tuple[Site, ...]:
+    """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
+    graph = network.graph
+    needed = graph.ancestral_set(wanted)
+    found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
+    if not found:
+        choose = [member.family.name for member in network.choices]
+        got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
+        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
+        summed = "heads that are summed: a plate of them that a later node reads"
+        raise BNetError("net", expected=summed, got=got, allowed=hint)
+    roles = list(dict.fromkeys(m.family.stem for m in found))
+    if role is not None:
+        if role not in roles:
+            raise unknown("role of heads", role, roles)
+        found = [m for m in found if m.family.stem == role]
+    sites = tuple(
+        Site(m, _beside(network, m.family.index, needed), tuple(graph.sizes[plate] for plate in m.family.plates))
+        for m in found
+    )
+    if len({site.heads for site in sites}) > 1:
+        told = ", ".join(f"{site.name} {site.heads}" for site in sites)
+        raise BNetError("role", expected="as many heads in each slice", got=told, allowed=", ".join(roles))
+    return sites
+
+
+def _is_summed(network: Network, member: Member) -> bool:
+    """True for a function of each word and head that all its readers read over the plates of heads."""
+    family = member.family
+    if member.tpm.is_random or family.words is None or not family.plates or not member.shape:
+        return False
+    children = {bundle.child for bundle in network.graph.out_of[family.index]}
+    inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
+    return bool(inputs) and all(given.over == family.plates for given in inputs)
+
+
+def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
+    """What is read, and hangs on the words, by what descends from a family and is needed."""
+    graph, below = network.graph, {index}
+    order = [i for group in graph.groups for i in group if i in needed]
+    for i in order:
+        if any(bundle.parent in below for bundle in graph.into[i]):
+            below.add(i)
+    decided = decided_by(network, [network.members[i] for i in order])
+    read = {bundle.parent for i in below - {index} for bundle in graph.into[i]} - below
+    members = [network.members[i] for i in sorted(read) if decided[i] and network.graph.into[i]]
+    return tuple(m.family.name for m in members if not m.tpm.is_random)
+
+
+def judged_families(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
+    """What is observed, where something is; else an output: by default what the module returns."""
+    if corpus.evidence:
+        return tuple(corpus.evidence)
+    name = output_of(network) if output is None else output
+    member = network.member(name)
+    if not member.shape and not member.tpm.is_random:
+        raise BNetError("output", expected="a family of vectors, or a readout", got=name)
+    return (name,)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sentences of one length, which they are, what the sites have as they are, and the full output."""
+
+    which: Tensor
+    corpus: Batch
+    values: Mapping[str, Tensor]
+    full: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A net, its sites, the sentences (under torchrun this rank's share of them), and what tells how likely a run is.
+
+    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `families`, up to a constant;
+    else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    """
+
+    module: Module
+    sites: tuple[Site, ...]
+    corpus: Batch
+    families: tuple[str, ...]
+    heads: int
+    ranks: Ranks = ALONE
+
+    @property
+    def is_observed(self) -> bool:
+        """True where the families are observed; False where one is the output."""
+        return bool(self.corpus.evidence)
+
+    @torch.no_grad()
+    def parts(self, words: int = ROWS, *, values: bool = False) -> Iterator[Part]:
+        """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
+        are kept where they are asked for."""
+        kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
+        output = () if self.is_observed else self.families
+        names, network = (*kept, *output), self.module.network
+        for which, corpus in self.corpus.parts_by_length(network, words) if len(self.corpus) else ():
+            found: list[Tensor] = []
+            if names:
+                course, plan = self.course(Request(names, corpus.x, training=False))
+                found = [self.module.wanted(course, *wanted) for wanted in zip(names, plan.wanted, strict=True)]
+            yield Part(which, corpus, dict(zip(kept, found, strict=False)), found[-1] if output else None)
+
+    @torch.no_grad()
+    def settings(self, site: Site, part: Part, gates: Tensor) -> Tensor:
+        """`log P` of each sentence of a part under each setting of a site's gates `[setting, head]`: in float64."""
+        count = len(gates)
+        corpus = part.corpus.repeat(count)
+        a = part.values[site.name]
+        a = a.expand(len(part), *a.shape[1:])  # one for all sentences, where it hangs on no word of theirs
+        gates = gates.to(a)
+        own = a.dim() - 1 - len(site.plates)
+        gated = (a[:, None] * gates.reshape(1, count, *site.plates, *[1] * own)).flatten(0, 1)
+        beside = {name: part.values[name] for name in site.beside}
+        set_ = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in beside.items()} | {site.name: gated}
+        full = None if part.full is None else part.full.repeat_interleave(count, 0)
+        return self._log(corpus, full, do=set_).reshape(len(part), count).double()
+
+    def gated(self, part: Part, gates: Tensor) -> Tensor:
+        """`log P` of each sentence of a part under its own gates in all sites, `[sentence, site, head]`."""
+        told = {site.name: gates[:, k].reshape(len(gates), *site.plates) for k, site in enumerate(self.sites)}
+        return self._log(part.corpus, part.full, gates=told)
+
+    def _log(self, corpus: Batch, full: Tensor | None, **options: Any) -> Tensor:
+        """`log P` of each sentence; `full` is the output of the run in which all heads are on."""
+        course, plan = self.course(Request(self.families, corpus.x, training=False, **options))
+        if not self.is_observed:
+            found = self.module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
+            apart = found - (found if full is None else full)
+            return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
+        total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
+        for name in self.families:
+            member = self.module.network.member(name)
+            told = evidence_in(course, member, corpus.evidence[name])
+            table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
+            total = total + table.sum(tuple(range(1, table.dim())))
+        return total
+
+    def course(self, request: Request) -> tuple[Course, Plan]:
+        """A run of a net that chooses nothing."""
+        course, plan = self.module.run(request)
+        if plan.enumerated:
+            name = self.module.network.members[plan.enumerated[0]].family.name
+            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
+        return course, plan
+
+    def table(self, gates: Tensor, told: Callable[[int], object]) -> Tensor:
+        """`log P` of each sentence of all ranks under each setting of a site's gates: `[site, sentence, setting]`."""
+        found = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
+        width = self.width()
+        for part in self.parts(max(1, ROWS // len(gates)), values=True):  # each word has so many settings
+            words = sum(x.shape[1] for x in part.corpus.x.values())
+            most = max(1, min(ROWS, MEMORY // width) // max(1, words * len(part)))
+            for k, site in enumerate(self.sites):
+                for start in range(0, len(gates), most):
+                    some = slice(start, start + most)
+                    found[k, part.which, some] = self.settings(site, part, gates[some]).cpu()
+                    told(len(part) * len(gates[some]))
+        return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
+
+    def fitting(self) -> int:
+        """How many words go together where slopes are asked for, and what every slice makes is kept."""
+        return max(1, min(ROWS, MEMORY // (self.width() * len(self.sites))))
+
+    def width(self) -> int:
+        """Bytes for each word of a run: a few of its widest values."""
+        network = self.module.network
+        sizes, members = network.graph.sizes, [m for m in network.members if m.family.words is not None]
+        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.family.plates) for m in members)
+        return 16 * wide * torch.finfo(network.floating).bits // 8

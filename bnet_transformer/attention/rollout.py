@@ -1,0 +1,438 @@
+"""Reading paths: which words of a slice a later state was read from, along the attention TPMs.
+
+The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain: from
+word i of the last state it goes, slice by slice, to the word that i reads. It is no posterior of the bnet. Under a
+selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the matrices first. Heads that are summed are
+averaged in each slice, all alike, or by the posterior of their gates: over the heads that are in, whose gates are
+independent between slices, so that there the mean of the products is the product of the means.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.drawable import Drawable
+from bnet_transformer._core.naming import stem_of
+from bnet_transformer.attention.heads import Inclusion
+from bnet_transformer.declare import Member
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.graph import Family
+from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.query import Query, of_one_sentence, pieces
+from bnet_transformer.reference import World, asking, choices
+from bnet_transformer.tpm.arrays import in_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
+WORK = 2**28  # products while paths are sought
+UNITS = 2**30  # the parts of which a flow is made
+
+
+def check_chain(world: World, readers: Sequence[Member], slices: Sequence[int]) -> None:
+    """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
+
+    It may begin at a state that is set.
+    """
+    way = passed(world, readers, slices)
+    cut = [node for node in sorted(world.do) if world.ground.family_of(node).index in way]
+    if cut:
+        names = [world.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
+        raise BNetError(
+            f"reads of slices {slices[0]} to {slices[-1]}" if len(slices) > 1 else f"reads of slice {slices[0]}",
+            expected="a chain of attention that do does not cut",
+            got=f"{', '.join(names)} set on its way",
+            allowed="slices= before or after them (a chain may begin at a state that is set), or undo(...) first",
+        )
+
+
+def passed(world: World, readers: Sequence[Member], slices: Sequence[int]) -> set[int]:
+    """The families between the state that enters the first slice and the one that leaves the last, by way of values.
+
+    What decides who is read (q, k and what they are made of) is not on the way.
+    """
+    members, stack = world.network.members, readers[0].family.stack
+    families = [member.family for member in members]
+    enters = {f.index for f in families if _is_state(f, stack, slices[0])}
+    leaves = {f.index for f in families if _is_state(f, stack, slices[-1] + 1)}
+    above, below = set(leaves), set(enters)
+    for member in reversed(members):
+        if member.family.index in above - enters:
+            above |= _carried(member)
+    for member in members:
+        if member.tpm.kind != "discrete" and _carried(member) & below:
+            below.add(member.family.index)
+    return {reader.family.index for reader in readers} | (above & below - enters)
+
+
+def _is_state(family: Family, stack: str, slice_: int) -> bool:
+    """True of the state that enters a slice: what the slice before has made, or the prologue."""
+    return family.stack == stack and family.slice == slice_ and family.step == slice_ - 1
+
+
+def _carried(member: Member) -> set[int]:
+    """The families whose values go into the value of one, and not only into whom it reads."""
+    reading = set(member.tpm.reading_slots()) if member.reads_words else set()
+    apart = reading if reading < set(member.tpm.takes()) else set()
+    return {given.parent for given in member.inputs if given.slot not in apart}
+
+
+def with_residual(attention: Tensor, share: float) -> Tensor:
+    """`(1 - share) P(j | i) + share 1(j = i)`."""
+    return (1 - share) * attention + share * torch.eye(attention.shape[-1], dtype=attention.dtype)
+
+
+def product(steps: Tensor) -> Tensor:
+    """`A_T ... A_1 A_0` of `[..., slice, word, word]`."""
+    found = steps[..., 0, :, :]
+    for t in range(1, steps.shape[-3]):
+        found = steps[..., t, :, :] @ found
+    return found
+
+
+def max_flow(steps: Tensor) -> Tensor:
+    """For each output word and source word, the greatest flow between them where transitions are capacities.
+
+    Of `[..., slice, word, word]`. Through one slice it is the capacity, through two `sum_k min(A_1[i, k], A_0[k, j])`;
+    through more each pair is a flow of its own, of which at most `FLOWS` are sought.
+    """
+    *lead, count, n, _ = steps.shape
+    if count == 1:
+        return steps[..., 0, :, :].clone()
+    if count == 2:
+        return torch.minimum(steps[..., 1, :, :, None], steps[..., 0, None, :, :]).sum(-2)
+    each = steps.reshape(-1, count, n, n)
+    if len(each) * n * n > FLOWS:
+        allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
+        wanted, got = f"at most {FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
+        raise BudgetError("reads by flow", expected=wanted, got=got, allowed=allowed)
+    return torch.stack([_flows(in_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
+
+
+def _flows(steps: NDArray[np.float64]) -> Tensor:
+    """The greatest flow from each word above the last step to each word below the first."""
+    count, n, _ = steps.shape
+    capacity = np.zeros(((count + 1) * n, (count + 1) * n))
+    for t, step in enumerate(steps):
+        capacity[(t + 1) * n : (t + 2) * n, t * n : (t + 1) * n] = step
+    pairs = itertools.product(range(count * n, (count + 1) * n), range(n))
+    return torch.tensor([_flow(capacity, source, sink) for source, sink in pairs], dtype=torch.float64).reshape(n, n)
+
+
+def _flow(capacity: NDArray[np.float64], source: int, sink: int) -> float:
+    """The greatest flow: in whole units, then what is left of it in far smaller ones, to the precision of float64."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_flow
+
+    total, most, left = 0.0, 1.0, capacity
+    arrows = np.count_nonzero(capacity)
+    for _ in range(2):
+        unit = most / UNITS
+        found = maximum_flow(csr_matrix(np.floor(np.minimum(left, most) / unit).astype(np.int32)), source, sink)
+        total += found.flow_value * unit
+        left = np.maximum(left - found.flow.toarray() * unit, 0.0)
+        most = arrows * unit  # rounding cannot have hidden more than a unit for each arrow
+    return total
+
+
+def best_paths(weights: Tensor, steps: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
+    """The paths of words from a word down through all slices that are most probable in all, best first: exact.
+
+    `P(path) = sum_s weights[s] prod_t steps[s, t, i_(t+1), i_t]`. A path begun is no better than the sum over
+    the states of the best that each could make of it; the search goes on from where that is greatest (A*).
+    """
+    depth, work = steps.shape[1], 0
+    to_go = [steps.new_ones(steps.shape[0], steps.shape[-1])]  # the most that a path from there keeps: [state, word]
+    for t in range(depth):
+        to_go.append((steps[:, t] * to_go[-1][:, None, :]).amax(-1))
+    heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (word,))]
+    found: list[tuple[float, tuple[int, ...]]] = []
+    while heap and len(found) < count:
+        total, words = heapq.heappop(heap)
+        if len(words) > depth:
+            found.append((-total, words))
+            continue
+        work += steps.shape[0] * steps.shape[-1]
+        if work > WORK:
+            allowed = "fewer slices, or a smaller count; do or evidence on choices"
+            raise BudgetError("paths", expected=f"at most {WORK} products", got="more", allowed=allowed)
+        share, last = path_shares(weights, steps, words), depth - len(words)
+        bounds = (share[:, None] * steps[:, last, words[-1]] * to_go[last]).sum(0)
+        for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
+            if bound > 0:
+                heapq.heappush(heap, (-bound, (*words, j)))
+    return found
+
+
+def path_shares(weights: Tensor, steps: Tensor, words: tuple[int, ...]) -> Tensor:
+    """`P(state, these words)` of a path from the top, `[state]`."""
+    last, found = steps.shape[1] - 1, weights
+    for k, (i, j) in enumerate(itertools.pairwise(words)):
+        found = found * steps[:, last - k, i, j]
+    return found
+
+
+@dataclass(frozen=True)
+class Path:
+    """A path of words of the chain, from the last state down to the first, and its probability.
+
+    Under open choices that is summed over their states; `choices` is the most probable state given the path, `share`
+    its probability then.
+    """
+
+    words: tuple[int, ...]
+    tokens: tuple[str, ...]
+    probability: float
+    choices: dict[str, int]
+    share: float
+
+    def __str__(self) -> str:
+        states = ", ".join(f"{name}={state}" for name, state in self.choices.items())
+        told = f"; {self.share:.2f} of it with {states}" if states else ""
+        return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{told})"
+
+
+@dataclass(frozen=True)
+class Reads(Drawable):
+    """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
+
+    `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
+    unless one was named), `chain` the same with the residual share, `weights[s]` the probability of that state.
+    `head_entropies[t, h]` are the entropies of each head's own TPM; `readable[t]` says which reads have an arrow, and
+    `state` how the states that they join are called (`x`, `dec_x`).
+    """
+
+    matrix: Tensor
+    attention: Tensor = field(repr=False)
+    weights: Tensor = field(repr=False)
+    choices: tuple[dict[str, int], ...] = field(repr=False)
+    tokens: tuple[str, ...]
+    slices: tuple[int, ...]
+    residual: float
+    head: str
+    method: str
+    head_entropies: Tensor = field(repr=False)
+    readable: Tensor = field(repr=False)
+    state: str = "x"
+
+    @property
+    def chain(self) -> Tensor:
+        """The transitions of the chain, `[state, slice, word, word]`: `(1 - residual) P(j | i) + residual 1(j = i)`."""
+        return with_residual(self.attention, self.residual)
+
+    @property
+    def entropies(self) -> Tensor:
+        """The entropy in nats of each `attention` TPM, heads averaged first, `[slice, word]`: its mean over choices.
+
+        `head_entropies`, `[slice, head, word]`, are those of each head: their mean is no more than this.
+        """
+        return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
+
+    def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
+        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*)."""
+        n, count = len(self.tokens), whole("count", count)
+        if whole("word", word, least=0) >= n:
+            raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
+        chain, found = self.chain, []
+        for probability, words in best_paths(self.weights, chain, word, count):
+            shares = path_shares(self.weights, chain, words)
+            best = int(shares.argmax())
+            tokens = tuple(self.tokens[i] for i in words)
+            found.append(Path(words, tokens, probability, self.choices[best], float(shares[best] / shares.sum())))
+        return tuple(found)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each output word and each source word."""
+        import pandas as pd
+
+        said = list(self.tokens)
+        rows = [
+            {"output": i, "output_token": said[i], "source": j, "source_token": said[j], "share": share}
+            for i, row in enumerate(self.matrix.tolist())
+            for j, share in enumerate(row)
+        ]
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        table = pd.DataFrame(in_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
+        told = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
+        return f"<p>{escape(told)}</p>{table}"
+
+
+def reads(
+    query: Query,
+    tokens: Sequence[str],
+    slices: Sequence[int],
+    *,
+    role: str | None,
+    residual: float,
+    head: int | None,
+    method: str,
+    inclusion: Inclusion | None = None,
+    answers: Answers | None = None,
+) -> Reads:
+    """Which word of the first state of these slices each word of their last state was read from."""
+    one_of("method", method, ("rollout", "flow"))
+    residual = number("residual", residual)
+    if not 0 <= residual <= 1:
+        raise BNetError("residual", expected="a share from 0 to 1", got=residual)
+    if list(slices) != list(range(min(slices), max(slices) + 1)):
+        raise BNetError("slices", expected="slices that follow one another", got=list(slices))
+    world = query.world
+    readers = [asking.reader(world, t, role) for t in slices]
+    check_chain(world, readers, slices)
+    average = _average(readers, head, inclusion)
+    free, states, shares = open_states(query, slices, role)
+    steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
+    for part, readings in readings_by_state(query, free, states, slices, role, answers):
+        squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
+        steps.append(torch.stack([average(k, each) for k, each in enumerate(squares)], 1))
+        own = [torch.einsum("s,shi->hi", shares[part], torch.special.entr(each).sum(-1)) for each in squares]
+        entropies = entropies + torch.stack(own)
+    attention = torch.cat(steps)
+    stack = readers[0].family.stack
+    state = asking.state_of(world.network, stack)
+    chain = with_residual(attention, residual)
+    return Reads(
+        torch.einsum("s,sij->ij", shares, product(chain) if method == "rollout" else max_flow(chain)),
+        attention,
+        shares,
+        tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
+        tuple(tokens),
+        tuple(slices),
+        residual,
+        _heads(world, free, head, inclusion),
+        method,
+        entropies,
+        torch.from_numpy(np.stack([asking.readable(world, member) for member in readers])),
+        stem_of(stack, "x" if state is None else state.role),
+    )
+
+
+def _average(
+    readers: Sequence[Member], head: int | None, inclusion: Inclusion | None
+) -> Callable[[int, Tensor], Tensor]:
+    """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
+    gates are on, by the posterior of the gates; with all of them off a word reads nobody else."""
+    if inclusion is None:
+        return lambda _, each: each.mean(1)
+    if not isinstance(inclusion, Inclusion):
+        raise BNetError("inclusion", expected="what bt.inclusion found", got=inclusion)
+    if head is not None:
+        raise BNetError("head", expected="None, with inclusion=, which weighs all heads", got=head)
+    places = [inclusion.place(member.family.name) for member in readers]
+    shares, nobody = inclusion.shares()
+
+    def average(k: int, each: Tensor) -> Tensor:
+        if each.shape[1] != shares.shape[1]:
+            raise BNetError("inclusion", expected=f"{each.shape[1]} heads, as the net has", got=shares.shape[1])
+        own = torch.eye(each.shape[-1], dtype=each.dtype)
+        return torch.einsum("h,shij->sij", shares[places[k]], each) + nobody[places[k]] * own
+
+    return average
+
+
+def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
+    """Of which heads, and over which choices, a reading is averaged."""
+    plate = "head" in world.network.graph.sizes
+    told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
+    told = told if inclusion is None else "the mean over heads by their inclusion"
+    names = list(dict.fromkeys(world.ground.family_of(node).name for node in free))
+    if not names:
+        return told or "one head"
+    over = f"averaged over {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+    return f"{told}, {over}" if told else over
+
+
+def open_choices(world: World, slices: Sequence[int], role: str | None) -> list[int]:
+    """The open choices that decide what is read in some slices."""
+    families = [asking.reader(world, t, role).family for t in slices]
+    if not asking.choice_above(world.network, {family.index for family in families}):
+        return []
+    nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
+    return choices(world, {parent for node in nodes for parent in reference.reading_parents(world, node)}, {})
+
+
+def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
+    """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
+    free = open_choices(query.world, slices, role)
+    if not free:
+        return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    share = joint_posterior(replace(query, nodes=tuple(free)))
+    states = torch.nonzero(share)
+    return free, states, share[tuple(states.unbind(1))]
+
+
+def readings_by_state(
+    query: Query,
+    choices: Sequence[int],
+    states: Tensor,
+    slices: Sequence[int],
+    role: str | None,
+    answers: Answers | None = None,
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
+
+    Args:
+        query: The sentence; its evidence does not count, for no reading depends on it where all choices are set.
+        choices: The open choices that decide the readings.
+        states: A state of each choice, `[S, choice]`.
+        slices: The slices that read.
+        role: The node that reads, where a slice has several.
+        answers: What was computed of this sentence before; they answer where no choice is open.
+    """
+    world, readers = query.world, [asking.reader(query.world, t, role) for t in slices]
+    answers = answers or Answers(query.module, world, {})
+    if not choices:
+        answers.prepare(readers)
+        yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
+        return
+    module, first = of_one_sentence(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
+    is_one_batch = answers.of_states(first, module).table_fault("reading", readers, ()) is None
+    for part in pieces(world, len(states), {reader.family.index for reader in readers}):
+        if is_one_batch:
+            batch = answers.of_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
+            batch.prepare(readers)
+            yield part, [batch.attention(t, role) for t in slices]
+        else:  # the compiled net refuses this batch: each state has its own route
+            rows = []
+            for row in states[part]:
+                world_of_row = replace(world, do={**world.do, **dict(zip(choices, row, strict=True))})
+                one = Answers(module, world_of_row, {})
+                rows.append([one.attention(t, role) for t in slices])
+            yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
+
+
+def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Tensor:
+    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
+    n = reading.shape[-1]
+    if reading.shape[-2] != n:
+        got = f"{reading.shape[-2]} words that read {n}"
+        raise BNetError(f"slice {slice_}", expected="words that read their own stack", got=got, allowed="role=")
+    each = reading.reshape(len(reading), -1, n, n)
+    if head is None:
+        return each
+    heads = each.shape[1]  # those of all groups, where heads stand in groups
+    if heads % world.network.graph.sizes.get("head", heads + 1):
+        names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+        allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
+        raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
+    if whole("head", head, least=0) >= heads:
+        raise BNetError("head", expected=f"a head from 0 to {heads - 1}", got=head)
+    return each[:, head : head + 1]

@@ -1,0 +1,375 @@
+"""TAN: what a slice is once it is shrunk to a few boxes, the tree of best parents in its attention, and over a corpus.
+
+Over a corpus there are a discrete class and discrete codes of boxes, their conditional mutual information, and the best
+tree. Given the words alone the boxes are functions of their parents, and all of this would be degenerate. Entropies are
+plug-in; corrected ones add (states met - 1) / 2N for each class (Miller and Madow). That mends entropies of few states.
+The joint entropy of all boxes cannot exceed log N, whatever is true: so the divergence is told only where there are
+`ENOUGH` sentences to each joint state that was met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.drawable import Drawable
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.attention.rollout import reads
+from bnet_transformer.data.dataset import to_host
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.graph import Ground, Quotient, Selection, shrink
+from bnet_transformer.graph.arborescence import best_parents
+from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import asking
+from bnet_transformer.tpm.arrays import in_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+CLASS, OUTSIDE = "class", "(outside)"
+
+
+@dataclass(frozen=True)
+class Tan(Drawable):
+    """What a shrunk slice is.
+
+    `kind` is one of `no DAG`, `naive Bayes`, `TAN` (the boxes but the class are one tree: each has at most one parent
+    besides it), `forest augmented naive Bayes` (several trees), `reverse TAN` (at most one child: the arrows of the
+    tree turned round) and its forest, `augmented naive Bayes`, and `DAG` where the class has no arrow to some box
+    (`missing`); `nearly` is what it would be with those arrows.
+    """
+
+    kind: str
+    nearly: str
+    class_box: str
+    missing: tuple[str, ...]
+    quotient: Quotient = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each arrow between boxes, with the number of ground arrows that it stands for."""
+        import pandas as pd
+
+        boxes = np.array(self.quotient.boxes, dtype=object)
+        parents, children = self.quotient.arrows.T
+        return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
+
+    def _repr_html_(self) -> str:
+        but = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
+        told = f"{self.kind} (class {self.class_box}){but}"
+        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html(index=False)}"
+
+
+@dataclass(frozen=True)
+class TanTree(Drawable):
+    """The best parent of each word in the attention of a slice (-1: a root): a true TAN under the state as class.
+
+    `mass` is what it keeps of the attention between different words, `sum P(pa(i) | i) / sum (1 - P(i | i))`: how
+    tree-like the attention is.
+    """
+
+    parents: tuple[int, ...]
+    weights: tuple[float, ...]
+    mass: float
+    tokens: tuple[str, ...]
+    slice: int
+    head: str
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each word: its parent, and how much of it the word reads."""
+        import pandas as pd
+
+        said = list(self.tokens)
+        rows = zip(said, self.parents, self.weights, strict=True)
+        told = [(token, parent, said[parent] if parent >= 0 else "", share) for token, parent, share in rows]
+        return pd.DataFrame(told, columns=["token", "parent", "parent_token", "share"])
+
+    def _repr_html_(self) -> str:
+        told = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
+        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html()}"
+
+
+def tan(
+    state: SentenceState, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
+) -> Tan:
+    """The class of a slice that is shrunk to boxes.
+
+    Args:
+        state: The sentence.
+        boxes: `"words"`, `"roles"`, or the box of each node.
+        slice_: The slice.
+        class_box: The box of the class; by default the state that enters, else the root with the most arrows out.
+        stack: Whose slice it is, in a net with several stacks.
+
+    Raises:
+        BNetError: There is no such slice, or no such box.
+        UnknownNameError: There is no such stack.
+    """
+    ground, depths = state.ground, state.network.graph.slices
+    if stack is not None and (not isinstance(stack, str) or stack not in depths):
+        raise unknown("stack", stack, depths)
+    if isinstance(boxes, str) or depths:
+        depth = asking.depth_of(state.network, stack)
+        if whole("slice", slice_, least=0) >= depth:
+            raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
+    if isinstance(boxes, str):
+        one_of("boxes", boxes, ("words", "roles"))
+        naming, first = box_namer(ground, boxes, slice_, stack)
+        quotient = _without(shrink(ground, naming, Selection(slices=[slice_], weights=False)), OUTSIDE)
+    else:
+        quotient, first = shrink(ground, boxes, Selection(slices=[slice_], weights=False)), None
+    chosen = class_box if class_box is not None else first or _likely_class(quotient)
+    if not isinstance(chosen, str) or chosen not in quotient.boxes:
+        raise BNetError("class_box", expected="a box", got=chosen, allowed=", ".join(quotient.boxes))
+    return _classified(quotient, chosen)
+
+
+def box_namer(ground: Ground, boxes: str, slice_: int, stack: str | None = None) -> tuple[Callable[[str], str], str]:
+    """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
+    before = slice_ - 1 if slice_ else -1
+    over = [family for family in ground.folded.families if family.words is not None]
+    states = [f for f in over if (f.slice, f.step) == (slice_, before) and stack in (None, f.stack)]
+    if len(states) != 1:
+        names = ", ".join(family.name for family in states) or "none"
+        several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
+        allowed = f"{several}boxes=, a mapping"
+        raise BNetError("slice", expected="a slice that one state enters", got=names, allowed=allowed)
+    entry, stack = states[0], states[0].stack
+
+    def box(name: str) -> str:
+        family, index = ground.locate(name)
+        if family.index == entry.index:
+            return CLASS if boxes == "words" else entry.name
+        if family.step != slice_ or family.stack != stack:
+            return OUTSIDE
+        if boxes == "roles" or ground.axes(family)[-1:] != (WORD,):
+            return family.name
+        return f"word_{index[-1]}"
+
+    return box, CLASS if boxes == "words" else entry.name
+
+
+def _without(quotient: Quotient, box: str) -> Quotient:
+    """The same without one box and its arrows."""
+    if box not in quotient.boxes:
+        return quotient
+    gone = quotient.boxes.index(box)
+    kept = ~(quotient.arrows == gone).any(axis=1)
+    arrows = quotient.arrows[kept]
+    boxes = tuple(name for name in quotient.boxes if name != box)
+    return Quotient(boxes, arrows - (arrows > gone), quotient.counts[kept])
+
+
+def _likely_class(quotient: Quotient) -> str:
+    """The root with the most arrows out; the first box where there is no root."""
+    counts = np.bincount(quotient.arrows[:, 0], minlength=len(quotient.boxes))
+    entered = set(quotient.arrows[:, 1].tolist())
+    roots = [k for k in range(len(quotient.boxes)) if k not in entered] or [0]
+    return quotient.boxes[max(roots, key=lambda k: (counts[k], -k))]
+
+
+def _classified(quotient: Quotient, class_box: str) -> Tan:
+    others = [box for box in quotient.boxes if box != class_box]
+    sources, targets = quotient.arrows.T
+    own, rest = quotient.boxes.index(class_box), _without(quotient, class_box).arrows
+    reached = {quotient.boxes[k] for k in targets[sources == own].tolist()}
+    missing = tuple(box for box in others if box not in reached)
+    parents, children = (np.bincount(rest[:, side]).max(initial=0) for side in (1, 0))
+    acyclic = quotient.acyclic
+    if not acyclic or (targets == own).any():
+        nearly = "no DAG" if not acyclic else "DAG"
+    elif not len(rest):
+        nearly = "naive Bayes"
+    else:
+        one_tree = len(rest) == len(others) - 1
+        whole = "TAN" if one_tree else "forest augmented naive Bayes"
+        nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
+    kind = "DAG" if missing and nearly != "no DAG" else nearly
+    return Tan(kind, nearly, class_box, missing, quotient)
+
+
+def tan_tree(reading: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
+    """The maximum spanning arborescence of one slice's attention, `[word, word]`; `head` says of which head."""
+    table = in_numpy(reading)
+    table = np.where(table == 0, np.nan, table)
+    parents = best_parents(table)
+    kept = [float(reading[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
+    between = float((1 - torch.diagonal(reading)).sum())
+    mass = sum(kept) / between if between > 0 else 1.0
+    return TanTree(tuple(parents), tuple(kept), mass, tokens, slice_, head)
+
+
+Codes = NDArray[np.int64]
+ENOUGH = 10  # sentences to each joint state that was met: the bias is then below 1/20 nat
+
+
+@dataclass(frozen=True)
+class CorpusTan:
+    """The tree of boxes of greatest conditional mutual information given the class, over a corpus.
+
+    `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
+    `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
+    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `joint_states` (class and all
+    boxes) that were met, as `why_no_divergence` says.
+    """
+
+    boxes: tuple[str, ...]
+    parents: tuple[int, ...]
+    information: NDArray[np.float64] = field(repr=False)
+    corrected: NDArray[np.float64] = field(repr=False)
+    divergence: float | None
+    divergence_corrected: float | None
+    joint_states: int
+    sentences: int
+
+    @property
+    def why_no_divergence(self) -> str | None:
+        """Why the divergence is not told; None where it is."""
+        if self.divergence is not None:
+            return None
+        told = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
+        return f"{told}: their joint entropy needs {ENOUGH} to each"
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each box: its parent in the tree and the information that they share."""
+        import pandas as pd
+
+        rows = [
+            (box, self.boxes[p], self.information[i, p], self.corrected[i, p]) if p >= 0 else (box, "", 0.0, 0.0)
+            for i, (box, p) in enumerate(zip(self.boxes, self.parents, strict=True))
+        ]
+        return pd.DataFrame(rows, columns=["box", "parent", "information", "corrected"])
+
+    def _repr_html_(self) -> str:
+        if self.divergence is None or self.divergence_corrected is None:
+            told = f"divergence from the TAN not told: {self.why_no_divergence}"
+        else:
+            told = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
+        return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"
+
+
+def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> CorpusTan:
+    """The TAN of a corpus: a class for each sentence, and a code for each of its boxes, `[sentence, box]`."""
+    import networkx as nx
+
+    label, table = np.asarray(classes), np.asarray(codes)
+    if table.ndim != 2 or len(label) != len(table) or len(table) < 2:
+        got = f"{len(label)} classes and codes of shape {table.shape}"
+        raise BNetError("corpus", expected="at least two sentences, a class for each", got=got)
+    if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
+        wanted = "codes that differ between sentences of a class"
+        raise BNetError("corpus", expected=wanted, got="boxes that the class determines: their information is zero")
+    n = table.shape[1]
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    plain, corrected = np.zeros((n, n)), np.zeros((n, n))
+    for i, j in pairs:
+        each, other, both = (_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
+        plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(each, other, both, strict=True))
+    plain, corrected = plain + plain.T, corrected + corrected.T
+    graph = nx.Graph()
+    graph.add_nodes_from(range(n))
+    graph.add_weighted_edges_from((i, j, corrected[i, j]) for i, j in pairs)
+    tree = nx.bfs_tree(nx.maximum_spanning_tree(graph), 0)
+    parents = tuple(next(iter(tree.predecessors(i)), -1) for i in range(n))
+    kept = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
+    alone = np.sum([_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
+    told = [sum(float(each[edge]) for edge in kept) for each in (plain, corrected)]
+    met = len(np.unique(np.column_stack([label, table]), axis=0))
+    divergence = alone - np.array(_entropies(label, table)) - np.array(told) if len(table) >= ENOUGH * met else None
+    return CorpusTan(
+        boxes=tuple(boxes),
+        parents=parents,
+        information=plain,
+        corrected=corrected,
+        divergence=None if divergence is None else float(divergence[0]),
+        divergence_corrected=None if divergence is None else float(divergence[1]),
+        joint_states=met,
+        sentences=len(table),
+    )
+
+
+def _entropies(label: Codes, codes: Codes) -> tuple[float, float]:
+    """`H(codes | class)` in nats: plug-in, and corrected for its bias."""
+    plain = extra = 0.0
+    for c in np.unique(label):
+        counts = np.unique(codes[label == c], axis=0, return_counts=True)[1]
+        share = counts / counts.sum()
+        plain -= float((share * np.log(share)).sum()) * counts.sum() / len(label)
+        extra += (len(counts) - 1) / (2 * len(label))
+    return plain, plain + extra
+
+
+def tan_of_corpus(
+    states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
+) -> CorpusTan:
+    """The TAN of sentences of one length: boxes are words, and the code of a word is the word that it reads most.
+
+    Args:
+        states: The sentences; ranks share them.
+        classes: A label for each sentence, or a discrete node: the class is its most probable state given the
+            evidence of the sentence, and counts as evidence itself.
+        slice_: The slice that reads.
+        head: The head that reads; all on average where None.
+        role: The role that reads.
+
+    Raises:
+        BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
+    """
+    network = states[0].network if states else None
+    if network is None or len({len(s.tokens[asking.slices_that_read(network, slice_, role)[0]]) for s in states}) != 1:
+        raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
+    node = classes if isinstance(classes, str) else None
+    if node is not None and not all(state.evidence for state in states):
+        wanted = f"evidence (observe) on each sentence, for {classes} is its class"
+        raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
+    labels = _labels(classes, len(states)) if node is None else [None] * len(states)
+    with ranks(device_of(None, network)) as here:
+        data = [(state.encoded.given, state.evidence) for state in states]
+        here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
+        shard = here.shard([*zip(states, labels, strict=True)])
+        every = here.all_gather_object([_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
+    rows = [every[k % len(every)][k // len(every)] for k in range(len(states))]
+    if node is not None:  # labels that a user gave stay this rank's own objects
+        labels = [label for label, _ in rows]
+    number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
+    table = np.array([codes for _, codes in rows])
+    boxes = [f"word_{i}" for i in range(table.shape[1])]
+    return corpus_tan([number[label] for label in labels], table, boxes)
+
+
+def _class_and_codes(
+    state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
+) -> tuple[Hashable, list[int]]:
+    """The class of a sentence, and the word that each of its words reads most."""
+    if node is not None:
+        number = state.ground.id(node)
+        asking.must_be_discrete(state.world, number)
+        label = int(joint_posterior(state.query([number])).argmax())
+        state = state if number in state.evidence else state.with_evidence({node: label})
+    stack, slices = asking.slices_that_read(state.network, slice_, role)
+    options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
+    result = reads(state.query(), state.tokens[stack], slices, **options)
+    codes: list[int] = result.matrix.argmax(-1).tolist()
+    return label, codes
+
+
+def _labels(classes: object, count: int) -> list[Hashable]:
+    """A label for each sentence, from a list, an array or a tensor of them."""
+    entries: list[Any] = asking.items(to_host("classes", classes))
+    labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
+    if len(labels) != count:
+        raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)
+    for label in labels:
+        if not isinstance(label, str | int | float) or label != label:
+            raise BNetError("classes", expected="labels that are names or numbers", got=label)
+    return labels

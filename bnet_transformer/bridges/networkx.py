@@ -1,0 +1,281 @@
+"""Exports: a sentence or a net as something else reads it: networkx graphs, tables of pgmpy and BIF, files by suffix.
+
+Nodes of the graphs (the folded one of a net, the ground one of a sentence or of a part of it) carry all that a picture
+or a query needs (role, slice, word, kind, label, ...), so that other exports and drawings read these graphs and nothing
+else.
+
+The tables are the discrete part of a sentence's bnet, given its words. Their variables are the discrete random nodes
+(selectors, atoms, words that are read, categorical readouts). A variable's parents are those that decide its
+distribution, be it through deterministic nodes; its table comes from the reference. Continuous readouts are left out,
+unless evidence on them is given.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.files import Writers
+from bnet_transformer._core.naming import WORD, label
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.inference import SentenceState, arrow_weights
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+LIMIT = 100_000
+WEIGHED = 2_000_000  # arrows of which the weak ones are sought
+HEAD = "head"
+FORMAT = {"format": "bnet_transformer graph", "version": 1}
+
+# What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
+_AS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
+
+Weights = Mapping[tuple[int, int], float]
+
+
+def graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
+    """The formats of a graph, which is made when a file is written."""
+    return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
+
+
+# graphs
+
+
+def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
+    """One node for each family (a template at a slice), one arrow for each slot that a parent fills or picks.
+
+    Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
+    pick, which maps a plate of the parent to the family whose state picks along it; that family has an arrow of its
+    own, whose slot is `pick`.
+    """
+    import networkx as nx
+
+    graph = nx.MultiDiGraph()
+    for member in network.members:
+        family = member.family
+        shown = label(family.role, stack=family.stack, slice=family.slice)
+        words = () if family.words is None else (WORD,)
+        graph.add_node(family.name, **_common(member), plates=(*family.plates, *words), label=shown)
+    families = network.graph.families
+    for member in network.members:
+        arrows = [
+            (given.parent, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
+            for given in member.inputs
+        ]
+        selectors = dict.fromkeys(index for given in member.inputs for _, index in given.pick)
+        for index, slot, reach, pick in [*arrows, *((index, "pick", "same", {}) for index in selectors)]:
+            parent = families[index]
+            graph.add_edge(parent.name, member.family.name, role=parent.role, slot=slot, reach=reach, pick=pick)
+    return graph
+
+
+def ground_to_networkx(
+    network: Network,
+    ground: Ground,
+    *,
+    selection: Selection | None = None,
+    tokens: Mapping[str, Sequence[str]] | None = None,
+    observed: Collection[int] = (),
+    weights: Weights | None = None,
+    min_weight: float | None = None,
+    limit: int | None = LIMIT,
+) -> nx.DiGraph:
+    """The ground graph of a sentence, or what a selection keeps of it.
+
+    Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
+    `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
+    for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
+    stack. Past `limit` arrows, those left out not counted, it refuses with the count, before it makes any; `limit=None`
+    is no limit.
+    """
+    selection = selection or Selection()
+    weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
+    check_size(ground, selection, limit, weak=weak)
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    for member in network.members:
+        if ground.kept(member.family, selection):
+            graph.add_nodes_from(_nodes(ground, member, selection, tokens or {}, observed))
+    names: NDArray[np.object_] = np.array(ground.names, dtype=object)
+    families = network.graph.families
+    for bundle, sources, targets in ground.arrows(selection):
+        role = {"role": families[bundle.parent].role}
+        arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
+        if weights is not None:
+            ids = zip(sources.tolist(), targets.tolist(), strict=True)
+            arrows = _weighed(arrows, map(weights.get, ids), min_weight)
+        graph.add_edges_from(arrows)  # networkx copies the attributes
+    return graph
+
+
+def sentence_to_networkx(
+    state: SentenceState,
+    *,
+    weights: bool = True,
+    slices: int | Collection[int] | None = None,
+    words: object = None,
+    heads: int | Collection[int] | None = None,
+    attention: bool = False,
+    min_weight: float | None = None,
+    limit: int | None = LIMIT,
+) -> nx.DiGraph:
+    """The ground graph of a sentence, or the part of it that a user asks for.
+
+    Args:
+        state: The sentence.
+        weights: Whether selectors and weights are in it.
+        slices: The slices that are in it; all where None.
+        words: The words that are in it; all where None.
+        heads: The heads that are in it; all where None.
+        attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
+        min_weight: The least weight of an arrow that is read.
+        limit: How many arrows may remain.
+
+    Raises:
+        BudgetError: More arrows than `limit` remain.
+    """
+    one_of("weights", weights, (True, False))
+    one_of("attention", attention, (True, False))
+    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
+    most = limit
+    if min_weight is not None:
+        if not 0.0 <= number("min_weight", min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
+        most = None if limit is None else max(whole("limit", limit, least=0), WEIGHED)
+    check_size(state.ground, selection, most)  # before attention is computed: too large whatever is read
+    needs_weights = attention or min_weight is not None
+    weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
+    return ground_to_networkx(
+        state.network,
+        state.ground,
+        selection=selection,
+        tokens=state.tokens,
+        observed=state.evidence.keys(),
+        weights=weighed,
+        min_weight=min_weight,
+        limit=limit,
+    )
+
+
+def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT, *, weak: int = 0) -> None:
+    """Refuse more arrows than the limit, with the count, `weak` ones left out; no arrow is made for it."""
+    if limit is None:
+        return
+    arrows = ground.count_arrows(selection) - weak
+    if arrows > whole("limit", limit, least=0):
+        raise BudgetError(
+            "networkx graph",
+            expected=f"at most {limit} arrows (each becomes a Python object)",
+            got=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
+            allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
+        )
+
+
+def drawn_kind(member: Member) -> str:
+    """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
+    return {"input": "observed", "deterministic": "deterministic"}.get(member.tpm.kind, "stochastic")
+
+
+def _common(member: Member) -> dict[str, Any]:
+    """The attributes that all nodes of a family share."""
+    return {
+        "stack": member.family.stack,
+        "role": member.family.role,
+        "slice": member.family.slice,
+        "kind": drawn_kind(member),
+        "learnable": member.learnable,
+        "shape": member.shape,
+        "tpm": type(member.tpm).__name__,
+    }
+
+
+def _nodes(
+    ground: Ground, member: Member, selection: Selection, tokens: Mapping[str, Sequence[str]], observed: Collection[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The nodes of a family with their attributes."""
+    family = member.family
+    axes = ground.axes(family)
+    at = axes.index(HEAD) if HEAD in axes else None
+    inner = len(family.plates)
+    said = None if family.words is None else tokens.get(family.words)
+    common = _common(member) | {"plates": axes}
+    kept = ground.indices(family, selection).values()
+    ids = ground.nodes(family, selection).tolist()
+    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
+        word = index[-1] if family.words is not None else None
+        token = None if said is None or word is None else said[word]
+        shown = label(family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token)
+        head = None if at is None else index[at]
+        own = {"index": index, "head": head, "word": word, "token": token, "label": shown}
+        own["do"] = node in ground.cut or node in ground.rows
+        if node in observed:
+            own["kind"] = "observed"
+        yield ground.names[node], common | own
+
+
+def _weighed(arrows: Any, weights: Any, least: float | None) -> Iterator[tuple[Any, ...]]:
+    """Arrows with the weight that they have; those of too small a weight left out."""
+    for arrow, weight in zip(arrows, weights, strict=True):
+        if weight is None:
+            yield arrow
+        elif least is None or weight >= least:
+            parent, child, attributes = arrow
+            yield parent, child, {**attributes, "weight": float(weight)}
+
+
+def to_json(graph: nx.Graph) -> str:
+    """Node-link JSON, which networkx reads back as the same graph, but for lists in place of tuples.
+
+    Raises:
+        BNetError: A weight is no finite number.
+
+    >>> import networkx as nx
+    >>> g = nx.DiGraph([("x_0_0", "q_0_0", {"role": "x", "weight": 0.5})])
+    >>> nx.utils.graphs_equal(nx.node_link_graph(json.loads(to_json(g)), edges="edges"), g)
+    True
+    """
+    import networkx as nx
+
+    try:
+        return json.dumps(FORMAT | nx.node_link_data(graph, edges="edges"), allow_nan=False)
+    except ValueError as error:
+        raise BNetError("graph", expected="finite numbers", got=str(error)) from error
+
+
+def to_graphml(graph: nx.Graph) -> str:
+    """GraphML. What it has no type for is JSON in a string: tuples and mappings, strings with characters that XML
+    forbids and, to be told from these, strings in double quotes. Attributes that are None are left out.
+    """
+    import networkx as nx
+
+    plain = graph.copy()
+    for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
+        told = _xml(data)
+        data.clear()
+        data.update(told)
+    header = '<?xml version="1.0" encoding="utf-8"?>'
+    return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
+
+
+def _xml(data: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for key, value in data.items():
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _AS_JSON.search(value)):
+            found[key] = value
+        elif value is not None:
+            found[key] = json.dumps(value)
+    return found
+
+
+# the discrete part

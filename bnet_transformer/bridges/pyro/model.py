@@ -1,0 +1,358 @@
+"""The net as a Pyro model: one site for each random family, in plates; all that is deterministic is plain tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from bnet_transformer._core.checks import mapping, one_of, whole
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.bridges.pyro import checks
+from bnet_transformer.compiler import Module
+from bnet_transformer.compiler.course import Course, Layout, Values, present_in, seen
+from bnet_transformer.compiler.module import output_of
+from bnet_transformer.compiler.told import (
+    batch_of,
+    check_mask,
+    check_read,
+    laid_out,
+    lead_of,
+    received as received_values,
+)
+from bnet_transformer.compiler.values import Scan, value as value_of
+from bnet_transformer.declare import Member, Network, network_of
+from bnet_transformer.errors import BNetError, EvidenceError, unknown
+
+
+class PyroModel:
+    """`model(x, y)`: a Pyro model of a batch of sentences.
+
+    `x` and `mask` are as for the compiled module. `y` maps families to what is seen of them, `[batch, *plates, word,
+    *shape]` (a tensor for the only readout); `seen` says, for a readout, of which words (booleans). `do` sets
+    families, deterministic ones too; `want` records deterministic ones under their names. `total` is the number of
+    sentences of the corpus of which `x` is a part; `batch` is the number of sentences where nothing else tells it, as
+    in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
+
+    Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
+    (`enc_word`, ... where stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
+    Dirichlet site `theta_<owner>`. With `parameters="own"` every table has the values of the net, and there is no such
+    site: this is the model whose draws are data of this net. States have Pyro's shape, `[sentence, *plates, word]`
+    with size 1 where a family has no such plate: `data` makes it.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.tpm import Categorical
+    >>> model = PyroModel(bt.bayesuvius(4, observe=Categorical(3), prior=1.0).network)
+    >>> model.sites, model.max_plate_nesting
+    (('theta_c', 'c', 'y'), 2)
+    >>> PyroModel(model.network, "own").sites
+    ('c', 'y')
+    """
+
+    def __init__(self, network: Network, parameters: str = "prior") -> None:
+        self.network = network = network_of(network)
+        one_of("parameters", parameters, ("prior", "own"))
+        self.plates = tuple(network.graph.sizes)
+        self.max_plate_nesting = len(self.plates) + 2
+        self._module = Module(network)
+        self.random = tuple(m for m in network.members if m.tpm.is_random)
+        self.priors = {
+            f"{member.owner}.{name}": f"theta_{member.owner}" if name == "logits" else f"theta_{member.owner}_{name}"
+            for member in self.random
+            for name in member.tpm.priors()
+            if parameters == "prior"
+        }
+        self.sites = (*dict.fromkeys(self.priors.values()), *(member.family.name for member in self.random))
+        if len(set(self.sites)) != len(self.sites):
+            raise BNetError("sites", expected="a name for each", got=", ".join(self.sites))
+
+    def __call__(
+        self,
+        x: Values | None = None,
+        y: Values | None = None,
+        *,
+        mask: Values | None = None,
+        seen: Mapping[str, Tensor] | None = None,
+        do: Mapping[str, Tensor] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+        want: Sequence[str] = (),
+        parameters: Mapping[str, Tensor] | None = None,
+        total: int | None = None,
+        batch: int | None = None,
+    ) -> dict[str, Tensor]:
+        """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
+        sites = frozenset(name for name in self.sites if name not in mapping("do", do))
+        y = self._told(y)
+        handled = checks.check_handled(self.network, sites, frozenset(y))
+        inputs, words, told_of, device = self._module.inputs(x, given)
+        set_ = self._module.told("do", do, words, told_of)
+        told_of = batch_of(self.network, set_, told_of)
+        batch = checks.count_sentences(self.network, y, self.max_plate_nesting, told_of, batch)
+        present = check_mask(mask, words, batch)
+        layout = Layout((), self.plates)
+        stored = {**self.network.parameters, **self._checked(parameters)}
+        course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
+        course.known = received_values(course, {**inputs, **set_})
+        check_read(course, self.network.members if present else ())
+        observed, shown = self._observed(course, y, seen, set_, batch)
+        course.parameters = {**stored, **self._tables(stored)}
+        plates = self._plates(course, batch, total)
+        scale = 1.0 if total is None else total / batch
+        told = _Told(course, observed, shown, handled, plates, frozenset(set_), batch, scale)
+        return self._run(told, tuple(want))
+
+    def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`.
+
+        Types, forms and states are checked here; what hangs on the sentences (how many, of how many words) in a run.
+        """
+        cpu = torch.device("cpu")
+        course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, cpu)
+        found = {}
+        for name, value in mapping("data", values).items():
+            if name in self.priors.values():
+                key = next(key for key, site in self.priors.items() if site == name)
+                checks.check_rows(f"data[{name!r}]", value, self.network.parameters[key])
+                found[name] = value
+                continue
+            if name not in self.sites:
+                raise unknown("site", name, self.sites)
+            member = self.network.member(name)
+            found[name] = laid_out(course, member.family.index, checks.check_data(course, member, value))
+        return found
+
+    def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
+        """Family after family: sites are drawn, the rest is computed."""
+        course, found, graph = told.course, {}, self.network.graph
+        output = () if self.random or want else (output_of(self.network),)
+        asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
+        for group in self.network.groups_of(graph.ancestral_set(asked)):
+            random = [index for index in group if self.network.members[index].tpm.is_random and index not in told.set_]
+            scanned = group[0] in graph.recurrent
+            for index in random if scanned else ():
+                if index not in told.observed:
+                    name = self.network.members[index].family.name
+                    wanted = "a value (y= or do=), for each word's choice depends on the word before"
+                    raise BNetError(name, expected=wanted, got="none: word after word there is no plate of words")
+                seen_ = checks.received(course, self.network.members[index], told.observed[index])
+                course.known = {**course.known, index: seen_}
+            if scanned:
+                course.values |= Scan(course, group).run()
+            elif not random:
+                course.values[group[0]] = value_of(course, group[0])
+            for index in random:
+                member = self.network.members[index]
+                found[member.family.name] = value = self._site(told, member)
+                if not scanned:
+                    state = checks.received(course, member, value)  # first: the layout may grow
+                    course.known = {**course.known, index: state}
+                    course.values[group[0]] = value_of(course, group[0])
+        for name in want:
+            member = self.network.member(name)
+            if not member.tpm.is_random:
+                value = course.values[member.family.index]
+                found[name] = pyro.deterministic(name, value, event_dim=len(checks.own_shape(member)))
+        return found
+
+    def _site(self, told: _Told, member: Member) -> Tensor:
+        """Draw a random family, or take what is seen of it."""
+        index, name = member.family.index, member.family.name
+        at, parents = seen(told.course, member)
+        if member.tpm.kind == "discrete":
+            fn = dist.Categorical(logits=member.tpm.logits(at, *parents), validate_args=False)
+        else:
+            fn = checks.pyro_distribution(name, member.tpm.distribution(at, *parents))
+        missing = self.max_plate_nesting - len(fn.batch_shape)
+        fn = fn.expand([1] * missing + list(fn.batch_shape)) if missing > 0 else fn
+        obs = told.observed.get(index)
+        infer: Any = {"enumerate": "parallel"} if member.tpm.kind == "discrete" and obs is None else {}
+        with contextlib.ExitStack() as stack:
+            for plate in told.plates_of(member):
+                stack.enter_context(plate)
+            shown = told.shown_of(member, name in told.handled["condition"] or obs is not None)
+            if shown is not None:
+                stack.enter_context(poutine.mask(mask=shown))
+            watch = stack.enter_context(checks.Watch())
+            drawn: Tensor = pyro.sample(name, fn, obs=obs, infer=infer)
+        if obs is None:
+            how = "" if not watch.fixed else "do" if name in told.handled["do"] else "condition"
+            what = f"{how} on {name}".removeprefix(" on ")
+            drawn = checks.check_drawn(told.course, member, what, drawn, told.sizes_of(member), how)
+        if watch.enumerated:  # a choice that is enumerated must not meet those of other words
+            met = checks.meeting(self.network, index, told.set_)
+            if met is not None:
+                wanted = "a choice whose words do not meet, to be enumerated for all words at once"
+                got, allowed = f"{met}, which reads other words' choices", "a guide that draws it (SVI), or do= for it"
+                raise BNetError(name, expected=wanted, got=got, allowed=allowed)
+            if member.scope == "corpus" and told.scale != 1:
+                every = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
+                allowed = f"a guide that draws {name} (SVI); do= or y= for it"
+                raise BNetError("total", expected=every, got="a part of them", allowed=allowed)
+        return drawn
+
+    def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tables with a prior: log of Dirichlet rows, drawn once for the corpus."""
+        found: dict[str, Tensor] = {}
+        for member in self.random:
+            for name, concentration in member.tpm.priors().items():
+                key = f"{member.owner}.{name}"
+                if key in self.priors and key not in found:
+                    rows = torch.full_like(stored[key].detach(), concentration)
+                    prior = dist.Dirichlet(rows, validate_args=False).to_event(rows.dim() - 1)
+                    with checks.Watch() as watch:
+                        drawn: Tensor = pyro.sample(self.priors[key], prior)
+                    if watch.fixed:
+                        checks.check_rows(self.priors[key], drawn, stored[key])
+                    if member.family.plates and drawn.dim() > stored[key].dim():
+                        got = f"{self.priors[key]} of shape {tuple(drawn.shape)}"
+                        raise BNetError("plates with priors", expected="no vectorized particles", got=got)
+                    found[key] = drawn.log()
+        return found
+
+    def _checked(self, parameters: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        for name, value in mapping("parameters", parameters).items():
+            if name not in self.network.shapes:
+                raise unknown("parameter", name, self.network.shapes)
+            if name in self.priors:
+                drawn = f"one that the site {self.priors[name]} draws"
+                allowed = 'net.pyro(parameters="own"), which has no prior sites; condition on the site'
+                wanted = "a parameter without a prior"
+                raise BNetError(f"parameters[{name!r}]", expected=wanted, got=drawn, allowed=allowed)
+            if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
+                got = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=got)
+        return mapping("parameters", parameters)
+
+    def _plates(self, course: Course, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
+        """The plates of a run, by kind (and by stack, for words).
+
+        A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
+        """
+        taken = set(self.sites) | set(self.network.graph.by_name)
+        if total is not None and whole("total", total) < batch:
+            raise BNetError("total", expected=f"at least the {batch} sentences of x", got=total)
+        found: dict[tuple[str, str | None], Any] = {}
+        if total is not None or batch > 1:
+            part = None if total is None else torch.arange(batch, device=course.device)
+            name, dim = _free("sentence", taken), -self.max_plate_nesting
+            found["sentence", None] = pyro.plate(name, total or batch, subsample=part, dim=dim)
+        around = {plate for member in self.random for plate in member.family.plates}
+        for k, name in enumerate(self.plates):
+            if name in around and (size := self.network.graph.sizes[name]) > 1:
+                found["plate", name] = pyro.plate(_free(name, taken), size, dim=k - len(self.plates) - 1)
+        for stack, count in course.words.items():
+            if count > 1 and any(member.family.words == stack for member in self.random):
+                found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
+        return found
+
+    def _observed(
+        self,
+        course: Course,
+        y: Mapping[str, Tensor],
+        seen: Mapping[str, Tensor] | None,
+        set_: Collection[int],
+        batch: int,
+    ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """What is seen, all finite, zero where nothing is; and of which entries something is, both in the layout."""
+        told: dict[int, tuple[str, Tensor]] = {}
+        names = [m.family.name for m in self.random]
+        for name, value in y.items():
+            what = f"y[{name!r}]"
+            if name not in names:
+                raise unknown("random family of y", name, names)
+            member = self.network.member(name)
+            if member.family.index in set_:
+                raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+            checks.check_type(what, member, value, course.dtype)
+            shape = (*_lead(course, member, batch), *checks.own_shape(member))
+            if tuple(value.shape) != shape:
+                raise BNetError(what, expected=f"shape {shape}", got=tuple(value.shape))
+            told[member.family.index] = what, value
+        shown: dict[int, Tensor] = {}
+        for name, value in mapping("seen", seen).items():
+            member, where = self.network.member(name), f"seen[{name!r}]"
+            if member.family.index not in told:
+                raise BNetError(where, expected="what is seen, in y", got="nothing")
+            if self.network.graph.out_of[member.family.index]:
+                raise BNetError(where, expected="a readout, which nothing reads", got="one that is read")
+            lead = _lead(course, member, batch)
+            if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
+                got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+                raise BNetError(where, expected=f"booleans of shape {lead}", got=got)
+            shown[member.family.index] = laid_out(course, member.family.index, value)
+        observed = received_values(course, told)
+        for index, value in observed.items():
+            some = shown.get(index)
+            checks.check_finite(told[index][0], value, some)
+            if some is not None:
+                observed[index] = value.where(some.reshape(*some.shape, *[1] * (value.dim() - some.dim())), 0)
+        return observed, shown
+
+    def _told(self, y: Values | None) -> Mapping[str, Tensor]:
+        """What is seen, by family: a tensor alone is the only readout's."""
+        leaves = [m.family.name for m in self.random if not self.network.graph.out_of[m.family.index]]
+        if isinstance(y, Tensor):
+            if len(leaves) != 1:
+                raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
+            return {leaves[0]: y}
+        return mapping("y", y)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What one run is told: what is seen and of which entries, which sites are under `condition` and `do`, which
+    families are set, how many sentences there are, and how many each stands for."""
+
+    course: Course
+    observed: Mapping[int, Tensor]
+    shown: Mapping[int, Tensor]
+    handled: Mapping[str, frozenset[str]]
+    plates: Mapping[tuple[str, str | None], Any]
+    set_: frozenset[int]
+    batch: int
+    scale: float
+
+    def sizes_of(self, member: Member) -> list[int]:
+        """How many entries a site has along the sentences, each plate of the net, and the words."""
+        family, network = member.family, self.course.network
+        sizes = [network.graph.sizes[plate] if plate in family.plates else 1 for plate in self.course.layout.plates]
+        words = 1 if family.words is None else self.course.words[family.words]
+        return [1 if member.scope == "corpus" else self.batch, *sizes, words]
+
+    def plates_of(self, member: Member) -> list[Any]:
+        """The plates around a site."""
+        keys: list[tuple[str, str | None]] = [] if member.scope == "corpus" else [("sentence", None)]
+        keys += [("plate", plate) for plate in member.family.plates]
+        keys += [(WORD, member.family.words)] if member.family.words is not None else []
+        return [self.plates[key] for key in keys if key in self.plates]
+
+    def shown_of(self, member: Member, fixed: bool) -> Any:
+        """Of which entries a seen site counts: those that are seen, of words that are present.
+
+        The choices of words that are absent still sum to one, so they are not masked: a masked sum would count states.
+        """
+        course = self.course
+        shown = self.shown.get(member.family.index)
+        there = present_in(course, member.family.words) if fixed else None
+        if there is not None:
+            there = there.reshape(there.shape[course.layout.batch :])
+            shown = there if shown is None else shown & there
+        return shown
+
+
+def _lead(course: Course, member: Member, batch: int) -> tuple[int, ...]:
+    one = () if member.scope == "corpus" else (batch,)
+    return (*one, *lead_of(course.network, member, course.words))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_plate"
+    return name

@@ -1,0 +1,9 @@
+"""The declaration of an architecture and the net it becomes: names, arrows, cycles and shapes checked as a whole.
+
+Passes: `declaration_to_graph`, by way of templates, then shapes and parameters in `declare`.
+"""
+
+from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.declare.network import Input, Member, Network, declare, network_of
+
+__all__ = ["Arrow", "Declaration", "Input", "Member", "Network", "Node", "Plate", "Stack", "declare", "network_of"]

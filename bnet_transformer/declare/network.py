@@ -1,0 +1,407 @@
+"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each family, parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_names, mapping
+from bnet_transformer._core.memory import room_for
+from bnet_transformer._core.naming import WORD, Reach
+from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer.declare.declaration import Declaration
+from bnet_transformer.declare.templates import Template, collection_of, declaration_to_graph
+from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, shown
+from bnet_transformer.graph.folded import Family, FoldedGraph
+from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
+
+MOST_FAMILIES = 50_000
+
+
+@dataclass(frozen=True)
+class Input:
+    """What fills one slot of a node: a family, its reach, the selectors that pick, the axes of a collection."""
+
+    slot: str
+    parent: int
+    reach: Reach
+    pick: tuple[tuple[str, int], ...]
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """All that readings need to know of one family besides its place in the graph."""
+
+    family: Family
+    tpm: TPM
+    inputs: tuple[Input, ...]
+    parents: tuple[Parent, ...]
+    shape: Shape
+    owner: str
+    scope: str
+    parameters: Mapping[str, Parameter]
+
+    @property
+    def learnable(self) -> bool:
+        """True where training changes one of its parameters."""
+        return any(parameter.learnable for parameter in self.parameters.values())
+
+    @cached_property
+    def word_inputs(self) -> tuple[Input, ...]:
+        """The inputs that are collections of words."""
+        return tuple(given for given in self.inputs if WORD in given.over)
+
+    @cached_property
+    def reads_words(self) -> bool:
+        """True where the TPM has an attention distribution `P(j | i)` over words."""
+        return type(self.tpm).reading is not TPM.reading and bool(self.word_inputs)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading.
+
+    `tokenizer` reads text for the net; without one, text is split on spaces.
+    """
+
+    declaration: Declaration
+    graph: FoldedGraph
+    members: tuple[Member, ...]
+    parameters: Mapping[str, Tensor]
+    seed: int = 0
+    floating: torch.dtype = torch.float32
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        if any(value.is_inference() for value in self.parameters.values()):  # such a tensor never has a gradient
+            with torch.inference_mode(False):
+                own = {name: value.clone() for name, value in self.parameters.items()}
+            object.__setattr__(self, "parameters", own)
+
+    @cached_property
+    def learnable(self) -> frozenset[str]:
+        """The names of the parameters that training changes."""
+        return frozenset(name for name, (_, parameter) in self.wanted.items() if parameter.learnable)
+
+    @cached_property
+    def functional_families(self) -> frozenset[int]:
+        """The numbers of the families whose nodes are functions of their parents."""
+        return frozenset(m.family.index for m in self.members if m.tpm.kind == "deterministic")
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """The shape of every parameter, plates leading."""
+        return {name: shape for name, (shape, _) in self.wanted.items()}
+
+    @cached_property
+    def wanted(self) -> dict[str, tuple[Shape, Parameter]]:
+        """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
+        wanted: dict[str, tuple[Shape, Parameter]] = {}
+        for member in self.members:
+            plates = tuple(self.graph.sizes[plate] for plate in member.family.plates)
+            for name, parameter in member.parameters.items():
+                wanted.setdefault(f"{member.owner}.{name}", ((*plates, *parameter.shape), parameter))
+        return wanted
+
+    @cached_property
+    def tables(self) -> frozenset[str]:
+        """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
+        return frozenset(
+            f"{member.owner}.logits"
+            for member in self.members
+            if member.tpm.kind == "discrete" and "logits" in member.parameters
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating type of the parameters."""
+        return next((p.dtype for p in self.parameters.values()), self.floating)
+
+    @property
+    def log_dtype(self) -> torch.dtype:
+        """The type of probabilities and their logs: that of the parameters, float32 where it is half precision."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next((p.device for p in self.parameters.values()), torch.device("cpu"))
+
+    @property
+    def vocabularies(self) -> dict[str, tuple[str, ...]]:
+        """The vocabulary of each stack that has one."""
+        return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
+
+    @cached_property
+    def choices(self) -> tuple[Member, ...]:
+        """The discrete members that something reads."""
+        reads = self.graph.out_of
+        return tuple(m for m in self.members if m.tpm.kind == "discrete" and reads[m.family.index])
+
+    @cached_property
+    def plain_tables(self) -> tuple[str, ...]:
+        """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
+        weighted = {m.owner for m in self.members if "weight" in m.parameters}
+        return tuple(name for name in self.shapes if name in self.tables and name[: -len(".logits")] not in weighted)
+
+    def count_states(self, index: int, words: Mapping[str, int]) -> int:
+        """How many states a discrete family has.
+
+        Args:
+            index: The family.
+            words: How many words each stack has: a state may be a word that is read.
+        """
+        member = self.members[index]
+        return words[self.stack_read(member)] if member.tpm.states is None else member.tpm.states
+
+    def stack_read(self, member: Member) -> str:
+        """The stack whose words a family with a collection of words reads."""
+        return self.members[member.word_inputs[0].parent].family.words or ""
+
+    def groups_of(self, families: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """The groups of the graph in order, parents first, with no other families than some."""
+        return tuple(some for group in self.graph.groups if (some := tuple(i for i in group if i in families)))
+
+    def ancestral_members(self, member: Member) -> list[Member]:
+        """A member and all its ancestors, parents first."""
+        needed = self.graph.ancestral_set([member.family.index])
+        return [self.members[index] for group in self.groups_of(needed) for index in group]
+
+    def is_state(self, family: Family) -> bool:
+        """True where the role of a family passes from each slice of its stack to the next."""
+        return (family.stack, family.role) in self._states
+
+    def is_word_state(self, family: Family) -> bool:
+        """True for a state of the words of its own stack, without plates."""
+        return self.is_state(family) and family.words == family.stack and not family.plates
+
+    @cached_property
+    def _states(self) -> frozenset[tuple[str, str]]:
+        return frozenset((stack.name, role) for stack in self.declaration.stacks for role in stack.states)
+
+    def one_type(self) -> None:
+        """Refuse to compute with parameters of different floating types."""
+        kinds = sorted({str(value.dtype) for value in self.parameters.values()})
+        if len(kinds) > 1:
+            raise BNetError(
+                "parameters", expected="one floating type to compute in", got=", ".join(kinds), allowed="to()"
+            )
+
+    def member(self, name: str) -> Member:
+        """The member of the family of that name."""
+        return self.members[self.graph.family(name).index]
+
+    def with_parameters(self, parameters: Mapping[str, Tensor], *, numbers: bool = True) -> Network:
+        """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
+        given = mapping("parameters", parameters)
+        check_names("parameter", given, self.shapes)
+        merged = {**self.parameters, **given}
+        check_parameters(self.shapes, merged, self.tables, numbers=numbers)
+        merged = {name: merged[name] for name in self.shapes}  # in the order of the net, whatever that of a file is
+        return replace(self, parameters=merged)
+
+    def parts_to_hash(self) -> tuple[object, ...]:
+        """What a hash of the net is made of: all else that it holds follows from these."""
+        reader = self.tokenizer
+        told = None if reader is None else (reader.text, reader.segments, reader.start, reader.apart)
+        return self.declaration, dict(self.parameters), told, self.seed
+
+    def to(self, *where: object) -> Network:
+        """The same net in another floating type, on another device, or both."""
+        dtype, device = None, None
+        for each in where:
+            if isinstance(each, torch.dtype) and each.is_floating_point and dtype is None:
+                dtype = each
+            elif isinstance(each, str | torch.device) and device is None:
+                device = each
+            else:
+                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", got=each)
+        try:
+            moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
+            wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            raise BNetError("to", expected=wanted, got=device, allowed=allowed) from error
+        return replace(self.with_parameters(moved), floating=self.floating if dtype is None else dtype)
+
+    def of(self, member: Member) -> dict[str, Tensor]:
+        """The parameters of one family."""
+        return {name: self.parameters[f"{member.owner}.{name}"] for name in member.parameters}
+
+
+def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
+    """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
+    network = outline(declaration, seed)
+    if parameters is not None:
+        return network.with_parameters(parameters)
+    return replace(network, parameters=_initial(network))
+
+
+def outline(declaration: Declaration, seed: int = 0) -> Network:
+    """The net of a declaration, checked, before it has parameters: no size costs memory here."""
+    count = len(declaration.nodes)
+    for stack in declaration.stacks:
+        count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
+    if count > MOST_FAMILIES:  # more than any readable net has
+        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
+    graph, ordered, faults = declaration_to_graph(declaration)
+    members: list[Member] = []
+    if graph is not None:
+        members, more = _members(graph, ordered)
+        faults += more
+    if faults or graph is None:
+        raise DeclarationError(_once(faults))
+    return Network(declaration, graph, tuple(members), {}, seed)
+
+
+def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Member], list[Fault]]:
+    """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
+    index = {template: k for k, template in enumerate(templates)}
+    shapes: dict[Template, Shape] = {}
+    members: list[Member] = []
+    faults: list[Fault] = []
+    for template, family in zip(templates, graph.families, strict=True):
+        node, inputs = template.node, []
+        for slot, source in template.inputs():
+            picks = tuple((plate, index[selector]) for plate, selector in source.pick)
+            inputs.append(Input(slot, index[source.parent], source.reach, picks, collection_of(template, source)))
+        parents = _parents(graph.sizes, index, template, inputs, shapes, faults)
+        if parents is None:
+            continue
+        try:
+            shape, parameters = _asked(node.tpm, parents)
+        except BNetError as error:
+            faults.append(Fault(template.name, f"for {error.what}, {error.expected}", shown(error.got)))
+            continue
+        endless = node.tpm.kind == "discrete" and node.tpm.states is None
+        if endless and not any(WORD in given.over for given in inputs):
+            faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
+            continue
+        if node.shape is not None and node.shape != shape:
+            faults.append(Fault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
+            continue
+        shapes[template] = shape
+        owner = family.stem if node.shared else family.name
+        members.append(Member(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
+    first: dict[str, Member] = {}  # slices that share their parameters must want the same ones
+    for member in members:
+        other = first.setdefault(member.owner, member)
+        if other.parameters != member.parameters:
+            wanted = f"parameters as {other.family.name}, with which it shares"
+            faults.append(Fault(member.family.name, wanted, "other shapes"))
+    return members, faults
+
+
+def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
+    """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
+    name = type(tpm).__name__
+    if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
+        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", got=tpm.kind)
+    try:
+        shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
+    except BNetError:
+        raise
+    except Exception as error:
+        told = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
+        raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
+    if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
+        raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
+    if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
+        raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
+    return shape, parameters
+
+
+def _parents(
+    sizes: Mapping[str, int],
+    index: Mapping[Template, int],
+    template: Template,
+    inputs: list[Input],
+    shapes: Mapping[Template, Shape],
+    faults: list[Fault],
+) -> list[Parent] | None:
+    """What the TPM is told of its parents; None where one of them is in fault."""
+    if len(inputs) != len(template.node.arrows) or len(inputs) != len(template.slots):
+        return None
+    told = []
+    for given, (_, source) in zip(inputs, template.inputs(), strict=True):
+        parent, tpm = source.parent, source.parent.node.tpm
+        shape = shapes.get(parent, parent.node.shape)
+        shape = tpm.fixed_shape if shape is None else shape
+        if shape is None:
+            if given.parent >= index[template]:
+                faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
+            return None
+        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
+        states = (tpm.states or 0) if tpm.reads_by_index else None
+        reads = (parent.words or "", given.reach) if WORD in given.over else None
+        told.append(Parent(parent.name, shape, states, over, reads))
+    return told
+
+
+def _once(faults: list[Fault]) -> list[Fault]:
+    """Each fault once, not once for each slice."""
+    kept: dict[tuple[str, str, str], Fault] = {}
+    for fault in faults:
+        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.got)), fault)
+    return list(kept.values())
+
+
+def _initial(network: Network) -> dict[str, Tensor]:
+    """Starting parameters; each has a generator of its own, so that one more node changes no other."""
+    store = {}
+    count = sum(math.prod(shape) for shape in network.shapes.values())
+    room_for("parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words")
+    for name, (shape, parameter) in network.wanted.items():
+        if parameter.fill is None:
+            digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")  # the same in every type
+            store[name] = drawn.to(torch.get_default_dtype()) * parameter.spread
+        else:
+            fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype(), device="cpu")
+            store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
+    return store
+
+
+def check_parameters(
+    shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], tables: Collection[str] = (), *, numbers: bool = True
+) -> None:
+    """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite.
+
+    Logits (`tables`) may be -inf, but not all logits of a row.
+    """
+    faults = []
+    for name, shape in shapes.items():
+        value = parameters.get(name)
+        node = name.rpartition(".")[0]
+        if not is_plain(value):
+            got = "nothing" if value is None else shown(value)
+            faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
+        elif tuple(value.shape) != shape:
+            faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
+        elif not value.is_floating_point():
+            faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
+        elif numbers and not value.is_meta:
+            zero = value.isneginf() if name in tables else torch.zeros_like(value, dtype=torch.bool)
+            if bad := int((~value.isfinite() & ~zero).sum()):
+                faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
+            elif name in tables and bool(zero.all(-1).any()):
+                faults.append(Fault(node, f"{name} with a finite number in every row", "a row of -inf alone"))
+    if faults:
+        raise DeclarationError(faults)
+
+
+def network_of(net: object) -> Network:
+    """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
+    found = getattr(net, "network", net)
+    if not isinstance(found, Network):
+        raise BNetError("net", expected="a net", got=net)
+    return found

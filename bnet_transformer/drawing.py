@@ -1,0 +1,211 @@
+"""The figure of each kind of result: `picture` lays it out, `draw` writes it as the suffix of the file says.
+
+To give another result a figure, register a function of it for `picture`, and derive its class from `Drawable`. To add a
+format, add its writer to `_figure_writers`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bnet_transformer._core.checks import check_names
+from bnet_transformer._core.drawable import Drawable, draw, picture
+from bnet_transformer._core.files import Writers, as_path, write
+from bnet_transformer.attention import Reads, Tan, TanTree
+from bnet_transformer.bridges.networkx import folded_to_networkx, graph_writers, sentence_to_networkx
+from bnet_transformer.bridges.pgmpy import to_bif
+from bnet_transformer.declare import Network
+from bnet_transformer.equations import equations
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.nodes import net_picture
+from bnet_transformer.figures.options import VIEWS, options_of
+from bnet_transformer.figures.picture import Picture
+from bnet_transformer.figures.quotient import quotient_picture, tan_picture, tree_picture
+from bnet_transformer.figures.sentence import sentence_picture
+from bnet_transformer.figures.style import finished
+from bnet_transformer.figures.svg import showing, to_pdf, to_png, to_svg
+from bnet_transformer.figures.tikz import to_tikz
+from bnet_transformer.figures.words import StateReads, reading_grid
+from bnet_transformer.graph import Quotient
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.page.data import MOST_WORDS, asked_of, described
+from bnet_transformer.page.page import written
+from bnet_transformer.tpm.arrays import in_numpy
+
+if TYPE_CHECKING:
+    from bnet_transformer.page.widget import Widget
+
+__all__ = ["check_options", "draw", "notebook_bundle", "picture", "widget_of", "write_page"]
+
+Path = str | os.PathLike[str]
+Bundle = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> Writers:
+    """The formats of a figure, which is laid out when a file is written; `latex` is what stands beside it."""
+    return {
+        ".svg": lambda: to_svg(layout()).encode(),
+        ".dot": lambda: to_dot(layout()).encode(),
+        ".png": lambda: to_png(layout()),
+        ".pdf": lambda: to_pdf(layout()),
+        ".tex": lambda: to_tikz(layout(), latex()).encode("ascii"),
+    }
+
+
+@picture.register
+def picture_net(network: Network, **options: Any) -> Picture:
+    """The folded graph of a net."""
+    return showing(net_picture(network, options_of(options, VIEWS["folded"])))
+
+
+@picture.register
+def picture_sentence(state: SentenceState, **options: Any) -> Picture:
+    """The ground graph of a sentence, its reading grid, or its folded net."""
+    return showing(sentence_picture(state, options_of(options)))
+
+
+@picture.register
+def picture_reads(result: Reads, **options: Any) -> Picture:
+    """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
+    asked = options_of(options, ("min_weight", "top", "theme", "limit"))
+    mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
+    readable = in_numpy(result.readable)
+    readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
+    words = {"": range(len(result.tokens))}
+    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
+    grid = finished(grid, title="what is read", caption=[result.head, *hidden])
+    return showing(replace(grid, theme=asked.theme))
+
+
+def _themed(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
+    """A figure that has no other option than its theme."""
+    theme = options_of(options, ("theme",)).theme
+    return showing(replace(layout(result), theme=theme))
+
+
+picture.register(Quotient, partial(_themed, quotient_picture))
+picture.register(Tan, partial(_themed, tan_picture))
+picture.register(TanTree, partial(_themed, tree_picture))
+
+
+@draw.register
+def draw_result(result: Drawable, path: Path, **options: Any) -> None:
+    """Write the figure of a result."""
+    layout = picture(result, **options)
+    write(path, _figure_writers(lambda: layout))
+
+
+@draw.register
+def draw_net(network: Network, path: Path, **options: Any) -> None:
+    """Write the folded graph of a net, or its figure."""
+
+    def graph() -> Any:
+        check_names("option of a graph", options, ())
+        return folded_to_networkx(network)
+
+    layout, latex = lambda: picture(network, **options), lambda: equations(network).latex
+    write(path, graph_writers(graph) | _figure_writers(layout, latex))
+
+
+@draw.register
+def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
+    """Write the ground graph of a sentence, its figure, its page or its discrete part."""
+    check_options(path, options)
+    layout, latex = lambda: picture(state, **options), lambda: equations(state.network).latex
+    writers = graph_writers(lambda: sentence_to_networkx(state, **options))
+    writers |= _figure_writers(layout, latex)
+    writers[".bif"] = lambda: to_bif(state.world, evidence=state.evidence).encode()
+    writers[".html"] = lambda: written(*described(state, asked_of(options)))
+    write(path, writers)
+
+
+def write_page(state: SentenceState, path: Path, **options: Any) -> None:
+    """Write the interactive page of a sentence.
+
+    Args:
+        state: The sentence.
+        path: An HTML file.
+        **options: The options of `Sentence.explore`.
+    """
+    asked = asked_of(options)
+    write(path, {".html": lambda: written(*described(state, asked))})
+
+
+def _plain_figure(state: SentenceState) -> str:
+    """The SVG of a sentence for a notebook that runs no widget: of a long sentence, the folded net."""
+    is_long = max(map(len, state.tokens.values()), default=0) > MOST_WORDS
+    try:
+        return to_svg(picture_sentence(state, theme="auto", detail="folded" if is_long else None))
+    except BudgetError:
+        return to_svg(picture_sentence(state, theme="auto", detail="folded"))
+
+
+def notebook_bundle(said: str, state: SentenceState, widget: Callable[[], Any]) -> Bundle:
+    """What a notebook is given of a sentence: the mime bundle and its metadata.
+
+    A terminal has the line alone. GitHub, nbconvert and what else runs no widgets take the SVG; without a kernel, or
+    without anywidget, no widget is made.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found: dict[str, Any] = {"text/plain": said}
+    if shell is not None and getattr(shell, "kernel", None) is None:
+        return found, {}
+    found["image/svg+xml"] = _plain_figure(state)
+    if shell is None or importlib.util.find_spec("anywidget") is None:
+        return found, {}
+    try:
+        made = widget()._repr_mimebundle_() or {}  # data, or data and metadata
+    except BudgetError as error:
+        warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
+        return found, {}
+    data, about = made if isinstance(made, tuple) else (made, {})
+    return {**data, **found}, dict(about)
+
+
+def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
+    """The page of a sentence as a widget.
+
+    Args:
+        sentence: The `Sentence`.
+        options: The options of `Sentence.explore`.
+
+    Raises:
+        BNetError: anywidget is not installed.
+    """
+    if importlib.util.find_spec("anywidget") is None:
+        allowed = 'pip install "bnet-transformer[notebook]"'
+        raise BNetError("widget", expected="anywidget to be installed", got="no such package", allowed=allowed)
+    from bnet_transformer.page.widget import Widget
+
+    asked = asked_of(options)
+    return Widget(sentence, lambda changed: described(changed.state, asked))
+
+
+def check_options(path: Path, options: Mapping[str, Any]) -> None:
+    """Refuse options that the format of a file has no use for, before anything is written.
+
+    Args:
+        path: The file.
+        options: Those of `Sentence.draw`.
+    """
+    suffix = as_path(path).suffix.lower()
+    if suffix == ".html":
+        asked_of(options)
+    elif suffix in (".json", ".graphml"):
+        check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
+    elif suffix == ".bif" and options:
+        raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", got=", ".join(options))
+    else:
+        options_of(options)

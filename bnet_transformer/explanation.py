@@ -1,0 +1,197 @@
+"""Which algorithm would answer a question, why, and what it would cost; nothing is computed.
+
+`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_question` for methods of a sentence. Each
+explainer of a sentence takes the arguments of the method of the same name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
+from types import SimpleNamespace
+from typing import Any
+
+from bnet_transformer import reference
+from bnet_transformer._core.checks import mapping
+from bnet_transformer.attention.rollout import open_choices
+from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.graph.queries import names_of
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading, route_sample
+from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.inference.query import (
+    Query,
+    Route,
+    route_log_evidence,
+    route_posterior,
+    route_reference,
+    with_cost,
+)
+from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import asking
+
+Asked = SimpleNamespace  # the arguments of a question by name
+
+
+def explain(task: str, *arguments: Any, **options: Any) -> Route:
+    """How a fit or a sweep would be computed: the algorithm, why, joint states and FLOPs; nothing is computed.
+
+    Args:
+        task: `"fit"` or `"sweep"`. For a question to a sentence there is `Sentence.explain`.
+        *arguments: The arguments of that function.
+        **options: The keyword arguments of that function.
+
+    Returns:
+        The route; `print` it. `route.node` names what rules out a faster algorithm.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> route = bt.explain("fit", net, [("the cat", "cat the"), ("cat the", "the cat")])
+    >>> route.algorithm, route.states
+    ('elimination', 2)
+    """
+    from bnet_transformer.interventions.sweeps import explain_sweep
+    from bnet_transformer.learning.fit.run import explain_fit
+
+    tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
+    if not isinstance(task, str) or task not in tasks:
+        raise unknown("task", task, tasks)
+    _bound(task, tasks[task], arguments, options)
+    return tasks[task](*arguments, **options)
+
+
+def explain_question(
+    state: SentenceState,
+    methods: Mapping[str, Callable[..., Any]],
+    question: str,
+    arguments: Sequence[object],
+    options: Mapping[str, object],
+) -> Route:
+    """How a question to a sentence would be answered.
+
+    Args:
+        state: The sentence.
+        methods: The methods of a sentence by name: their signatures say which arguments there are.
+        question: The name of the method, such as `"posterior"`.
+        arguments: The arguments of that method.
+        options: The keyword arguments of that method.
+
+    Returns:
+        The route: algorithm, reason, joint states, FLOPs.
+    """
+    if not isinstance(question, str) or question not in EXPLAINERS:
+        raise unknown("question", question, EXPLAINERS)
+    method = methods["__getitem__" if question == "value" else question]
+    return EXPLAINERS[question](state, _bound(question, method, (state, *arguments), options))
+
+
+def _bound(
+    question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
+) -> Asked:
+    """The arguments of a method by name, its defaults among them, or the error that names one that it does not take."""
+    try:
+        bound = signature(method).bind(*arguments, **options)
+    except TypeError as error:
+        wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
+        raise BNetError(f"explain({question!r}, ...)", expected=wanted, got=got) from error
+    bound.apply_defaults()
+    return SimpleNamespace(**bound.arguments)
+
+
+def _explain_attention(state: SentenceState, asked: Asked) -> Route:
+    member = asking.reader(state.world, asked.slice, asked.role)
+    return _route_with_flops(state, state.answers.reading_query(member))
+
+
+def _explain_posterior(state: SentenceState, asked: Asked) -> Route:
+    query = state.posterior_query(asked.name, asked.evidence, asked.budget, asked.atol).without_input_evidence()
+    check_nodes(query)
+    route = route_posterior(query)
+    if route.algorithm == "compiled":  # it is the node's TPM
+        tpm = _route_with_flops(state, state.answers.distribution_query(query.nodes[0]))
+        return replace(tpm, question=route.question)
+    return with_cost(query, route)
+
+
+def _query(state: SentenceState, asked: Asked, nodes: Collection[int] = ()) -> Query:
+    return state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
+
+
+def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
+    query = _query(state, asked).without_input_evidence()
+    return with_cost(query, route_log_evidence(query))
+
+
+def _explain_reads(state: SentenceState, asked: Asked) -> Route:
+    slices = asked.slice if hasattr(asked, "slice") else asked.slices  # of a tree it is one
+    chosen = asking.slices_that_read(state.network, slices, asked.role)[1]
+    query = state.with_evidence(asked.evidence).query((), asked.budget)
+    members = [asking.reader(state.world, t, asked.role) for t in chosen]
+    choices = open_choices(state.world, chosen, asked.role)
+    if not choices:
+        return _slowest(state, members)
+    route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
+    states = math.prod(state.world.count_states(choice) for choice in choices)
+    return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
+
+
+def _explain_graph(state: SentenceState, asked: Asked) -> Route:
+    is_figure = not hasattr(asked, "attention")
+    if not (asked.options.get("attention") is not False if is_figure else asked.attention):
+        return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
+    members = [m for m in state.network.members if m.reads_words and m.tpm.has_reading]
+    return replace(_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows")
+
+
+def _explain_separated(state: SentenceState, asked: Asked) -> Route:
+    left, right, known = (names_of(part, getattr(asked, part)) for part in ("x", "y", "given"))
+    for what, part in (("x", left), ("y", right)):
+        if not part:
+            raise BNetError(what, expected="at least one node", got="none")
+    question = f"separation of {', '.join(left)} and {', '.join(right)}"
+    if not asked.verify:
+        return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
+    nodes = [state.ground.id(name) for name in (*left, *right, *known)]
+    return route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
+
+
+def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
+    query = _query(state, asked, [state.ground.id(asked.name)])
+    state.resolve_interventions(mapping("do", asked.do))
+    return route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
+
+
+EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
+    "value": lambda state, asked: _route_with_flops(state, state.answers.value_query(state.ground.id(asked.name))),
+    "tpm": lambda state, asked: _route_with_flops(state, state.answers.distribution_query(state.ground.id(asked.name))),
+    "attention": _explain_attention,
+    "posterior": _explain_posterior,
+    "log_prob": _explain_log_prob,
+    "sample": lambda state, asked: route_sample(_query(state, asked), asked.n),
+    "reads": _explain_reads,
+    "tan_tree": _explain_reads,
+    "graph": _explain_graph,
+    "draw": _explain_graph,
+    "separated": _explain_separated,
+    "counterfactual": _explain_counterfactual,
+}
+
+
+def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
+    route = state.answers.route(query)
+    choices = next(iter(query.choices.values()), [])
+    states = math.prod(map(state.world.count_states, choices)) if route.algorithm == "compiled" else route.states
+    return replace(route, states=states, flops=state.answers.flops(route, query))
+
+
+def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
+    """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
+    if not members:
+        return Route("attention", "graph", "no node reads words")
+    queries = [state.answers.reading_query(member) for member in members]
+    routes = [route_expected_reading(query) for query in queries]
+    for query in queries:  # what is read is averaged over the posterior of the choices
+        choices = next(iter(query.choices.values()), [])
+        routes += [route_posterior(state.query(choices).without_input_evidence())] if choices else []
+    return max(routes, key=lambda route: (route.evaluations, route.states))

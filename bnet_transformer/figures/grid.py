@@ -1,0 +1,293 @@
+"""The grid: boxes in rows and columns, weights in a column of their own at the left, selectors on top.
+
+Rows have gaps between them in which no box stands, and columns have gutters; an arrow between neighbouring rows is one
+curve, and every other arrow keeps to gaps and gutters, so that none runs through a box.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from bnet_transformer.figures.picture import Arrow, Box, Point, bent, curve, level
+
+INSIDE = 7.0  # between boxes of one cell
+RAIL = 32.0  # between weights that stand above one another
+LANE = 6.0
+PORT = 6.5
+
+
+@dataclass(frozen=True)
+class Item:
+    """A box with its place in the grid: a column (None: in the middle of all) and a row."""
+
+    box: Box
+    row: int
+    column: int | None
+    order: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A box of the column at the left, above the row of what it is for; `depth` 2 and more are its parents."""
+
+    box: Box
+    row: int
+    depth: int = 1
+    own_slice: bool = True
+
+
+@dataclass(frozen=True)
+class Room:
+    """How much room a grid leaves: between rows (more where arrows go far), columns, weights and words, and boxes of
+    one cell (`inside`)."""
+
+    gap: float = 30.0
+    gutter: float = 20.0
+    apart: float = 22.0
+    spread: float = 0.22
+    inside: float = INSIDE
+
+
+class Grid:
+    """Places boxes and routes arrows. `rows` and `columns` say where rows and columns stand once placed."""
+
+    def __init__(
+        self, items: Sequence[Item], weights: Sequence[Weight], links: Sequence[Arrow], room: Room = Room()
+    ) -> None:
+        if all(item.column is None for item in items):  # the middle of nothing is a column
+            items = [replace(item, column=0) for item in items]
+        self.items, self.weights, self.links, self.room = items, weights, links, room
+        self.at = {item.box.name: item for item in items}
+        self.beside = {weight.box.name: weight for weight in weights}
+        self.cells: dict[tuple[int, int | None], list[Item]] = {}
+        for item in sorted(items, key=lambda item: item.order):
+            self.cells.setdefault((item.row, item.column), []).append(item)
+        self.boxes: dict[str, Box] = {}
+        self.rows: dict[int, tuple[float, float]] = {}
+        self.columns: dict[int, tuple[float, float]] = {}
+        self.lanes: dict[int, int] = {}
+        self.lanes_from = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
+
+    def placed(self) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+        """The boxes at their places, the arrows along their ways, both in the order they came."""
+        self._count_lanes()
+        self._place_columns()
+        self._place_rows()
+        self._place_weights()
+        arrows = tuple(self._routed(k) for k in range(len(self.links)))
+        return tuple(self.boxes.values()), arrows
+
+    # which arrows need a lane
+
+    def _direct(self, link: Arrow) -> bool:
+        """True where one curve from row to row meets no box."""
+        source, target = self.at[link.source], self.at[link.target]
+        if target.row <= source.row:
+            return False
+        columns = [c for c in (source.column, target.column) if c is not None]
+        low, high = (min(columns), max(columns)) if len(columns) == 2 else (-1, 10**9)
+        between = range(source.row + 1, target.row)
+        return not any(row in between and (column is None or low <= column <= high) for row, column in self.cells)
+
+    def _neighbours(self, link: Arrow) -> bool:
+        """True where an arrow joins boxes side by side in one row."""
+        source, target = self.at.get(link.source), self.at[link.target]
+        if source is None or source.row != target.row or source.column is None or target.column is None:
+            return False
+        return abs(self.place_in_row[link.source] - self.place_in_row[link.target]) == 1
+
+    @cached_property
+    def place_in_row(self) -> dict[str, int]:
+        """The place of each box in its row, from the left."""
+        counts: dict[int, int] = defaultdict(int)
+        found = {}
+        for row, column in sorted(self.cells, key=lambda place: (place[0], -1 if place[1] is None else place[1])):
+            for item in self.cells[row, column]:
+                found[item.box.name] = counts[row]
+                counts[row] += 1
+        return found
+
+    def _count_lanes(self) -> None:
+        """A lane in a gutter for each arrow that passes rows; lanes are shared where they do not meet."""
+        self.lane_of: dict[int, tuple[int, int]] = {}
+        taken: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
+        long: dict[int, tuple[int, int]] = {}
+        for k, link in enumerate(self.links):
+            inside = link.source in self.at and link.target in self.at
+            if inside and not self._direct(link) and not self._neighbours(link):
+                long[k] = self.at[link.source].row, self.at[link.target].row
+        for k, (start, end) in sorted(long.items(), key=lambda arrow: abs(arrow[1][1] - arrow[1][0])):
+            column = self.at[self.links[k].source].column
+            low, high = min(start, end), max(start, end)
+            beside = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
+            if column is None or any((row, None) in self.cells for row in beside):
+                column = max((c for _, c in self.cells if c is not None), default=0)
+            free = (n for n, spans in enumerate(taken[column]) if all(high <= a or b <= low for a, b in spans))
+            lane = next(free, len(taken[column]))
+            if lane == len(taken[column]):
+                taken[column].append([])
+            taken[column][lane].append((low, high))
+            self.lane_of[k] = (column, lane)
+        self.lanes = {column: len(lanes) for column, lanes in taken.items()}
+
+    # places
+
+    def _place_columns(self) -> None:
+        widths: dict[int, float] = defaultdict(float)
+        for (_, column), cell in self.cells.items():
+            if column is not None:
+                widths[column] = max(widths[column], self._wide(cell))
+        x = 0.0
+        for column in sorted(widths):
+            self.columns[column] = (x, x + widths[column])
+            lanes = self.lanes.get(column, 0)
+            x += widths[column] + self.room.gutter + (LANE * lanes + 12.0 if lanes else 0.0)
+        right = max((end for _, end in self.columns.values()), default=0.0)
+        if self.columns:
+            most = max((self._wide(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0)
+            last = max(self.columns)
+            self.lanes_from = max(self.columns[last][1], (right + most) / 2)
+        for (_, column), cell in self.cells.items():
+            low, high = self.columns[column] if column is not None else (0.0, right)
+            at = (low + high) / 2 - self._wide(cell) / 2
+            for item in cell:
+                self.boxes[item.box.name] = replace(item.box, x=at + item.box.width / 2)
+                at += item.box.width + self.room.inside
+
+    def _wide(self, cell: Sequence[Item]) -> float:
+        return sum(item.box.width for item in cell) + self.room.inside * (len(cell) - 1)
+
+    def _place_rows(self) -> None:
+        reach: dict[int, float] = defaultdict(float)
+        for link in self.links:
+            if link.source in self.at and link.target in self.at and self._direct(link):
+                row = self.at[link.target].row
+                reach[row] = max(reach[row], abs(self.boxes[link.source].x - self.boxes[link.target].x))
+        y = 0.0
+        for row in range(1 + max((item.row for item in self.items), default=0)):
+            tall = max((item.box.height for item in self.items if item.row == row), default=0.0)
+            rails = len(self._rails(row))
+            gap = max(
+                self.room.gap if row else 0.0,
+                min(self.room.spread * reach[row], 120.0),
+                RAIL * rails + 30.0 if rails else 0.0,
+            )
+            self.rows[row] = (y + gap, y + gap + tall)
+            y += gap + tall
+        for item in self.items:
+            top, bottom = self.rows[item.row]
+            self.boxes[item.box.name] = replace(self.boxes[item.box.name], y=(top + bottom) / 2)
+
+    def _rails(self, row: int) -> list[Weight]:
+        return [weight for weight in self.weights if weight.row == row and weight.depth == 1]
+
+    def _place_weights(self) -> None:
+        if not self.weights:
+            return
+        right = self._first - self.room.apart - 5.0 * len(self.far)
+        wide = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
+        for row in {weight.row for weight in self.weights}:
+            rails = self._rails(row)
+            bottom = self.rows[row][0] - 30.0
+            for k, weight in enumerate(reversed(rails)):
+                y = bottom - RAIL * k
+                self.boxes[weight.box.name] = replace(weight.box, x=right - wide / 2, y=y)
+        top = min((box.edges[1] for box in self.boxes.values()), default=0.0)
+        x = right - wide - 20.0
+        for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
+            x -= weight.box.width / 2
+            fed = [link.target for link in self.links if link.source == weight.box.name and link.target in self.beside]
+            children = [self.boxes[name] for name in fed]
+            y = top - weight.box.height / 2 - 6.0
+            if weight.own_slice and children:
+                y = sum(box.y for box in children) / len(children)
+            self.boxes[weight.box.name] = replace(weight.box, x=x, y=y)
+            x -= 0.0 if weight.own_slice else weight.box.width / 2 + 16.0
+            x += weight.box.width / 2 if weight.own_slice else 0.0
+
+    def _is_far(self, link: Arrow) -> bool:
+        """True where a weight feeds a row that is not the one it stands above."""
+        weight, child = self.beside.get(link.source), self.at.get(link.target)
+        return weight is not None and child is not None and (child.row != weight.row or weight.depth > 1)
+
+    # ways
+
+    @cached_property
+    def far(self) -> dict[str, int]:
+        """The weights with a lane of their own, down to rows that they do not stand above."""
+        return {name: k for k, name in enumerate(sorted({each.source for each in self.links if self._is_far(each)}))}
+
+    @cached_property
+    def _first(self) -> float:
+        """The left end of the boxes in rows."""
+        return min((self.boxes[name].edges[0] for name in self.at), default=0.0)
+
+    @cached_property
+    def _ports(self) -> dict[int, Point]:
+        """Where each arrow into the top of a box ends: side by side, in the order of where they come from."""
+        into: dict[str, list[int]] = defaultdict(list)
+        for k, link in enumerate(self.links):
+            if link.target in self.at and (k in self.lane_of or not self._neighbours(link)):
+                into[link.target].append(k)
+        found = {}
+        for name, arrows in into.items():
+            box = self.boxes[name]
+            arrows.sort(key=lambda k: (self._from(k), k))
+            step = min(PORT, 0.8 * box.width / max(len(arrows) - 1, 1))
+            for place, k in enumerate(arrows):
+                found[k] = (box.x + step * (place - (len(arrows) - 1) / 2), box.edges[1])
+        return found
+
+    def _from(self, k: int) -> float:
+        """The side that an arrow comes from: weights from the left, lanes from theirs, others from their box."""
+        link = self.links[k]
+        if link.source in self.beside:
+            return -1e9
+        return self._lane_x(k) if k in self.lane_of else self.boxes[link.source].x
+
+    def _lane_x(self, k: int) -> float:
+        column, lane = self.lane_of[k]
+        right = self.lanes_from if column == max(self.columns) else self.columns[column][1]
+        return right + 18.0 + LANE * lane
+
+    def _routed(self, k: int) -> Arrow:
+        link = self.links[k]
+        source, target = self.boxes[link.source], self.boxes[link.target]
+        if link.source in self.beside:
+            return replace(link, points=self._from_weight(k, link, source, target))
+        if k in self.lane_of:
+            return replace(link, points=self._by_lane(k, source, target))
+        if self._neighbours(link):
+            return replace(link, points=level(source, target))
+        return replace(link, points=curve((source.x, source.edges[3]), self._ports[k]))
+
+    def _from_weight(self, k: int, link: Arrow, source: Box, target: Box) -> tuple[Point, ...]:
+        weight = self.beside[link.source]
+        out = (source.edges[2], source.y)
+        if link.target in self.beside:
+            if weight.own_slice or abs(source.y - target.y) < 1:
+                return curve(out, (target.edges[0], target.y), sideways=True)
+            return bent([(source.x, source.edges[3]), (source.x, target.y), (target.edges[0], target.y)])
+        end = self._ports[k]
+        if not self._is_far(link):
+            return bent([out, (end[0], source.y), end])
+        number = self.far[link.source]
+        lane = self._first - 8.0 - 5.0 * number
+        y = end[1] - 9.0 - 3.0 * (number % 3)
+        return bent([out, (lane, source.y), (lane, y), (end[0], y), end])
+
+    def _by_lane(self, k: int, source: Box, target: Box) -> tuple[Point, ...]:
+        link, x = self.links[k], self._lane_x(k)
+        column, lane = self.lane_of[k]
+        begin, end = self.at[link.source], self.at[link.target]
+        if self.cells[begin.row, begin.column][-1] is begin and begin.column == column:
+            start = [(source.edges[2], source.y), (x, source.y)]
+        else:
+            low = self.rows[begin.row][1] + 8.0 + 3.0 * (lane % 4)
+            start = [(source.x, source.edges[3]), (source.x, low), (x, low)]
+        port = self._ports[k]
+        high = self.rows[end.row][0] - 10.0 - 3.0 * (lane % 4)
+        return bent([*start, (x, high), (port[0], high), port])

@@ -1,0 +1,242 @@
+"""What a user may ask of a figure, checked; and what stands out in it: nodes that somebody names, or those of an answer
+(a trail, a separation, a sweep)."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+import networkx as nx
+
+from bnet_transformer._core.checks import check_names, mapping, number, one_of, whole
+from bnet_transformer.errors import BNetError, BudgetError, unknown
+from bnet_transformer.figures.style import PLAIN as MARKED
+from bnet_transformer.graph import Trail
+
+LIMIT = 2_000  # arrows of one figure
+DETAILS = (None, "nodes", "words", "folded")
+BOXES = ("words", "roles")
+VIEWS: Mapping[str, tuple[str, ...]] = {  # the options that each view uses, besides detail=
+    "nodes": (
+        *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
+        *("only", "highlight", "boxes", "theme", "legend", "limit"),
+    ),
+    "words": ("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
+    "folded": ("slices", "weights", "highlight", "theme", "legend"),
+}
+THEMES = ("light", "dark", "auto")
+Ways = frozenset[tuple[str, str]]
+ALLOWED = "a name, names, a mapping from names to what they are, a networkx graph, a Trail, a Separation, a Sweep"
+PATH = "->"
+ROW = re.compile(r"((?:\w+_)?)j((?:_(?:\d+|\*))*)(?:\[\d+\])?")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `Sentence.picture`; the first six are those of `Sentence.graph`.
+
+    Args:
+        weights: Draw selectors and weights.
+        slices: Slices to draw, such as 0 or 0,5; None for all.
+        words: Words to draw; None for all.
+        heads: Heads to draw, such as 3 or 0,3; None for all.
+        attention: Put `P(j | i)` on the arrows; None for as is usual: figures do, graphs do not.
+        min_weight: Leave out arrows that are read less than this.
+        top: At most so many reads, the strongest.
+        detail: What is drawn: `"nodes"`, `"words"` or `"folded"`; None for what can be read.
+        only: Some nodes, or a networkx graph of them.
+        highlight: Names, patterns, paths or an answer that are marked.
+        boxes: What frames nodes: `"words"`, `"roles"`, or a box for each name.
+        theme: `"light"`, `"dark"` or `"auto"`.
+        legend: Whether there is a legend.
+        limit: The most arrows; None for any number.
+    """
+
+    weights: bool = True
+    slices: int | Collection[int] | None = None
+    words: object = None
+    heads: int | Collection[int] | None = None
+    attention: bool | None = None
+    min_weight: float | None = None
+    top: int | None = None
+    detail: str | None = None
+    only: object = None
+    highlight: object = None
+    boxes: str | Mapping[str, str] | None = None
+    theme: str = "light"
+    legend: bool = True
+    limit: int | None = LIMIT
+
+    def __post_init__(self) -> None:
+        for what in ("weights", "legend"):
+            one_of(what, getattr(self, what), (True, False))
+        one_of("attention", self.attention, (None, True, False))
+        one_of("detail", self.detail, DETAILS)
+        one_of("theme", self.theme, THEMES)
+        if self.min_weight is not None and not 0.0 <= number("min_weight", self.min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", got=self.min_weight)
+        if self.top is not None:
+            whole("top", self.top)
+        if self.limit is not None:
+            whole("limit", self.limit, least=0)
+        if isinstance(self.boxes, str):
+            one_of("boxes", self.boxes, BOXES)
+        else:
+            for name, box in mapping("boxes", self.boxes).items():
+                if not isinstance(box, str):
+                    raise BNetError(f"box of {name}", expected="the name of a box, a string", got=box)
+        if self.detail is not None:
+            self.check_view(self.detail)
+
+    @property
+    def told(self) -> list[str]:
+        """The options besides `detail` that are not at their defaults."""
+        pairs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        return [n for n, value, usual in pairs if n != "detail" and (type(value) is not type(usual) or value != usual)]
+
+    def unused(self, view: str) -> list[str]:
+        """The options that are told and that a view has no use for."""
+        return [name for name in self.told if name not in VIEWS[view]]
+
+    def check_view(self, view: str) -> None:
+        """Refuse an option that a view has no use for."""
+        for name in self.unused(view):
+            uses = ", ".join(f"detail={other!r}" for other, names in VIEWS.items() if name in names)
+            raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
+
+
+def options_of(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
+    """Options from keywords; a name that none has is refused with the near ones."""
+    check_names("option of a picture", told, known or [each.name for each in fields(Options)])
+    return Options(**told)
+
+
+def over_limit(what: str, limit: int, things: str, got: str, fits: Sequence[str], count: int) -> BudgetError:
+    """The error for a figure of more arrows than anybody can read, with ways to one that fits."""
+    advice = "; ".join(fits) + "; or " if fits else ""
+    expected = f"at most {limit} {things}, or nobody can read it"
+    return BudgetError(what, expected=expected, got=got, allowed=f"{advice}limit={count}")
+
+
+# what stands out
+
+
+@runtime_checkable
+class Marks(Protocol):
+    """An answer that says which nodes it is about, and what each is in it."""
+
+    def marks(self) -> Mapping[str, str]:
+        """What each node is in the answer."""
+        ...
+
+
+def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways]:
+    """The nodes that stand out with what each is, and the arrows between them that do.
+
+    A star stands for any index, and a row of attention `j_0_1` for the node that reads by it.
+
+    >>> marks_of("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
+    {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
+    """
+    found, ways = _told(told)
+    nodes = {name: meant(name, names) for name in found}
+    for name, drawn in nodes.items():
+        if not drawn:
+            raise unknown("highlight", name, names)
+    marks: dict[str, str] = {}
+    for name, what in found.items():
+        for node in nodes[name]:
+            if marks.get(node, MARKED) == MARKED:
+                marks[node] = what
+    return marks, frozenset(way for a, b in ways for way in itertools.product(nodes[a], nodes[b]))
+
+
+def forms_of(name: str) -> list[str]:
+    """A name or a pattern, and for a row of attention those of the node that reads by it."""
+    row = ROW.fullmatch(name)
+    return [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]
+
+
+def meant(name: str, names: Collection[str]) -> list[str]:
+    """The nodes that a name or a pattern means, of those that are drawn."""
+    if name in names:
+        return [name]
+    for pattern in forms_of(name):
+        wanted = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
+        if found := sorted(node for node in names if wanted.fullmatch(node)):
+            return found
+    return []
+
+
+def _told(told: Any) -> tuple[dict[str, str], Ways]:
+    """The nodes of names and of paths of names (`x_0_1 -> q_0_1`; the last is what is told), and their arrows."""
+    if isinstance(told, Trail):
+        steps = zip(told.nodes, told.nodes[1:], told.forward, strict=False)
+        colliders = dict.fromkeys(told.colliders, "collider")
+        nodes = {**dict.fromkeys(told.nodes, "on the trail"), **colliders}
+        return nodes, frozenset((a, b) if forward else (b, a) for a, b, forward in steps)
+    if isinstance(told, nx.Graph):
+        return dict.fromkeys(map(str, told.nodes), MARKED), frozenset((str(a), str(b)) for a, b in told.edges())
+    found: dict[str, str] = {}
+    ways: set[tuple[str, str]] = set()
+    for name, what in _named(told).items():
+        path = [node.strip() for node in name.split(PATH)]
+        for node, own in zip(path, [*[MARKED] * (len(path) - 1), what], strict=True):
+            if found.get(node, MARKED) == MARKED:
+                found[node] = own
+        ways |= set(itertools.pairwise(path))
+    return found, frozenset(ways)
+
+
+def _named(told: Any) -> Mapping[str, str]:
+    """What each name or path that is told is in the answer."""
+    if isinstance(told, Marks):
+        return told.marks()
+    if isinstance(told, Mapping):
+        return {str(name): str(what) for name, what in told.items()}
+    names = [told] if isinstance(told, str) else told
+    if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
+        return dict.fromkeys(names, MARKED)
+    raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
+
+
+def named(told: object) -> tuple[str, ...]:
+    """The nodes that somebody names; none where nothing is told."""
+    return () if told is None else tuple(_told(told)[0])
+
+
+def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.DiGraph:
+    """The part of a graph that is wanted: some nodes and all arrows between them, or the arrows of a graph."""
+    wanted, ways = _told(only)
+    for name in wanted:
+        check(name)
+    missing = [name for name in wanted if name not in graph]
+    if missing:
+        raise BNetError("only", expected="nodes that the other options keep", got=missing[0])
+    if not isinstance(only, nx.Graph):
+        return part(graph, wanted)
+    for source, target in sorted(ways):
+        if not graph.has_edge(source, target):
+            raise BNetError("only", expected="arrows of the bnet", got=f"{source} -> {target}")
+    found = part(graph, wanted)
+    found.remove_edges_from([arrow for arrow in list(found.edges) if arrow not in ways])
+    return found
+
+
+def with_words(graph: nx.DiGraph) -> nx.DiGraph:
+    """What hangs together with a word: a part of a sentence leaves readouts and weights behind, joined to nothing."""
+    word = nx.get_node_attributes(graph, "word")
+    groups = [group for group in nx.weakly_connected_components(graph) if any(word[n] is not None for n in group)]
+    return part(graph, set().union(*groups)) if groups else graph
+
+
+def part(graph: Any, names: Collection[str]) -> Any:
+    """Some nodes of a graph with the arrows between them, in the order of the graph."""
+    found, wanted = graph.__class__(), set(names)
+    found.add_nodes_from((name, about) for name, about in graph.nodes(data=True) if name in wanted)
+    arrows = graph.edges(data=True)
+    found.add_edges_from((a, b, about) for a, b, about in arrows if a in wanted and b in wanted)
+    return found

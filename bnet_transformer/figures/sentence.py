@@ -1,0 +1,367 @@
+"""The figure of a sentence: which view is drawn, what of it, and what its caption says is left out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer._core.naming import WORD, join
+from bnet_transformer.attention.tan import box_namer
+from bnet_transformer.bridges.networkx import ground_to_networkx
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.figures.labels import shown
+from bnet_transformer.figures.nodes import finish, ground_picture, net_picture
+from bnet_transformer.figures.options import VIEWS, Options, forms_of, meant, named, over_limit, part_of, with_words
+from bnet_transformer.figures.picture import Picture
+from bnet_transformer.figures.words import StateReads, ends_of, readers_of, reading_grid
+from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.inference import SentenceState, arrow_weights
+from bnet_transformer.inference.joint_posterior import expected_reading
+from bnet_transformer.inference.sentence_state import matching
+from bnet_transformer.reference import asking
+from bnet_transformer.tpm.arrays import in_numpy
+
+PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
+OPEN = 64  # joint states of open choices over which attention is averaged unasked
+STATES = 15_000  # of words in one reading grid
+PAIRS = 10_000_000  # of words in one reading grid, of which the strong ones are sought
+WEIGHED = 2_000_000  # arrows of which some are sought
+PARTS = ("slices", "words", "heads", "weights")  # options that leave nodes out
+MOST = 20_000  # nodes up to which an unknown name is compared with all
+
+Weights = Mapping[tuple[int, int], float]
+
+
+def selection_of(state: SentenceState, asked: Options) -> Selection:
+    """The part of the ground graph that the options of a figure ask for."""
+    return state.selection(weights=asked.weights, slices=asked.slices, words=asked.words, heads=asked.heads)
+
+
+def sentence_picture(state: SentenceState, asked: Options) -> Picture:
+    """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
+    view = asked.detail or _view(state, asked)
+    _check_highlights(state, asked, view)
+    if view == "folded":
+        return net_picture(state.network, asked)
+    return _nodes(state, asked) if view == "nodes" else _words(state, asked)
+
+
+def _view(state: SentenceState, asked: Options) -> str:
+    """The view that is drawn where none is asked for: all nodes where they are few, or else the reading grid, of those
+    views that draw what is highlighted."""
+    if _left_out(state, Options(highlight=asked.highlight), "nodes"):
+        return "folded" if _draws_all(state, asked, "folded") else "nodes"
+    few = PLAIN if asked.limit is None else min(PLAIN, asked.limit)
+    in_grid = _draws_all(state, replace(asked, weights=True), "words")  # no weight is in the reading grid
+    if not in_grid or state.ground.count_arrows(selection_of(state, asked)) <= few:
+        return "nodes"
+    if _has_grid(state, selection_of(state, asked)):
+        return "words"
+    if asked.unused("folded") and not asked.unused("nodes"):
+        return "nodes"
+    asked.check_view("folded")
+    return "folded"
+
+
+# which views draw what is highlighted
+
+
+def _left_out(state: SentenceState, asked: Options, view: str) -> list[str]:
+    """The names and patterns that are highlighted and of which a view draws no node."""
+    names = named(asked.highlight)
+    if not names:
+        return []
+    selection = selection_of(state, asked)
+    if view == "nodes":
+        return [name for name in names if not _is_selected(state.ground, name, selection)]
+    drawn = _grid_names(state, selection) if view == "words" else state.network.graph.by_name
+    return [name for name in names if not meant(name, drawn)]
+
+
+def _draws_all(state: SentenceState, asked: Options, view: str) -> bool:
+    """Whether a view draws all that is highlighted, and uses every option that was given."""
+    return not asked.unused(view) and not _left_out(state, asked, view)
+
+
+def _check_highlights(state: SentenceState, asked: Options, view: str) -> None:
+    """Refuse a view that leaves some out, where another view, or fewer options, would draw them."""
+    lost = _left_out(state, asked, view)
+    if not lost:
+        return
+    ground, families = state.ground, state.network.graph.families
+    if not _is_selected(ground, lost[0], Selection()) and not meant(lost[0], state.network.graph.by_name):
+        every = [ground.family_names(family) for family in families]  # of a large net the first node of each family
+        raise unknown("highlight", lost[0], itertools.chain(*every) if len(ground) <= MOST else map(next, every))
+    if ways := [way for other in VIEWS if (way := _way(state, asked, other))]:
+        expected = f"nodes that this figure draws (detail={view!r})"
+        raise BNetError("highlight", expected=expected, got=lost[0], allowed="; ".join(ways))
+
+
+def _way(state: SentenceState, asked: Options, view: str) -> str:
+    """How a view draws all: as it is, or without options that it does not use or that leave nodes out."""
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(Options)}
+    unused = asked.unused(view)
+    parts = [name for name in PARTS if name in asked.told and name not in unused]
+    for dropped in (unused, [*unused, *parts]):
+        fewer = replace(asked, detail=None, **{name: defaults[name] for name in dropped})
+        if not _left_out(state, fewer, view):
+            without = ", ".join(f"{name}=" for name in dropped)
+            return f"detail={view!r}" + (f" without {without}" if dropped else "")
+    return ""
+
+
+def _is_selected(ground: Ground, name: str, selection: Selection) -> bool:
+    """Whether a selection keeps some node that a name or a pattern stands for."""
+    for form in forms_of(name):
+        try:
+            nodes = matching(ground, form) if "*" in form else [ground.id(form)]
+        except BNetError:
+            continue
+        for family in {ground.family_of(node) for node in nodes}:
+            kept = ground.kept(family, selection)
+            if kept and bool(np.isin(nodes, ground.nodes(family, selection)).any()):
+                return True
+    return False
+
+
+# all nodes
+
+
+def _nodes(state: SentenceState, asked: Options) -> Picture:
+    """Every node and arrow that is asked for."""
+    ground, selection = state.ground, selection_of(state, asked)
+    most = math.inf if asked.limit is None else asked.limit
+    if asked.only is not None:
+        selection = _narrowed(ground, selection, named(asked.only))
+    count = ground.count_arrows(selection)
+    some = any(part is not None for part in (asked.only, asked.min_weight, asked.top))
+    if count > (max(most, WEIGHED) if some else most):  # how many of some there are is known once they are weighed
+        raise _too_many(state, asked, selection)
+    weights, failed = _arrow_weights(state, asked, selection)
+    if weights is not None and asked.top is not None:
+        weights = _strongest(state, weights, asked)
+    least = asked.min_weight or 0.0
+    weak = sum(weight < least for weight in (weights or {}).values())
+    if asked.only is None and count - weak > most:
+        raise _too_many(state, asked, selection)
+    graph = ground_to_networkx(
+        state.network,
+        ground,
+        selection=selection,
+        tokens=state.tokens,
+        observed=state.evidence,
+        weights=weights,
+        min_weight=least,
+        limit=None,
+    )
+    if asked.only is not None:
+        graph = part_of(graph, asked.only, ground.id)
+    elif asked.slices is not None or asked.words is not None:
+        graph = with_words(graph)
+    if graph.number_of_edges() > most:
+        raise _too_many(state, asked, selection)
+    if not len(graph):
+        raise BNetError("picture", expected="options that keep a node", got="none kept")
+    picture = ground_picture(state.network, graph, boxes=_boxes(state, asked, list(graph)))
+    hidden = [(len(ground) - len(graph), len(ground), "nodes")]
+    hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
+    told = " and ".join(f"{gone:,} of {total:,} {what}" for gone, total, what in hidden if gone)
+    return finish(picture, asked, _title(state), [f"{told} are not drawn" if told else "", failed])
+
+
+def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Selection:
+    """The words of some nodes, of those that a selection keeps."""
+    places = [ground.locate(name) for name in names]
+    words = dict(selection.words)
+    for stack in {family.words for family, _ in places if family.words is not None}:
+        own = {index[-1] for family, index in places if family.words == stack}
+        words[stack] = sorted(own & set(map(int, words.get(stack, own))))
+    return replace(selection, words=words)
+
+
+def _too_many(state: SentenceState, asked: Options, selection: Selection) -> BudgetError:
+    """The error for a graph past the limit: its counts, and three ways to a figure that draws what must be drawn."""
+    ground, limit = state.ground, asked.limit or 0
+    views = ("words", "folded") if _readers(state, selection) else ("folded",)
+    other = [f"detail={view!r}" for view in views if _draws_all(state, asked, view)]
+    must = (*named(asked.highlight), *named(asked.only))
+    fits: list[str] = []
+    for wanted in _filters(ground):
+        if len(fits) + len(other[:1]) < 3:
+            with suppress(BNetError):  # a net without slices, say, has no part of them
+                part = selection_of(state, replace(asked, **wanted))
+                count = ground.count_arrows(part)
+                if 0 < count <= limit and all(_is_selected(ground, name, part) for name in must):
+                    told = ", ".join(f"{name}={value}" for name, value in wanted.items())
+                    fits.append(f"{told} ({count} arrows)")
+    count = ground.count_arrows(selection)
+    got = f"{ground.count_nodes(selection)} nodes and {count} arrows"
+    return over_limit("figure of the nodes", limit, "arrows", got, [*fits, *other][:3], count)
+
+
+def _filters(ground: Ground) -> list[dict[str, Any]]:
+    """Filters, the mildest first."""
+    heads = {"heads": 0} if "head" in ground.folded.sizes else {}
+    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values(), default=0)]
+    tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
+    tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
+    tries += [{"weights": False, **each} for each in tries]
+    return [wanted for wanted in tries if wanted]
+
+
+def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weights:
+    """The weights, -1 where an arrow is of a weak read, or of one past the strongest.
+
+    A read is all arrows by which one node reads one word (k and v), and strong against the even share.
+    """
+    least, ground = asked.min_weight or 0.0, state.ground
+    places = {node: ground.place(node) for arrow in weights for node in arrow}
+    rows: dict[int, NDArray[np.int64]] = {}
+    reads: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for source, target in weights:
+        family, index = places[source]
+        axes = dict(zip(ground.axes(family), index, strict=True))
+        reads.setdefault((target, axes.get("head"), axes.get(WORD)), []).append((source, target))
+    gain = {}
+    for read, arrows in reads.items():
+        family, index = places[read[0]]
+        if family.index not in rows:
+            rows[family.index] = asking.readable(state.world, state.network.members[family.index]).sum(1)
+        share = max(weights[arrow] for arrow in arrows)
+        if share >= least:
+            gain[read] = share * float(rows[family.index][index[-1]])
+    kept = sorted(gain, key=lambda read: -round(gain[read], 9))[: asked.top]
+    return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in kept for arrow in reads[read]}}
+
+
+def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -> tuple[Weights | None, str]:
+    """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
+    if asked.attention is False and asked.min_weight is None and asked.top is None:
+        return None, ""
+    if not any(member.reads_words for member in state.network.members):
+        return None, ""
+    if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
+        return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
+    return arrow_weights(state.query(), state.answers, selection), ""
+
+
+def _open(state: SentenceState) -> int:
+    """How many joint states the choices have that other nodes hang on, and that nothing has settled."""
+    ground, count = state.ground, 1
+    for member in state.network.members:
+        if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
+            for node in ground.nodes(member.family).tolist():
+                count *= 1 if node in state.world.do or node in state.evidence else state.world.count_states(node)
+    return count
+
+
+def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[str, str]:
+    """The box of each node that is in one."""
+    if isinstance(asked.boxes, str):
+        box, _ = box_namer(state.ground, asked.boxes, asked.slices if isinstance(asked.slices, int) else 0)
+        found = {name: box(name) for name in names}
+        return {name: where for name, where in found.items() if where != "(outside)" and where != name}
+    told = asked.boxes or {}
+    for name in told:
+        state.ground.id(name)
+    return {name: told[name] for name in names if name in told}
+
+
+# the reading grid
+
+
+def _readers(state: SentenceState, selection: Selection) -> list[Member]:
+    """The members that read words, within the slices of their stack."""
+    depths = state.network.graph.slices
+    readers = readers_of(state.network, selection.slices)
+    return [member for member in readers if member.family.step in range(depths[member.family.stack])]
+
+
+def _has_grid(state: SentenceState, selection: Selection) -> bool:
+    """True where a reading grid can be drawn: words are read by distributions, between states over words."""
+    readers = _readers(state, selection)
+    stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
+    has_states = all(asking.state_of(state.network, stack) is not None for stack in stacks)
+    return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
+
+
+def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[str, int]]:
+    """The stack and the word of each node of the reading grid of a selection."""
+    network, found = state.network, dict[str, tuple[str, int]]()
+    for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
+        if (family := asking.state_of(network, stack)) is not None:
+            for word in selection.words.get(stack, range(len(state.tokens[stack]))):
+                found[join(family.stem, (slice_, int(word)))] = stack, int(word)
+    return found
+
+
+def _words(state: SentenceState, asked: Options) -> Picture:
+    """The reading grid."""
+    network, selection = state.network, selection_of(state, asked)
+    ends = [(member, ends_of(network, member)) for member in _readers(state, selection)]
+    if not ends:
+        raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
+    every = {end for _, both in ends for end in both}
+    stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
+    words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
+    pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
+    allowed = "fewer words= or slices=" + (", or detail='folded'" if _draws_all(state, asked, "folded") else "")
+    for what, count, most in (
+        ("states", sum(len(words[stack]) for stack, _ in every), STATES),
+        ("pairs", pairs, PAIRS),
+    ):
+        if count > most:
+            raise BudgetError("reading grid", expected=f"at most {most} {what} of words", got=count, allowed=allowed)
+    heads = selection.plates.get("head")
+    readings = [
+        StateReads(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
+    ]
+    grid = _grid_names(state, selection) if asked.highlight is not None else {}
+    marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
+    stems = {stack: _stem(network, stack) for stack in stacks}
+    picture, hidden = reading_grid(state.tokens, words, stems, readings, asked, marked)
+    drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
+    return finish(picture, asked, _title(state), [_heads(network, asked), *hidden, drawn])
+
+
+def _mean(state: SentenceState, member: Member, heads: Any) -> NDArray[np.float64]:
+    """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
+    if not member.tpm.has_reading:
+        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+    table: NDArray[np.float64] = in_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
+    if heads is not None and "head" in member.family.plates:
+        table = np.take(table, list(heads), axis=member.family.plates.index("head"))
+    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1
+
+
+def _stem(network: Network, stack: str) -> str:
+    """The stem of the states of a stack's words."""
+    family = asking.state_of(network, stack)
+    if family is None:
+        expected, got = "a stack with a state over words", stack or "none"
+        raise ReadingError("detail", expected=expected, got=got, allowed="detail='nodes'")
+    return family.stem
+
+
+def _heads(network: Network, asked: Options) -> str:
+    if "head" not in network.graph.sizes:
+        return ""
+    if asked.heads is None:
+        return f"the mean over {network.graph.sizes['head']} heads"
+    told = [asked.heads] if isinstance(asked.heads, int) else list(asked.heads)
+    return f"head {told[0]}" if len(told) == 1 else f"the mean over heads {', '.join(map(str, told))}"
+
+
+def _title(state: SentenceState) -> str:
+    if not state.tokens:
+        return f"the bnet {state.network.declaration.name}"
+    said = " | ".join(" ".join(shown(word, None) for word in words) for words in state.tokens.values())
+    return f"the bnet of “{said[:300]}”"

@@ -1,0 +1,175 @@
+"""Which cells of a sweep are computed together, and why others run alone: decided before any value is computed.
+
+All cells share one compiled run, and of each cell only the values that change are computed again (`patched_run`). A
+cell runs alone (`sequential`) where a rule below forbids that. The first rule that applies is the reason that is given.
+
+| what | the cells that run alone |
+|---|---|
+| an open real random node above the metric | all |
+| an open choice above the metric that is not enumerated: values decide it, or it is of other words | all |
+| the same above the nodes that a cell takes its values from | those cells |
+| nodes of one family set to states and to tensors | all |
+| words that are computed one after another and that the cell changes | those cells |
+| a word picked by a choice, or a row of attention set by `do`, in a family that the cell changes | those cells |
+| rows of attention of a family of which `do` set a node | those cells |
+| a selector that the cell changes | those cells |
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.inference.query import Obstacle, mixed_fault, set_families
+from bnet_transformer.interventions.sweeps.cell_spec import Cells, Ids
+from bnet_transformer.interventions.sweeps.examples import Examples
+from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
+from bnet_transformer.reference import World
+
+CHUNK = 2**24  # entries of the tables of changed words at once
+ONE_AFTER_ANOTHER = "computed one word after another"
+OPEN_CHOICES = "an open choice that the sweep does not enumerate"
+
+
+Side = tuple[Examples, NeededPositions]  # sentences in which the choices are set, and the words that lead to an outcome
+
+
+def find_obstacle_of_all(sides: Sequence[Side]) -> Obstacle | None:
+    """Why no cell is computed together with others; None where one compiled run answers for the metric."""
+    for examples, needed in sides:
+        outcomes = {examples.world.ground.family_of(node).index for node in needed.outcomes}
+        obstacle = find_obstacle_of_a_run(examples, {*needed.leads, *outcomes})
+        if obstacle is not None:
+            return obstacle
+    return None
+
+
+def find_obstacles(
+    sides: Sequence[Side], cells: Cells, *, first_order: bool = False
+) -> tuple[dict[int, Obstacle], dict[int, Obstacle]]:
+    """Apply the rules that forbid single cells to one batch of examples.
+
+    Args:
+        sides: The corrupt sentences, then the clean ones if there are any.
+        cells: What each cell sets.
+        first_order: True where no cell runs, so that only the nodes that cells set matter.
+
+    Returns:
+        Why a cell cannot take its values from a common run, of each that cannot; and why what a cell changes is not
+        computed with others, which is no obstacle to one that sets nothing to another value.
+    """
+    corrupt, needed = sides[0]
+    world = corrupt.world
+    found: dict[int, Obstacle] = {}
+    sources = sources_of(world, cells)
+    if any(find_obstacle_of_a_run(examples, sources) is not None for examples, _ in sides):
+        for numbers, families in _sources_by_cells(world, cells):
+            for obstacle in (find_obstacle_of_a_run(examples, families) for examples, _ in sides):
+                if obstacle is not None:
+                    found |= dict.fromkeys(numbers, obstacle)
+    for entries, (examples, _) in itertools.product(cells.entries, reversed(sides)):
+        ground = examples.world.ground
+        done = [*ground.cut_in(entries.family), *ground.rows_in(entries.family)] if entries.rows else []
+        if done:  # such rows are neither taken from a run, nor set in one, all at once
+            found |= dict.fromkeys(entries.cell.tolist(), Obstacle(ground.name(done[0]), "set by do()"))
+    return found, _obstacles_of_changes(world, needed, cells, first_order=first_order)
+
+
+def sources_of(world: World, cells: Cells) -> set[int]:
+    """The families whose values cells take from a run: those that they set, those along paths and their parents."""
+    return set().union(*(families for _, families in _sources_by_cells(world, cells)))
+
+
+def _sources_by_cells(world: World, cells: Cells) -> Iterator[tuple[list[int], set[int]]]:
+    """For groups of cells, the families whose values they take from a run."""
+    for entries in cells.entries:
+        yield entries.cell.tolist(), {entries.family}
+    nodes = {node for path in cells.paths for node in path.nodes}
+    family_of = {node: world.ground.family_of(node).index for node in nodes}
+    by_families: dict[frozenset[int], list[int]] = {}
+    for path in cells.paths:
+        by_families.setdefault(frozenset(family_of[node] for node in path.nodes), []).append(path.cell)
+    for families, numbers in by_families.items():
+        above = {bundle.parent for index in families for bundle in world.network.graph.into[index]}
+        yield numbers, {*families, *above}
+
+
+def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obstacle | None:
+    """Why one compiled run does not compute the values of families (of random ones their distribution)."""
+    world, graph = examples.world, examples.world.network.graph
+    above = {*families, *graph.ancestors(families)}
+    mixed = mixed_fault(world, world.do, above=above)
+    if mixed is not None:
+        return mixed
+    known, patched = ([graph.by_name[name].index for name in names] for names in set_families(world, above))
+    want = [graph.families[index].name for index in sorted(families)]
+    needs = examples.module.find_needs(want, known, patched=patched)
+    if needs.enumerated:
+        return Obstacle(graph.families[min(needs.enumerated)].name, OPEN_CHOICES)
+    if needs.fault is not None:
+        return Obstacle(needs.fault.what, f"without {needs.fault.expected}")
+    return None
+
+
+def _obstacles_of_changes(
+    world: World, needed: NeededPositions, cells: Cells, *, first_order: bool
+) -> dict[int, Obstacle]:
+    """Why what cells change is not computed with others, from the words that change in each family."""
+    network = world.network
+    rows = {entries.family for entries in cells.entries if entries.rows}
+    suspects = {
+        member.family.index: member
+        for member in (network.members[index] for index in sorted(needed.leads))
+        if member.family.index in network.graph.recurrent
+        or any(given.pick for given in member.inputs)
+        or world.ground.rows_in(member.family.index)
+    }
+    if not suspects:
+        return {}
+    obstacles: dict[int, Obstacle] = {}
+    for numbers, set_words in set_words_of(world, needed, cells):
+        changed = find_changed_positions(world, needed, set_words, len(numbers))
+        for index, member in suspects.items():
+            family, marked = member.family, list[tuple[Obstacle, Table]]()
+            for selector in {selector for given in member.inputs for _, selector in given.pick}:
+                if selector in changed and not first_order:
+                    reason = f"a selector that changes, by which {family.name} picks"
+                    marked.append((Obstacle(network.graph.families[selector].name, reason), changed[selector][1]))
+            if index in changed:
+                descends, both = changed[index]
+                if first_order:
+                    descends, both = np.zeros_like(descends), set_words.get(index, np.zeros_like(both))
+                if index in rows:  # the weights of its words are computed in each cell
+                    descends = both
+                if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
+                    marked.append((Obstacle(family.name, "picked by a choice of a word"), descends))
+                if world.ground.rows_in(index):
+                    marked.append((Obstacle(family.name, "mixed by rows of attention that do() set"), descends))
+                if index in network.graph.recurrent:
+                    marked.append((Obstacle(family.name, ONE_AFTER_ANOTHER), both))
+            for obstacle, table in marked:
+                for cell in numbers[np.any(table, axis=-1)].tolist():
+                    obstacles.setdefault(cell, obstacle)
+    return obstacles
+
+
+def set_words_of(world: World, needed: NeededPositions, cells: Cells) -> Iterator[tuple[Ids, dict[int, Table]]]:
+    """The words of each family that cells set, `[cell, word]`, for as many cells at a time as memory holds."""
+    there, ground = cells.there, world.ground
+    sets: list[tuple[int, Ids, Ids]] = [(entries.family, entries.cell, entries.node) for entries in cells.entries]
+    for path in cells.paths:
+        family = ground.family_of(path.nodes[-1]).index
+        sets.append((family, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[family])])))
+    size = max(1, CHUNK // max(1, sum(map(len, needed.leads.values()))))
+    for start in range(0, len(there), size):
+        numbers, tables = there[start : start + size], dict[int, Table]()
+        for index, cell, node in sets:
+            inside = (cell >= numbers[0]) & (cell <= numbers[-1])
+            if index in needed.leads and inside.any():
+                words = len(needed.leads[index])
+                table = tables.setdefault(index, np.zeros((len(numbers), words), dtype=np.bool_))
+                table[np.searchsorted(numbers, cell[inside]), node[inside] % words] = True
+        yield numbers, tables

@@ -1,0 +1,414 @@
+"""What a fit is asked: the objective, the problem, and the methods as configs, each with the options that are its own.
+
+Every fit makes the exact log evidence of the sentences plus the log prior of the parameters large. One set of
+parameters is a mapping from name to tensor; several sets have one more dim in front, and are computed at once
+(`torch.vmap`). To add a method, write its config and its function `config, problem -> Fit`, and add a row to `METHODS`
+in `run.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from bnet_transformer._core.checks import listed, number, one_of, put, whole
+from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer.compiler import Module, Request
+from bnet_transformer.compiler.course import Course, states
+from bnet_transformer.data import Batch, Evidence
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
+from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
+from bnet_transformer.learning.training.configs import LoopConfig
+from bnet_transformer.reference import ATOL
+
+LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
+Parameters = Mapping[str, Tensor]
+A = TypeVar("A")
+Ask = Callable[[Course, list[Factor]], A]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a fit learns: tables of log probabilities (with their Dirichlet concentration), and weights."""
+
+    tables: Mapping[str, float]
+    weights: tuple[str, ...]
+    spread: float | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.tables, *self.weights)
+
+
+def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Draws as parameters: the tables, which are probabilities, as their logs."""
+    return {name: value.log() if name in network.plain_tables else value for name, value in drawn.items()}
+
+
+def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
+    """The parameters above the readouts that may be learned, those of `learn` where it names some."""
+    read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
+    known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
+    if learn is not None:
+        asked = listed("learn", learn, str)
+        for name in asked:
+            if name not in known:
+                wanted = "learnable parameters above a readout"
+                raise BNetError("learn", expected=wanted, got=name, allowed=", ".join(known))
+        known = [name for name in known if name in asked]
+    if not known:
+        raise BNetError("net", expected="parameters that a fit changes", got="none")
+    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.plain_tables}
+    tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
+    return Learned(tables, tuple(name for name in known if name not in tables), spread)
+
+
+class Objective(nn.Module):
+    """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several."""
+
+    def __init__(self, network: Network, learned: Learned, budget: int) -> None:
+        super().__init__()
+        self.module = Module(network)
+        for value in self.module.store.values():
+            value.requires_grad_(False)
+        self.module.eval()
+        self.network, self.learned, self.budget = network, learned, budget
+        self.check_values = True
+        self._kept: WeakKeyDictionary[Batch, tuple[Course, list[Factor]]] = WeakKeyDictionary()
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters lie."""
+        found: torch.device = next(iter(self.module.store.values())).device
+        return found
+
+    @property
+    def of_corpus(self) -> bool:
+        """True where a selector is drawn once for all sentences."""
+        return any(member.scope == "corpus" for member in self.network.choices)
+
+    def forward(self, corpus: Batch, ask: Ask[Any]) -> Any:
+        """What is asked of the factors of the sentences."""
+        if not self.learned.weights and corpus in self._kept:
+            return ask(*self._with_tables(*self._kept[corpus]))
+        request = Request((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
+        course, factors = question_to_factors(
+            self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget
+        )
+        return ask(course, factors)
+
+    def keep(self, corpus: Batch) -> None:
+        """Keep the likelihoods of sentences that are asked about again and again, where only tables are learned."""
+        if not self.learned.weights and corpus not in self._kept:
+            with torch.no_grad():
+                course, factors = self(corpus, lambda course, factors: (course, factors))
+            if not any(f.told is not None and _table(f) in self.learned.tables for f in factors):
+                course.values.clear()
+                self._kept[corpus] = course, factors
+
+    def _with_tables(self, course: Course, factors: list[Factor]) -> tuple[Course, list[Factor]]:
+        """Kept factors, those of tables made anew."""
+        now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
+        values = {**course.known, **{i: states(course, i) for i in course.layout.enumerated}}
+        course = replace(course, parameters=now, values=values)
+        return course, [
+            f if f.told is not None else replace(f, table=prior_of(course, f.member.family.index, f.member))
+            for f in factors
+        ]
+
+    def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
+        """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus."""
+        return self._with(parameters, corpus, eliminated)
+
+    def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A]) -> A:
+        """What is asked of the factors of the sentences under a set of parameters."""
+        stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
+        found: A = torch.func.functional_call(self, stored, (corpus, ask))
+        return found
+
+    def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """`log P(choices)` and `log P(y | choices)` of each sentence, `[sentence]`, where `states` has all choices.
+
+        Each choice is evidence on its family, so it is given its parents in the way of every other factor: with their
+        reach, at the entry that is picked, and without absent words.
+        """
+        chosen = {name: Evidence(value) for name, value in states.items()}
+
+        def ask(course: Course, factors: list[Factor]) -> tuple[Tensor, Tensor]:
+            priors = [factor for factor in factors if factor.member.family.name in states]
+            likelihoods = [factor for factor in factors if factor.member.family.name not in states]
+            return eliminated(course, priors), eliminated(course, likelihoods)
+
+        together = replace(corpus, evidence={**corpus.evidence, **chosen})
+        return self._with(parameters, together, ask)
+
+    def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
+        """The log evidence under several sets of parameters at once, `[set, sentence]`."""
+        return torch.vmap(lambda each: self.log_evidence(each, corpus))(dict(sets))
+
+    @property
+    def has_prior(self) -> bool:
+        """True where the log prior is more than a constant."""
+        weights = bool(self.learned.weights) and self.learned.spread is not None
+        return weights or any(concentration != 1.0 for concentration in self.learned.tables.values())
+
+    def log_prior(self, sets: Parameters) -> Tensor:
+        """The log density of the learned parameters, up to a constant, `[set]`: Dirichlet rows, normal weights."""
+        first = next(iter(sets.values()))
+        total = first.new_zeros(len(first))
+        for name, concentration in self.learned.tables.items():
+            if concentration != 1.0:
+                total = total + (concentration - 1) * torch.log_softmax(sets[name], -1).flatten(1).sum(1)
+        if self.learned.spread is not None:
+            for name in self.learned.weights:
+                squares = sets[name].reshape(len(first), -1).square().sum(1)
+                total = total - squares / (2 * self.learned.spread**2)
+        return total
+
+    def shares(self, parameters: Parameters, corpus: Batch, selector: Member) -> Tensor:
+        """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
+        family = selector.family
+
+        def ask(course: Course, factors: list[Factor]) -> Tensor:
+            place = course.layout.enumerated.index(family.index)
+            batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
+            shape = full_shape(course, family.plates, family.words, batch)
+            shape[place] = course.count_states(family.index)
+            tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
+            share: Tensor
+            share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)
+            kept = [shape[k] for k in range(course.layout.batch, course.layout.rank) if keeps(course, family, k)]
+            return share.movedim(place, -1).reshape(*kept, shape[place])
+
+        return self._with(parameters, corpus, ask)
+
+    def counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
+
+        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that
+        evidence tells as well, but not of evidence on a choice that is enumerated all the same.
+        """
+
+        def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
+            summed, tables = course.layout.enumerated, self.learned.tables
+            own = [f.told is None or f.member.family.index not in summed for f in factors]
+            drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]
+            shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
+            zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
+
+            def total(tilts: dict[str, Tensor]) -> Tensor:
+                tilted, added = replace(course, parameters={**course.parameters, **tilts}), list(factors)
+                for k in drawn:
+                    added[k] = replace(factors[k], table=factors[k].table + table_entries(tilted, factors[k]))
+                return eliminated(course, added).sum()
+
+            counts: dict[str, Tensor]
+            counts, evidence = torch.func.grad_and_value(total)(zeros)
+            return counts, evidence
+
+        return self._with(parameters, corpus, ask)
+
+
+def _table(factor: Factor) -> str:
+    return f"{factor.member.owner}.logits"
+
+
+@dataclass(frozen=True)
+class FitProblem:
+    """What a method is given besides its own options.
+
+    Args:
+        objective: The log evidence and the log prior of the learned parameters.
+        corpus: The sentences to learn from, on the device of `ranks`.
+        held_out: The sentences that choose among restarts and steps; None where the caller gave none.
+        batch: Sentences of a step; None for the default of the method.
+        seed: The seed of all that the method draws.
+        loop: Measures, checkpoints and the progress bar.
+        settings: What a resumed fit must share with the fit that wrote the checkpoint.
+        ranks: The processes that share the work.
+    """
+
+    objective: Objective
+    corpus: Batch
+    held_out: Batch | None
+    batch: int | None
+    seed: int
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of `fit` and its options."""
+
+    name: ClassVar[str]
+    is_point: ClassVar[bool] = False  # it gives one set of parameters; the others sample a posterior, and need priors
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that a resumed fit must share with the fit that wrote the checkpoint."""
+        return {"method": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterativeMethod(Method):
+    """A method that takes steps of Adam up the gradient of a bound."""
+
+    steps: int = 300
+    rate: float = 0.05
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
+        if self.clip is not None:
+            put(self, clip=number("clip", self.clip, above=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointMethod(IterativeMethod):
+    """A method that gives the best of several restarts, which are one batched dimension."""
+
+    is_point: ClassVar[bool] = True
+
+    restarts: int = 1
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, restarts=whole("restarts", self.restarts))
+        one_of("prune", self.prune, (True, False))
+
+    @property
+    def pruning_steps(self) -> tuple[int, ...]:
+        """The steps after which the worse half of the restarts is dropped: a quarter and a half of them."""
+        return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(PointMethod):
+    """The greatest posterior density, by Adam on the log evidence plus the log prior.
+
+    Args:
+        steps: Steps of Adam.
+        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
+        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.MAP(restarts=4, steps=40).pruning_steps
+    (10, 20)
+    """
+
+    name: ClassVar[str] = "map"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EM(PointMethod):
+    """Expectation maximisation: tables in closed form from expected counts, weights by Adam between.
+
+    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip` and `inner`, and
+    the `batch` of `fit`, are refused.
+
+    Args:
+        inner: Steps of the weights from one closed form of the tables to the next.
+        steps: Steps in all, those of the weights included.
+        rate: The highest rate of the weights; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        restarts: Sets of parameters that are followed at once; the first begins at the net's own, others are drawn.
+        prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EM(inner=5).settings["method"]
+    'em'
+    """
+
+    name: ClassVar[str] = "em"
+
+    inner: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, inner=whole("inner", self.inner))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVI(IterativeMethod):
+    """Stochastic variational inference by a mean-field guide: a Dirichlet for each row of a table, a Normal for each
+    weight. The exact log evidence is a factor of the model; the spread of the posterior comes out too small.
+
+    Args:
+        steps: Steps of Adam.
+        rate: The highest rate; it rises for a twentieth of the steps and falls to 0 as a cosine.
+        clip: The greatest length of the gradient; None for any.
+        draws: Draws of the guide that are the samples of the posterior.
+        choices: `"exact"` sums choices out. `"sampled"` draws them from a table for each sentence and word, where they
+            are too many to be summed; that is approximate.
+        anneal: The power from which likelihoods rise to 1 over the first half of the steps, for sampled choices alone;
+            None for 1 throughout.
+
+    Raises:
+        BNetError: Where an option is out of its range, or `anneal` is set with exact choices.
+
+    >>> import bnet_transformer as bt
+    >>> bt.SVI(choices="sampled", anneal=0.01).steps
+    1000
+    """
+
+    name: ClassVar[str] = "svi"
+
+    steps: int = 1000
+    draws: int = 500
+    choices: str = "exact"
+    anneal: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        put(self, draws=whole("draws", self.draws))
+        one_of("choices", self.choices, ("exact", "sampled"))
+        if self.anneal is not None and (self.choices == "exact" or not 0 < number("anneal", self.anneal) <= 1):
+            wanted = "the power from which likelihoods of sampled choices rise to 1, a share"
+            raise BNetError("anneal", expected=wanted, got=self.anneal, allowed="choices='sampled'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTS(Method):
+    """Samples of the posterior by Pyro's No-U-Turn sampler on the exact log evidence.
+
+    Args:
+        chains: Chains, which take a draw each in turn.
+        draws: Draws of each chain.
+        warmup: Steps of each chain before its draws, in which step size and mass matrix are adapted.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.NUTS(chains=2, draws=100).warmup
+    300
+    """
+
+    name: ClassVar[str] = "nuts"
+
+    chains: int = 4
+    draws: int = 500
+    warmup: int = 300
+
+    def __post_init__(self) -> None:
+        for option in ("chains", "draws", "warmup"):
+            put(self, **{option: whole(option, getattr(self, option))})

@@ -1,0 +1,558 @@
+"""What a fit gives back: the fitted net, what is known of its parameters, and the questions that one asks of it."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core import files
+from bnet_transformer._core.checks import mapping, share as check_share, whole
+from bnet_transformer._core.distributed import Ranks, ranks, several
+from bnet_transformer._core.memory import within_memory
+from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
+from bnet_transformer.bridges.pyro import PyroModel
+from bnet_transformer.compiler import Module, Request
+from bnet_transformer.compiler.course import seen
+from bnet_transformer.data import Batch, read_batch
+from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.declare import Member, Network, io, network_of
+from bnet_transformer.errors import BNetError, BudgetError, FileError, ReadingError, unknown
+from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
+from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
+from bnet_transformer.learning.fit import heads
+from bnet_transformer.learning.fit.heads import Comparison, Heads, selectors_of, stored
+from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, Objective, learned_of
+from bnet_transformer.learning.training import alone
+from bnet_transformer.learning.training.loop import N
+from bnet_transformer.reference import BUDGET
+
+if TYPE_CHECKING:
+    import arviz as az
+    import pandas as pd
+
+USED = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
+AT_ONCE = 1024
+MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
+FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
+TOLD = (
+    *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
+    *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
+)
+MOST = 2**26  # numbers of a table of log likelihoods that is still made
+
+
+@dataclass(frozen=True)
+class Check:
+    """Statistics of a `readout` of the data beside those of draws of the net; `p` is the share of draws above it, ties
+    halved."""
+
+    observed: Mapping[str, float]
+    mean: Mapping[str, float]
+    spread: Mapping[str, float]
+    p: Mapping[str, float]
+    readout: str = ""
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each statistic."""
+        import pandas as pd
+
+        columns = {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
+        return pd.DataFrame(columns).rename_axis(self.readout or None)
+
+    def _repr_html_(self) -> str:
+        told = html.escape(f"posterior predictive checks of {self.readout}")
+        return f"<div>{told}{self.to_dataframe().to_html()}</div>"
+
+
+@dataclass(frozen=True)
+class Fit(Generic[N]):
+    """A fitted net, and how it came to be.
+
+    `net` has the fitted parameters: the best restart's (`map`, `em`), the mean of the guide (`svi`), a draw that stands
+    for all (`nuts`: its tables and invariants are nearest their means). `samples` holds the posterior, `[chain, draw,
+    *shape]`, tables as probabilities; `matched` names the selectors whose heads are in one order in all draws, those of
+    which no order is likelier than another. `statistics` is what NUTS tells of each draw, `[chain, draw]`. `bounds` is
+    the objective by step, per sentence. `measured` holds what the fit was judged by, per sentence, as `(step, restart,
+    value)`, on the sentences `judged_on`. `judged_by` says what that is: of `map` and `em` the log evidence of held-out
+    sentences, else the log posterior density (the log prior up to a constant), which is the log evidence where there is
+    no prior. `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they
+    were sampled. `effective_sample_size` is that of the weights of importance sampling. `approximate` says what is not
+    exact. `data` is what it was fitted to, which `save` leaves out.
+    """
+
+    net: N
+    method: str
+    sentences: int
+    judged_on: str
+    restart: int = 0
+    finished: bool = True
+    approximate: str | None = None
+    learned: tuple[str, ...] = field(default=(), repr=False)
+    budget: int = field(default=BUDGET, repr=False)
+    bounds: tuple[float, ...] = field(default=(), repr=False)
+    measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
+    samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    divergent: tuple[int, ...] = field(default=(), repr=False)
+    choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    missing: bool = field(default=False, repr=False)
+    data: Batch | None = field(default=None, repr=False, compare=False)
+    statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    matched: tuple[str, ...] = field(default=(), repr=False)
+    judged_by: str = LOG_EVIDENCE
+    known_likelihoods: Tensor | None = field(default=None, repr=False)
+    effective_sample_size: float | None = field(default=None, repr=False)
+    _made: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_pyro(
+        cls,
+        net: N,
+        data: object,
+        result: object,
+        *,
+        sites: Mapping[str, str] | None = None,
+        arguments: tuple[object, ...] = (),
+        num_samples: int = 500,
+        missing: bool = False,
+        budget: int = 2**16,
+        seed: int = 0,
+    ) -> Fit[N]:
+        """The fit that a result of Pyro is: of your own model, guide or kernel on `net.pyro()`.
+
+        A site is one of a parameter where it has its name (`"W_v_0.values"`), its name with `_` for `.`
+        (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"`, of `"c.logits"`). Tables are
+        probabilities. Parameters without a site stay as the net has them. Sites of choices, such as `"c"`, are ignored:
+        given the parameters the fit sums choices out exactly. Heads that no part of the net names are put in the order
+        of the likeliest draw, as those of NUTS are.
+
+        Args:
+            net: The net of which `net.pyro()` was fitted.
+            data: The sentences and what was observed of them, in the forms of `bt.fit`.
+            result: One of: `pyro.infer.MCMC` after its run; samples by site, `[draw, *shape]` or
+                `[chain, draw, *shape]`; a guide, of which `num_samples` are drawn (of one of Delta sites, such as
+                `AutoDelta`, the point); `pyro.infer.Importance` after its run, whose weighted draws are resampled
+                systematically to `num_samples`.
+            sites: Site -> parameter, for sites of other names.
+            arguments: What a guide is called with.
+            num_samples: Draws of a guide, or of resampling.
+            missing: As for `bt.fit`.
+            budget: As for `bt.fit`.
+            seed: The seed of a guide's draws and of resampling.
+
+        Returns:
+            The fit, with `method="pyro"`. `approximate` says what is not exact, and `effective_sample_size` how many
+            draws weighted ones count as.
+
+        Raises:
+            BNetError: Where a site or its values do not match the net; names of sites have near names.
+
+        >>> import torch
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2), prior=1.0)
+        >>> data = [("the cat", "cat the"), ("cat the", "the cat")]
+        >>> draws = torch.distributions.Dirichlet(torch.ones(2)).sample((100,))
+        >>> f = bt.Fit.from_pyro(net, data, {"theta_c": draws})
+        >>> f.samples["c.logits"].shape
+        torch.Size([1, 100, 2])
+        """
+        from bnet_transformer.learning.fit.run import fit_from_pyro
+
+        network = network_of(net)
+        made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
+        held = made.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made.net)
+        return replace(made, net=held)  # type: ignore[return-value]
+
+    @property
+    def network(self) -> Network:
+        """The declaration with the fitted parameters."""
+        return network_of(self.net)
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """The selectors of heads: the choices that hang on no other node, and that something reads."""
+        return tuple(member.family.name for member in selectors_of(self.network))
+
+    @property
+    def pi(self) -> Tensor:
+        """`P(c)`, of the first selector; `theta` has them all."""
+        return self.theta[self._selector(None).owner]
+
+    @property
+    def theta(self) -> dict[str, Tensor]:
+        """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
+        store, samples = self.network.parameters, self.samples
+        found = {name: samples[name].mean((0, 1)) for name in self.network.plain_tables if name in samples}
+        found = {name: store[name].detach().softmax(-1) for name in self.network.plain_tables} | found
+        return {name.removesuffix(".logits"): table for name, table in found.items()}
+
+    @property
+    def atoms(self) -> dict[str, Tensor]:
+        """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
+        tables, store = self.network.plain_tables, self.network.parameters
+        return {name: store[name].detach() for name in self.learned if name not in tables}
+
+    @property
+    def heads(self) -> Heads:
+        """The heads of the first selector."""
+        return self.heads_of()
+
+    @within_memory("heads_of")
+    def heads_of(self, selector: str | None = None) -> Heads:
+        """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
+        chosen = self._selector(selector)
+        return heads.heads_of(self.network, chosen, self.theta[chosen.owner], self.samples)
+
+    @property
+    def log_likelihoods(self) -> Tensor | None:
+        """The log evidence of each sentence of the data under each draw, `[chain, draw, sentence]`, made when asked.
+
+        None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
+        """
+        shared = several()  # then others would wait for what one has made alone
+        if shared not in self._made:
+            self._made[shared] = self._made[True] if True in self._made else self._likelihoods()
+        return self._made[shared]
+
+    def _likelihoods(self) -> Tensor | None:
+        """The same, made."""
+        if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
+            return self.known_likelihoods
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, self.learned, None)
+        objective = Objective(self.network, learned, self.budget)
+        lead = next(iter(self.samples.values())).shape[:2]
+        if objective.of_corpus or lead.numel() * len(self.data) > MOST:
+            return None
+        with self._shared("log_likelihoods", self.data) as here:
+            sets = {k: v.to(here.device) for k, v in stored(self.network, self.samples).items()}
+            own = here.shard(self.data)
+            objective.to(here.device)
+            found = heads.likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
+            return here.all_gather(found).to(self.network.device).T.reshape(*lead, -1)
+
+    @within_memory("interval")
+    def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
+
+        From the samples of the posterior. `f.heads.cosine` has the names of the invariants.
+        """
+        if not self.samples:
+            raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
+        check_share("share", share)
+        return heads.interval(self.network, self.samples, name, share)
+
+    @within_memory("responsibilities")
+    def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
+        """The probability of each head given a sentence and what is observed of it, `P(c | x, y)`.
+
+        Args:
+            data: sentences and what is observed of them, in any form that `fit` takes.
+            selector: the choice whose states are the heads; by default the first one.
+
+        Returns:
+            `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
+            mean over its draws.
+        """
+        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
+        of_corpus, name = member.scope == "corpus", member.family.name
+
+        def ask(net: Network, own: Batch) -> Tensor:
+            module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
+            return torch.cat(
+                [posterior(module, name, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+            )
+
+        with self._shared("responsibilities", corpus, of_corpus, selector=name) as here:
+            return self._mean_over_draws(here, corpus, ask)
+
+    @within_memory("predict")
+    def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
+        """Predict a readout from sentences alone: the choices are summed out.
+
+        Args:
+            data: sentences, in any form that `fit` takes; what they say of readouts is left out. For a net without
+                words the columns of its given nodes, or None where it has no inputs.
+            readout: the readout; by default the first that nothing reads.
+
+        Returns:
+            `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
+            over its draws.
+        """
+        name, corpus = self._readout(readout).family.name, read_batch(self.network, data, observed="none")
+
+        def ask(net: Network, own: Batch) -> Tensor:
+            return predicted(net, name, own.parts(AT_ONCE), self.budget)
+
+        with self._shared("predict", corpus, readout=name) as here:
+            return self._mean_over_draws(here, corpus, ask)
+
+    @within_memory("log_likelihood")
+    def log_likelihood(self, data: object) -> Tensor:
+        """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
+        corpus = self._corpus(data)
+        learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
+        objective = Objective(self.network, learned, self.budget)
+        with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
+            own = here.shard(corpus)
+            objective.to(here.device)
+            parts, found = [own] if objective.of_corpus else own.parts(AT_ONCE), []
+            for net in self._draws(USED, here) if len(own) else ():
+                found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
+            mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
+            return here.all_gather(mean).to(self.network.device)
+
+    @within_memory("check")
+    def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
+        """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
+        corpus = self._corpus(data)
+        member = self._readout(readout, corpus)
+        nets = self._draws(whole("draws", draws))
+        states = member.tpm.states if member.tpm.kind == "discrete" else None
+        return checked(nets, member.family.name, corpus, statistics, draws, states)
+
+    @within_memory("compare")
+    def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
+        """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
+
+        Without data, on those that both were fitted to, by leave-one-out where both have samples and ArviZ is there.
+        With data, the other may be a net, such as the one that made the sentences.
+        """
+        if not isinstance(other, Fit):
+            if not isinstance(getattr(other, "network", other), Network):
+                raise BNetError("compare", expected="a Fit, or a net", got=other)
+            other = Fit(other, "none", 0, "nothing")
+        return heads.compare(self, other, data, selector, self._selector(selector))
+
+    @within_memory("to_arviz")
+    def to_arviz(self) -> az.InferenceData:
+        """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
+        return heads.to_arviz(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fit to one safetensors file: the net, the samples, the measures; `bt.load` reads it."""
+        tensors = {"net": torch.frombuffer(bytearray(io.as_bytes(self.network)), dtype=torch.uint8)}
+        tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
+        tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
+        for part in ("samples", "choices", "statistics"):
+            values = getattr(self, part).items()
+            tensors |= {f"{part}/{name}": value.detach().cpu().contiguous() for name, value in values}
+        with alone():  # files are written by one rank
+            known = self.log_likelihoods
+        if known is not None:
+            tensors["log_likelihoods"] = known.detach().cpu().contiguous()
+        head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(self, name) for name in TOLD}}
+        files.write_tensors(path, head, tensors)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each measure of each restart."""
+        import pandas as pd
+
+        return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.judged_by} of a sentence"])
+
+    def _repr_html_(self) -> str:
+        told = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
+        told += f", judged on {self.judged_on} by the {self.judged_by}" + ("" if self.finished else ", interrupted")
+        told += "" if self.approximate is None else f"; approximate: {self.approximate}"
+        if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
+            own = ", ".join(name for name in self.selectors if name not in self.matched)
+            told += f"; heads of {own} as each draw has them: what is not learned tells them apart"
+        shown = self.heads._repr_html_() if self.selectors else ""
+        return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{shown}"
+
+    def _selector(self, name: str | None) -> Member:
+        known = {member.family.name: member for member in selectors_of(self.network)}
+        if not known:
+            wanted = "a net with a selector that hangs on no other node"
+            others = [member.family.name for member in self.network.choices]
+            got = f"{', '.join(others[:4])}, whose parents decide" if others else "none"
+            allowed = "posterior(...) of a node of a sentence of f.net" if others else None
+            raise BNetError("selector", expected=wanted, got=got, allowed=allowed)
+        if name is None:
+            return next(iter(known.values()))
+        if not isinstance(name, str) or name not in known:
+            raise unknown("selector", name, known)
+        return known[name]
+
+    def _readout(self, name: str | None, corpus: Batch | None = None) -> Member:
+        """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
+        every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_of
+        known = {m.family.name: m for m in every if corpus is None or m.family.name in corpus.evidence}
+        if name is not None and (not isinstance(name, str) or name not in known):
+            raise unknown("readout", name, known)
+        leaves = [member for member in known.values() if not reads[member.family.index]]
+        return known[name] if name is not None else [*leaves, *known.values()][0]
+
+    def _mean_over_draws(self, here: Ranks, corpus: Batch, ask: Callable[[Network, Batch], Tensor]) -> Tensor:
+        """The mean over draws of the posterior of what each of the sentences is answered, `[sentence, ...]`."""
+        own = here.shard(corpus)
+        nets = self._draws(USED, here) if len(own) else []
+        mean = sum((ask(net, own) / len(nets) for net in nets), torch.zeros(()))
+        return here.all_gather(mean if nets else torch.zeros(0)).to(self.network.device)
+
+    @contextmanager
+    def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
+        """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
+        share a draw. Where choices were drawn and cannot be summed, one error says what can be asked all the same."""
+        with nullcontext(Ranks(0, 1, self.network.device)) if of_corpus else ranks(self.network.device) as here:
+            told = {"budget": self.budget, **settings}
+            here.assert_same(what, net=self.network, samples=self.samples, data=corpus, **told)
+            try:
+                yield here
+            except (BudgetError, ReadingError) as error:
+                if not self.choices:
+                    raise
+                raise ReadingError(
+                    "a fit with choices='sampled'",
+                    expected="a question about the sentences that it was fitted to: others have no table of choices",
+                    got=f"one that needs the choices summed ({error.what})",
+                    allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net "
+                    "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
+                ) from error
+
+    def _corpus(self, data: object) -> Batch:
+        """Data in any form, as the fit took it."""
+        return read_batch(self.network, data, missing=self.missing, option=MISSING)
+
+    def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
+        """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
+        nets = [self.network]
+        if self.samples:
+            sets, own = stored(self.network, self.samples), self.network.parameters
+            count = len(next(iter(sets.values())))
+            taken = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
+            nets = [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]
+        return nets if here is None else [here.to_device(net) for net in nets]
+
+
+@with_gradients()
+def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
+    """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
+    module, member = Module(network).eval(), network.member(name)
+    if member.tpm.kind == "discrete":
+        each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+        return torch.cat(each)
+    above = network.ancestral_members(member)
+    free = [m.family.index for m in above if m.tpm.kind == "discrete" and network.graph.out_of[m.family.index]]
+    for part in parts[:1]:
+        _, words, *_ = module.inputs(part.x, part.given)
+        choices = choices_above(network, member.family.index, {*free}, set())
+        check_count(network, member.family.index, choices, words, budget)
+    return torch.cat([_mean(module, member, free, part) for part in parts])
+
+
+def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Tensor:
+    """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
+    network, name = module.network, member.family.name
+    with torch.no_grad():
+        course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
+        at, parents = seen(course, member)
+        mean = member.tpm.distribution(at, *parents).mean
+        priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
+    family, first = member.family, course.layout.batch
+    shape = full_shape(course, family.plates, family.words, batch_of([Factor(member, mean[..., 0])], course))
+    # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
+    tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
+    total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
+    (found,) = torch.autograd.grad(total.sum(), tilt)
+    kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
+    return found.flatten(0, first).reshape(*kept, *member.shape)
+
+
+def usual(states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The statistics that are looked at where none are told."""
+    if states is not None:
+        return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(states)}  # type: ignore[misc]
+    return {"mean": torch.mean, "variance": lambda y: y.flatten(0, -2).var(0).mean(), "kurtosis": _kurtosis}
+
+
+def _kurtosis(y: Tensor) -> Tensor:
+    values = y.flatten(0, -2)
+    return (values - values.mean(0)).pow(4).mean() / values.var(0).square().mean()
+
+
+def _number(what: str, of: Any, y: Tensor) -> float:
+    """What a statistic is of what was observed."""
+    wanted = "a function of what is observed that returns a number"
+    if not callable(of):
+        raise BNetError(f"statistic {what}", expected=wanted, got=of)
+    found = of(y.clone())  # a statistic may change what it sees
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BNetError(f"statistic {what}", expected=wanted, got=found) from error
+
+
+def checked(
+    nets: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
+) -> Check:
+    """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
+
+    Statistics see what was observed and nothing else: all of it, or its words one after the other where some are not.
+    """
+    told = dict(mapping("statistics", statistics)) or usual(states)
+    seen_of = corpus.evidence[name]
+
+    def shown(y: Tensor) -> Tensor:
+        return y if seen_of.observed is None else y[seen_of.observed]
+
+    observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
+    rows = []
+    for k in range(draws):
+        network = nets[k % len(nets)]
+        with own_random(network.device), torch.no_grad():
+            reseed(k, network.device)
+            found = PyroModel(network, parameters="own")(
+                corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus)
+            )
+        y = shown(found[name].reshape(seen_of.value.shape))
+        rows.append([_number(what, of, y) for what, of in told.items()])
+    table, own = (torch.tensor(values, dtype=torch.float64) for values in (rows, list(observed.values())))
+    share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN
+    spread = table.std(0) if draws > 1 else table[0] * torch.nan
+    of = [dict(zip(told, values.tolist(), strict=True)) for values in (table.mean(0), spread, share)]
+    return Check(observed, of[0], of[1], of[2], name)
+
+
+def is_fit(path: str | os.PathLike[str]) -> bool:
+    """True for a file that `save` wrote; whatever else is wrong with a file is for those to say who read it."""
+    return files.is_of(path, WANTED, FORMAT)
+
+
+def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
+    """The fit that `save` wrote, every byte of it compared with its hash."""
+    where = files.as_path(path)
+    head, tensors = files.read_tensors(where, WANTED, FORMAT, VERSION)
+    with files.reading(where, WANTED):
+        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()}
+        parts: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
+        for name, value in tensors.items():
+            part, _, own = name.partition("/")
+            if own:
+                parts[part][own] = value
+        return Fit(
+            _net(where, tensors["net"], trust),
+            **told,
+            **parts,
+            bounds=tuple(tensors["bounds"].tolist()),
+            measured=tuple((int(step), int(who), score) for step, who, score in tensors["measured"].tolist()),
+            known_likelihoods=tensors.get("log_likelihoods"),
+        )
+
+
+def _net(where: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "net.safetensors")
+        path.write_bytes(content.numpy().tobytes())
+        try:
+            return io.load(path, trust=trust)
+        except FileError as error:
+            raise FileError(str(where), expected=error.expected, got=error.got, allowed=error.allowed) from error

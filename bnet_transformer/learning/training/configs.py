@@ -1,0 +1,247 @@
+"""The options of runs that belong together: the optimizer, early stopping, how a step is executed, and the loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from bnet_transformer._core.checks import number, one_of, put, seed_of, whole
+from bnet_transformer._core.distributed import Ranks
+from bnet_transformer.data.task import Task
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.checkpoint import Checkpoints
+
+SCHEDULES = ("constant", "cosine", "noam")
+Schedule = Callable[[int], float]
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """AdamW and the schedule of its rate.
+
+    Args:
+        rate: The highest rate, 0.001 where it is None; with the schedule `"noam"` a factor, 1 where it is None.
+        schedule: `"constant"`, `"cosine"` (to 0 at the last step) or `"noam"`.
+        warmup: Steps in which the rate rises.
+        dim: The width of the states, for `"noam"`; None for that of the net.
+        betas: How long the two moments last.
+        eps: What keeps the division by the second moment finite.
+        weight_decay: The decay of matrices and tables; biases and gains do not decay.
+        clip: The greatest length of the gradient; None for any.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.AdamW(0.01, schedule="cosine").highest_rate
+    0.01
+    """
+
+    rate: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+    dim: int | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("rate", "eps", "clip"):
+            if getattr(self, option) is not None:
+                put(self, **{option: number(option, getattr(self, option), above=0)})
+        one_of("schedule", self.schedule, SCHEDULES)
+        put(self, warmup=whole("warmup", self.warmup, least=0))
+        if self.dim is not None:
+            put(self, dim=whole("dim", self.dim))
+        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
+            raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
+        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay, least=0))
+
+    @property
+    def highest_rate(self) -> float:
+        """The highest rate, or the factor of Noam's schedule."""
+        return self.rate or (1.0 if self.schedule == "noam" else 1e-3)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When training ends before its steps.
+
+    Args:
+        patience: Held-out losses that are not better than the best one after which training ends; the net of the best
+            one is the result. None for all steps. It needs `held_out`.
+        bound: The loss above which training ends with an error, as it does for one that is not finite; None for any.
+
+    Raises:
+        BNetError: Where an option is out of its range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EarlyStopping(patience=3).is_valid(2.0)
+    True
+    """
+
+    patience: int | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience is not None:
+            put(self, patience=whole("patience", self.patience))
+        if self.bound is not None:
+            put(self, bound=number("bound", self.bound))
+
+    def is_valid(self, loss: float, length: float = 0.0) -> bool:
+        """True for a loss, with the length of its gradient, that training may go on from."""
+        return math.isfinite(loss + length) and (self.bound is None or loss <= self.bound)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a step is executed; but for rounding, it comes to the same.
+
+    Args:
+        precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's own
+            floating type is accepted as well.
+        compile: True has torch.compile make code of the net and its loss.
+
+    Raises:
+        BNetError: Where an option is none of its values.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Execution(precision="bfloat16").compile
+    False
+    """
+
+    precision: str | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.precision, (None, *PRECISIONS))
+        one_of("compile", self.compile, (True, False))
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a net is trained: with the same config, net and data a run has the same losses."""
+
+    batch: int = 32
+    smoothing: float = 0.0
+    words: int | None = None
+    seed: int = 0
+    optimizer: AdamW = AdamW()
+    early_stopping: EarlyStopping = EarlyStopping()
+    execution: Execution = Execution()
+
+    def __post_init__(self) -> None:
+        put(self, batch=whole("batch", self.batch), smoothing=number("smoothing", self.smoothing))
+        if not 0 <= self.smoothing < 1:
+            raise BNetError("smoothing", expected="a share below 1", got=self.smoothing)
+        if self.words is not None:
+            put(self, words=whole("words", self.words))
+        put(self, seed=seed_of(self.seed))
+        for option, kind in (("optimizer", AdamW), ("early_stopping", EarlyStopping), ("execution", Execution)):
+            if not isinstance(getattr(self, option), kind):
+                raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", got=getattr(self, option))
+
+    def check(self, task: Task) -> None:
+        """Refuse what does not go with the net."""
+        if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
+            raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
+        precision, own = self.execution.precision, task.network.dtype
+        wanted = PRECISIONS.get(precision or "")
+        if wanted not in (None, torch.bfloat16, own):
+            allowed = f"net.to({wanted}), or precision='bfloat16'"
+            raise BNetError("precision", expected=f"that of the net, {own}", got=precision, allowed=allowed)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What happens around the steps of a run.
+
+    Args:
+        every: Steps from one measure, and checkpoint, to the next; None for ten in a run.
+        checkpoints: Where checkpoints go; None for none.
+        progress: True for a progress bar, False for none, None for one in a terminal.
+    """
+
+    every: int | None = None
+    checkpoints: Checkpoints | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        one_of("progress", self.progress, (True, False, None))
+        if self.every is not None:
+            put(self, every=whole("every", self.every))
+
+    @property
+    def shared(self) -> tuple[object, ...]:
+        """What several processes must have in common, for at a pause they wait for each other."""
+        return self.every, None if self.checkpoints is None else self.checkpoints.resume
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """True where there is a checkpoint to go on from."""
+        return self.checkpoints is not None and self.checkpoints.path().exists()
+
+    def is_pause(self, step: int, steps: int) -> bool:
+        """True after the steps at which the run is measured and saved, the last one among them."""
+        return step % (self.every or max(1, steps // 10)) == 0 or step == steps
+
+    def progress_bar(self, ranks: Ranks, steps: int, initial: int, unit: str = "step") -> Any:
+        """The progress bar of a run, which the first of several processes shows."""
+        hide = True if not ranks.first or self.progress is False else False if self.progress else None
+        return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[list[int]]:
+    """Whether Ctrl-C came: the step is finished first. A second one is not waited for."""
+    asked: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
+    """The rate of each step, counted from 1.
+
+    >>> noam = schedule_of("noam", None, 400, 1000, 512)
+    >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
+    2.0
+    """
+    factor = AdamW(rate, kind).highest_rate
+    if kind == "noam":
+        if warmup < 1 or dim is None:
+            got = f"warmup={warmup}, dim={dim}"
+            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", got=got)
+        return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+    def followed(step: int) -> float:
+        risen = min(1.0, step / warmup) if warmup else 1.0
+        if kind == "constant" or step <= warmup:
+            return factor * risen
+        return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+    return followed

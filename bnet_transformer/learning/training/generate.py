@@ -1,0 +1,326 @@
+"""`generate`: prompts in, words out, chosen one by one: greedy, by sampling, by beams."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import number, one_of, seed_of, whole
+from bnet_transformer._core.memory import room_for, within_memory
+from bnet_transformer.compiler import Module
+from bnet_transformer.data.encode import by_stack
+from bnet_transformer.data.examples import Example, pad_examples
+from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
+from bnet_transformer.declare import Network, network_of
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.training.incremental import WordByWord, told_by
+from bnet_transformer.tpm.arrays import is_plain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METHODS = ("greedy", "beam", "sample")
+COLD = 1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
+Pick = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was generated after each prompt, the stop word left out: ids, words, their log probability."""
+
+    ids: tuple[tuple[int, ...], ...]
+    words: tuple[tuple[str, ...], ...]
+    scores: tuple[float, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The words of each row, joined by spaces."""
+        return tuple(" ".join(row) for row in self.words)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __str__(self) -> str:
+        return "\n".join(self.texts)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each prompt: `text`, `words` (how many), `score`."""
+        import pandas as pd
+
+        return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(text)}</td><td>{score:.4f}</td></tr>"
+            for text, score in zip(self.texts, self.scores, strict=True)
+        )
+        return f"<table><tr><th>words</th><th>log P</th></tr>{rows}</table>"
+
+
+@within_memory("generate")
+def generate(
+    network: Network,
+    prompt: object = None,
+    *,
+    method: str = "greedy",
+    length: int = 64,
+    beams: int | None = None,
+    penalty: float | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    start: object = None,
+    stop: object = None,
+    seed: int = 0,
+) -> Generated:
+    """At most `length` new words after each prompt, up to the word `stop`.
+
+    A prompt is text, a list of ids, or an array; a list of these (strings are texts) is a batch. A net of two stacks
+    takes its sources, and `start`, or a mapping from stack. `method` is "greedy", "sample" (by `temperature`, 1 by
+    default, among the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, 4 by
+    default, with the length `penalty` of Wu et al., 0.6).
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> found = net.generate(["the cat"], length=3)
+    >>> len(found.words[0]), found.words[0][0] in {"the", "cat", "sat"}
+    (3, True)
+    """
+    network = network_of(network)
+    network.one_type()
+    places = sorted({str(value.device) for value in network.parameters.values()})
+    if len(places) > 1:
+        raise BNetError("generate", expected="a net on one device", got=", ".join(places))
+    one_of("method", method, METHODS)
+    options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    _check_options(method, options)
+    temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
+    seed = seed_of(seed)
+    check_has_words(network, "generate")
+    task = infer_trainable_task(network, generates=True)
+    _, stack = told_by(task)
+    x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)
+    task.words[stack].check_length(prompts.end, begun=True)
+    told = len(prompts.ids) * (whole("beams", beams or 4) if method == "beam" else 1)
+    room_for("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
+    place = network.device
+    with torch.inference_mode():
+        module = Module(network).eval()
+        begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
+        speaker = WordByWord(module, task, begun, mask, prompts.end)
+        if method == "beam":
+            ids, scores = by_beams(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
+        else:
+            pick = greedy if method == "greedy" else sampler(temperature or 1.0, top_k, top_p, seed, place)
+            ids, scores = one_by_one(speaker, prompts, pick)
+    words = tuple(task.words[stack].decode(row) for row in ids)
+    return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
+
+
+def _check_options(method: str, options: Mapping[str, object]) -> None:
+    """Refuse options of another method, and numbers that are none."""
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name in ("beams", "top_k"):
+            whole(name, value)
+        elif name == "penalty":
+            number(name, value, least=0)
+        elif number(name, value, above=0) > 1 and name == "top_p":
+            raise BNetError(name, expected="a share above 0, at most 1", got=value)
+        wanted = "beam" if name in ("beams", "penalty") else "sample"
+        if method != wanted:
+            allowed = f"method={wanted!r}"
+            raise BNetError(name, expected=f"None: method={method!r} has no use for it", got=value, allowed=allowed)
+
+
+def _read(
+    task: Task, stack: str, prompt: object, length: int, start: object, stop: object
+) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
+    """The words of every stack as a batch, and the prompts of the one that is told."""
+    others = [name for name in task.stacks if name != stack]
+    prompts = {} if prompt is None else by_stack("prompt", prompt, task.stacks, stack)
+    said = {name: _several(value) for name, value in prompts.items()}
+    of = task.words[stack]
+    batch = max((len(rows) for rows in said.values()), default=1)
+    if start is None and stack not in said and task.network.tokenizer is not None:
+        start = task.network.tokenizer.start  # where the model says with which word its outputs start
+    begin = [] if start is None else [of.id(start)]
+    rows = [[*begin, *of.encode(row).tolist()] for row in said.get(stack, [])] or [begin]
+    if not rows[0]:
+        raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", got="none")
+    rows = rows * batch if len(rows) == 1 else rows
+    for name in others:
+        if len(said.get(name, [])) != batch or len(rows) != batch:
+            got = {name: len(said.get(name, [])), stack: len(rows)}
+            raise BNetError("prompt", expected="as many sentences in every stack", got=got)
+    words = {name: [task.words[name].encode(row) for row in said[name]] for name in others}
+    for name in others:
+        task.words[name].check_length(max(len(row) for row in words[name]))
+    told = [torch.tensor(row) for row in rows]
+    made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
+    device = task.network.device
+    mask = {name: value.to(device) for name, value in (made.mask or {}).items() if name != stack}
+    end = None if stop is None else of.id(stop)
+    ids, lengths = made.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
+    return {name: made.x[name] for name in others}, mask or None, Prompts(ids, lengths, length, end)
+
+
+def _several(value: object) -> Sequence[object]:
+    """One sentence as a batch of one; a batch as it is."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, np.ndarray) or is_plain(value):
+        return [value] if value.ndim == 1 else list(value)
+    if not isinstance(value, Sequence) or not value:
+        raise BNetError("prompt", expected="text, ids, or a list of them", got=value)
+    return [value] if all(isinstance(word, int | np.integer) for word in value) else value
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Where words are to be chosen: the prompts `[batch, word]`, their lengths, how many new words, which one ends."""
+
+    ids: Tensor
+    lengths: Tensor
+    new: int
+    stop: int | None
+
+    @property
+    def shortest(self) -> int:
+        """The words that all prompts have."""
+        return int(self.lengths.min())
+
+    @property
+    def end(self) -> int:
+        """The words that the longest row may come to."""
+        return int(self.lengths.max()) + self.new
+
+    def forced(self, log_probs: Tensor, place: int) -> Tensor:
+        """Within a prompt its own word is certain; `[batch, ..., states]`."""
+        inside = place < self.lengths
+        if not bool(inside.any()):
+            return log_probs
+        column = self.ids[:, min(place, self.ids.shape[1] - 1)]
+        own = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
+        own.scatter_(1, column[:, None], 0.0)
+        shape = (-1, *[1] * (log_probs.dim() - 1))
+        return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
+
+    def said(self, rows: Tensor, place: int) -> Tensor:
+        """Where the stop word, chosen at a place, ends a row: `rows` are the words chosen."""
+        if self.stop is None:
+            return torch.zeros_like(rows, dtype=torch.bool)
+        return (rows == self.stop) & (place >= self.lengths)
+
+
+def one_by_one(speaker: WordByWord, prompts: Prompts, pick: Pick) -> tuple[list[list[int]], Tensor]:
+    """Each word picked from its distribution; the new words of each row, and their log probability."""
+    batch = len(prompts.ids)
+    score = torch.zeros(batch, dtype=speaker.log_probs.dtype, device=prompts.ids.device)
+    done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
+    length = torch.full_like(prompts.lengths, prompts.new)
+    chosen: list[Tensor] = []
+    for place in range(prompts.shortest, prompts.end):
+        log_probs = prompts.forced(speaker.log_probs, place)
+        word = pick(log_probs)
+        score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
+        chosen.append(word)
+        said = prompts.said(word, place) & ~done
+        length = torch.where(said, place - prompts.lengths, length)
+        done = done | said | (place - prompts.lengths + 1 >= prompts.new)
+        if bool(done.all()):
+            break
+        speaker.step(word)
+    return _cut(torch.stack(chosen, 1), prompts, length), score
+
+
+def by_beams(speaker: WordByWord, prompts: Prompts, beams: int, penalty: float) -> tuple[list[list[int]], Tensor]:
+    """The likeliest words among `beams` for each row, by `log P / ((5 + n) / 6)^penalty` of n words (Wu et al. 2016).
+
+    A row ends when no live beam can come to a better score than its best ended one.
+    """
+    batch, states = speaker.log_probs.shape
+    speaker.repeat(beams)
+    device, first = prompts.ids.device, prompts.shortest
+    score = torch.full((batch, beams), -torch.inf, dtype=speaker.log_probs.dtype, device=device)
+    score[:, 0] = 0.0
+    words = torch.zeros(batch, beams, prompts.end - first, dtype=torch.long, device=device)
+    best = torch.full((batch,), -torch.inf, dtype=score.dtype, device=device)
+    ended, total, length = words[:, 0].clone(), best.clone(), torch.zeros_like(prompts.lengths)
+    done = torch.zeros(batch, dtype=torch.bool, device=device)
+    start = torch.arange(batch, device=device)[:, None] * beams
+
+    def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, least: int) -> None:
+        """Take ended beams `[batch, beams]` of n words where they are better than the best so far."""
+        nonlocal best, ended, total, length
+        value, beam = (scores / _share(n, penalty)[:, None]).max(1)
+        better = rows & (value > best)
+        best = torch.where(better, value, best)
+        total = torch.where(better, scores.gather(1, beam[:, None])[:, 0], total)
+        ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
+        length = torch.where(better, n - least, length)
+
+    for place in range(first, prompts.end):
+        n = place - prompts.lengths + 1
+        live = ~done & (n >= 1)
+        found = prompts.forced(speaker.log_probs.reshape(batch, beams, states), place)
+        reached = score[:, :, None] + found
+        if prompts.stop is not None:
+            offer(live, reached[:, :, prompts.stop], words, n, 1)
+            reached[:, :, prompts.stop].masked_fill_((n >= 1)[:, None], -torch.inf)
+        score, flat = reached.flatten(1).topk(beams, 1)
+        parent, word = flat // states, flat % states
+        words = words.gather(1, parent[:, :, None].expand_as(words))
+        words[:, :, place - first] = word
+        offer(live & (n == prompts.new), score, words, n, 0)
+        done = done | (n >= prompts.new) | (score[:, 0] / _share(n.clamp(min=prompts.new), penalty) <= best)
+        if bool(done.all()):
+            break
+        rows = (start + parent).flatten()
+        if not bool((rows == torch.arange(len(rows), device=device)).all()):
+            speaker.reorder(rows)
+        speaker.step(word.flatten())
+    return _cut(ended, prompts, length), total
+
+
+def _share(n: Tensor, penalty: float) -> Tensor:
+    """The length penalty, `((5 + n) / 6)^penalty`."""
+    return ((5 + n.clamp(min=0)).to(torch.float64) / 6) ** penalty
+
+
+def _cut(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
+    """The new words of each row, of all that were chosen from the shortest prompt on."""
+    skip = (prompts.lengths - prompts.shortest).tolist()
+    return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
+
+
+def sampler(temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device) -> Pick:
+    """A word drawn from `P^(1/temperature)`, of the `top_k` likeliest, of the fewest with a share of `top_p`."""
+    temperature = min(max(temperature, COLD), 1 / COLD)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def pick(log_probs: Tensor) -> Tensor:
+        tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
+        if top_k is not None and top_k < tempered.shape[-1]:
+            least = tempered.topk(top_k, -1).values[:, -1:]
+            tempered = tempered.masked_fill(tempered < least, -torch.inf).log_softmax(-1)
+        if top_p is not None:
+            ordered, places = tempered.sort(-1, descending=True)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            past = (before >= top_p) & (before > 0)  # never the likeliest, however small the share
+            tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
+        return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
+
+    return pick
+
+
+def greedy(log_probs: Tensor) -> Tensor:
+    """The likeliest word."""
+    return log_probs.argmax(-1)

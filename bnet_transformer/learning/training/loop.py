@@ -1,0 +1,267 @@
+"""`train`: the loop over minibatches, with held-out losses, early stop, checkpoints and resume; what it gives back."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.files import as_path
+from bnet_transformer._core.memory import within_memory
+from bnet_transformer._core.options import name_config_of_options
+from bnet_transformer._core.torch_context import own_random, with_gradients
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.dataset import read_dataset
+from bnet_transformer.data.examples import ExampleReader
+from bnet_transformer.data.task import check_has_words, infer_task, infer_trainable_task
+from bnet_transformer.declare import Network, network_of
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.checkpoint import NAME, Checkpoints, diverged, kept_by, read
+from bnet_transformer.learning.training.configs import (
+    AdamW,
+    EarlyStopping,
+    Execution,
+    LoopConfig,
+    TrainConfig,
+    asked_to_stop,
+)
+from bnet_transformer.learning.training.run import Loss, Run, settings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+N = TypeVar("N")  # a Network, or a BNet that holds one
+
+
+@dataclass(frozen=True)
+class Trained(Generic[N]):
+    """A trained net, its loss at each step, and the held-out loss at some: `(step, loss)`, steps counted from 1."""
+
+    net: N
+    losses: tuple[float, ...] = field(repr=False)
+    held_out: tuple[tuple[int, float], ...] = field(repr=False)
+    steps: int
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each step: `loss`, and `held_out` where it was measured."""
+        import pandas as pd
+
+        rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
+        rows["held_out"] = pd.Series(dict(self.held_out), dtype=float)
+        return rows
+
+    def _repr_html_(self) -> str:
+        frame = self.to_dataframe()
+        ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
+        table = frame.loc[ends.union(measured[-10:])].to_html(float_format="{:.4f}".format, na_rep="")
+        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p>{table}"
+
+
+@name_config_of_options(
+    optimizer=(AdamW,), early_stopping=(EarlyStopping,), checkpoints=(Checkpoints,), execution=(Execution,)
+)
+@with_gradients()
+def train(
+    net: N,
+    data: object,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch: int = 32,
+    loss: Loss | None = None,
+    smoothing: float = 0.0,
+    optimizer: AdamW = AdamW(),
+    words: int | None = None,
+    start: object = None,
+    stop: object = None,
+    held_out: object = None,
+    every: int | None = None,
+    early_stopping: EarlyStopping = EarlyStopping(),
+    checkpoints: Checkpoints | str | Path | None = None,
+    execution: Execution = Execution(),
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> Trained[N]:
+    """Train a net on the log probability of its readouts by AdamW; the net that came in stays as it is.
+
+    Where the readout predicts the next word, targets follow from the words. Ctrl-C finishes the step, writes a
+    checkpoint and raises KeyboardInterrupt. Under torchrun each process takes its share of each batch.
+
+    Args:
+        net: A net with a readout, or any net with a `loss`.
+        data: A list of sentences or pairs, an array `[sentence, word]`, a pair of arrays, a file of tokens (in windows
+            of `words`), or a function from the step to any of these, each a batch as it is.
+        steps: Steps in all; exactly one of `steps` and `epochs`.
+        epochs: How many times each example is in a batch.
+        batch: Examples of a step, over all processes.
+        loss: A function `loss(module, batch)` that gives a mean, in place of the likelihood.
+        smoothing: The share of each label that is spread over all states.
+        optimizer: The optimizer and its schedule.
+        words: Words of a window, where data is one stream of tokens.
+        start: A word before each sentence, where next words are predicted.
+        stop: A word behind each sentence, where next words are predicted.
+        held_out: Data in the forms of `data`, whose loss is measured.
+        every: Steps from one held-out loss, and checkpoint, to the next; None for ten in a run.
+        early_stopping: When training ends before its steps.
+        checkpoints: Where checkpoints go, and whether the run goes on from one; a folder alone begins a new run.
+        execution: Precision and compilation of a step.
+        seed: The seed of the order of examples and of dropout.
+        device: Where to train; None for where the net is.
+        progress: True for a progress bar, False for none, None for one in a terminal.
+
+    Returns:
+        The trained net, its losses and its held-out losses.
+
+    Raises:
+        BNetError: Where an option is out of its range or does not go with the net, or the loss diverged.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> data = ["the cat sat", "sat the cat"]
+    >>> trained = bt.train(net, data, steps=20, batch=2, optimizer=bt.AdamW(rate=0.01))
+    >>> trained.losses[0] > trained.losses[-1]
+    True
+    """
+    config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
+    loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
+    network = network_of(net)
+    if loss is not None and not callable(loss):
+        raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
+    check_has_words(network, "train", "bt.fit")
+    reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
+    given = read_dataset(reader, data, batch, seed, words)
+    held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
+    total = _total(steps, epochs, given)
+    measured = [] if held is None else held.in_order()
+    patience = early_stopping.patience
+    if patience is not None and not measured:
+        raise BNetError("patience", expected="held_out= data to measure", got="none")
+    settings, place = settings_of(config, reader, given, held, loss, total), device_of(device, network)
+    with within_memory("train"), ranks(place) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
+        if here.world > 1:
+            first = given(0)
+            alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
+            here.assert_same("train", **alike, steps=total, loop=(loop.shared, early_stopping), execution=execution)
+        run = Run(reader.task, config, total, here, loss, settings)
+        _follow(run, given, measured, loop, total)
+        found = run.best if patience is not None and run.best else run.parameters()
+    return _result(net, found, run.losses, run.held_out, run.step)
+
+
+def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
+    """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
+    network, path = network_of(net), as_path(folder)
+    one_of("best", best, (True, False))
+    found = read(path / NAME if path.is_dir() else path, network)
+    parameters = found.part("best" if best else "net")
+    if not parameters:
+        raise BNetError("best", expected="a checkpoint of a run with patience=", got="one of a run without")
+    return _result(net, parameters, found.losses, found.held_out, found.step)
+
+
+def _result(
+    net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
+) -> Trained[N]:
+    """The result with its net as the caller holds it, the parameters on the devices where they were."""
+    network = network_of(net)
+    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    made = network.with_parameters(home)
+    held = made if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made)
+    return Trained(cast(N, held), tuple(losses), tuple(held_out), steps)
+
+
+def _total(steps: int | None, epochs: int | None, given: Dataset) -> int:
+    """How many steps there are in all."""
+    if (steps is None) == (epochs is None):
+        got = f"steps={steps}, epochs={epochs}"
+        raise BNetError("steps", expected="steps= or epochs=, one of them", got=got)
+    if steps is not None:
+        return whole("steps", steps)
+    if given.epoch is None:
+        raise BNetError("epochs", expected="steps=, for a function of the step has no end", got=epochs)
+    return whole("epochs", epochs) * given.epoch
+
+
+def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
+    """The steps that are left."""
+    path = None
+    if loop.checkpoints is not None:
+        path, has_checkpoint = loop.checkpoints.begin()
+        if has_checkpoint:
+            run.restore(path, free=loop.checkpoints.changeable)
+        if run.step > steps:
+            got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
+            raise BNetError("steps", expected=f"at least the {run.step} of {path}", got=got, allowed=allowed)
+    run.ranks.barrier()
+    bar = loop.progress_bar(run.ranks, steps, run.step)
+    batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
+    with bar, asked_to_stop() as asked:
+        while run.step < steps and not stop and not _should_stop_early(run):
+            batch = given(run.step)
+            run.gradient(run.feed(batch, bool(asked)))
+            stop = _listen(run, path, all=path is not None and due)
+            if path is not None and due:
+                run.save(path)
+            run.follow()
+            bar.update()
+            if not bar.disable and run.losses:
+                bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
+            stop, due = stop or (run.ranks.world == 1 and bool(asked)), loop.is_pause(run.step, steps)
+            if held_out and not stop and due:
+                _listen(run, path, all=True)
+                _measure(run, held_out)
+        _listen(run, path, all=True)
+        if batch is not None:  # the last parameters are saved if they are good on the batch that made them
+            loss = run.evaluate([batch])
+            if not run.config.early_stopping.is_valid(loss):
+                raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
+            if path is not None:
+                run.save(path)
+    if stop:
+        raise KeyboardInterrupt
+
+
+def _listen(run: Run, path: Path | None, *, all: bool = False) -> bool:
+    """Read the losses that are there, or `all`; a bad one ends the run. True where some process is to stop."""
+    stop = False
+    for loss, length, asked in run.heard(all=all):
+        if not run.config.early_stopping.is_valid(loss, length):
+            raise _divergence_error(run, f"loss {loss:g}, a gradient of length {length:g}", path)
+        stop = stop or asked
+    return stop
+
+
+def _measure(run: Run, held_out: list[Batch]) -> None:
+    """The held-out loss; with patience, remember the parameters where it is the best."""
+    loss = run.evaluate(held_out)
+    best = min((loss for _, loss in run.held_out), default=math.inf)
+    run.held_out.append((run.step, loss))
+    if run.config.early_stopping.patience is not None and loss < best:
+        run.best = {name: value.clone() for name, value in run.parameters().items()}
+
+
+def _should_stop_early(run: Run) -> bool:
+    """True after `patience` held-out losses that were not better than the best before them."""
+    losses, patience = [loss for _, loss in run.held_out], run.config.early_stopping.patience
+    if patience is None or not losses:
+        return False
+    return len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+def _divergence_error(run: Run, got: str, path: Path | None) -> BNetError:
+    """The error of a loss that is not valid, with the checkpoint that is left and what to change."""
+    bound = run.config.early_stopping.bound
+    wanted = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
+    rate = f"a rate= below {run.config.optimizer.highest_rate:g}"
+    ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
+    return diverged(len(run.losses) + 1, wanted, got, ways, path, run.kept)

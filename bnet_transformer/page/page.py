@@ -1,0 +1,90 @@
+"""The page itself: the front end, its colours and what it shows in one HTML file that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from bnet_transformer.figures.labels import visible
+from bnet_transformer.figures.style import HEADS, palette
+
+MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
+SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}
+
+_IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:const|class|(?:async )?function) (\w+))", re.MULTILINE)
+
+
+def written(about: Mapping[str, Any], block: bytes) -> bytes:
+    """The HTML file of a description."""
+    theme = str(about["theme"])
+    parts = {
+        "title": html.escape(visible(f"{about['title']} — a Bayesian network")),
+        "scheme": SCHEMES[theme],
+        "theme": theme,
+        "style": style(),
+        "about": as_json(about),
+        "bytes": packed(block),
+        "script": script("boot"),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _front("page.html")).encode("utf-8", "replace")
+
+
+@cache
+def script(last: str) -> str:
+    """The modules of the front end as one, that of the page (`boot`) or of the widget (`host`) last.
+
+    Each module becomes a function that is called once and gives back what it exports; the last one stays a module.
+    """
+    return "\n".join([*map(_called, MODULES), _imported(last)])
+
+
+def _called(name: str) -> str:
+    text = _imported(name)
+    told = ", ".join(name for _, name in _EXPORT.findall(text))
+    own = _EXPORT.sub(r"\1", text)
+    return f"const ${name} = (() => {{\n{own}\nreturn {{ {told} }};\n}})();"
+
+
+def _imported(name: str) -> str:
+    """A module whose imports are taken from the modules before it."""
+    return _IMPORT.sub(r"const \1 = $\2;", _front(f"{name}.js"))
+
+
+@cache
+def style() -> str:
+    """The style sheet, with the colours of every picture as its variables."""
+    light, dark = (_colours(theme) for theme in ("light", "dark"))
+    media = f'@media (prefers-color-scheme: dark) {{ .bnet:not([data-theme="light"]) {{ {dark} }} }}'
+    return f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{_front("style.css")}'
+
+
+def _colours(theme: str) -> str:
+    named = {**palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEADS[theme])}}
+    return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in named.items())
+
+
+def _front(name: str) -> str:
+    return resources.files("bnet_transformer.page").joinpath("front", name).read_text("utf-8")
+
+
+def packed(block: bytes) -> str:
+    """A block of bytes as text: gzip, then base64; the same bytes make the same text."""
+    return base64.b64encode(gzip.compress(block, compresslevel=4, mtime=0)).decode("ascii")
+
+
+def as_json(about: object) -> str:
+    r"""JSON in plain ASCII in which no tag can open or close.
+
+    >>> as_json({"word": "</script>"})
+    '{"word":"\\u003c/script>"}'
+    """
+    text = json.dumps(about, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")

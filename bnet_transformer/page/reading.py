@@ -1,0 +1,237 @@
+"""What the page shows of heads, what is read and how each head is in; and the equations of the net.
+
+What is read is `P(j | i)` of every reader in every state of the open choices, and its posterior mean.
+"""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bnet_transformer.attention.heads.gates import Inclusion
+from bnet_transformer.declare import Member, Network
+from bnet_transformer.equations import equations
+from bnet_transformer.equations.letters import Letters
+from bnet_transformer.equations.telling import groups
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
+from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.reference import World, asking
+from bnet_transformer.tpm.arrays import in_numpy
+
+OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
+SLOW = 4_096  # nodes whose mean is computed one by one
+
+TAGS = frozenset(
+    {"math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mfrac", "msqrt", "mroot", "msub", "msup", "msubsup"}
+    | {"munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "menclose"}
+)
+MARKS = frozenset(
+    {"mathvariant", "stretchy", "fence", "form", "minsize", "maxsize", "width", "height", "depth", "accent"}
+    | {"columnalign", "separator", "movablelimits", "display", "displaystyle", "scriptlevel", "largeop"}
+    | {"linethickness", "lspace", "rspace", "symmetric"}
+)
+BRACE = "\u23df"
+
+Table = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a family reads, `[slot, plate, word, word read]`: `slots` are the posterior mean, where choices are open,
+    then their joint states, the last choice fastest; `choices` are their names and numbers of states.
+
+    Nodes that are set read nothing. `note` says in words what is missing.
+    """
+
+    member: Member
+    table: Table
+    choices: tuple[tuple[str, int], ...] = ()
+    mean: bool = False
+    note: str = ""
+
+
+def prepare(state: SentenceState, members: Sequence[Member]) -> None:
+    """Compute what these members read in one course of the net, where that can be."""
+    set_ = {state.ground.family_of(node).index for node in state.world.do}
+    state.answers.prepare([m for m in members if m.tpm.has_reading and m.family.index not in set_])
+
+
+def reading_of(state: SentenceState, member: Member, heads: Collection[int] | None = None) -> Reading | str:
+    """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
+    world, family = state.world, member.family
+    set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
+    if not member.tpm.has_reading:
+        return f"{family.name}: expected attention P(j | i); got {member.tpm.why_no_reading()}"
+    if family.index in world.network.graph.recurrent and set_:
+        return f"{family.name} reads what is set in it: no P(j | i) is shown"
+    if set_:  # what it would read, had it not been set; the rows of what is set are empty
+        rest = {node: value for node, value in state.interventions.items() if node not in set_}
+        state = replace(state, interventions=rest, before=None)
+    reading = state.answers.reading_query(member)
+    apart = asking.shared_and_own(state.world, reading.choices)
+    choices = _named(state.world, reading, [] if apart is None else apart[1])
+    count = math.prod(choices.values())
+    is_told = apart is not None and count <= OPEN and 0 <= (family.step or 0) < world.network.graph.depth
+    parts, note = [], ""
+    if choices or not is_told:
+        try:
+            parts.append(_mean(state, reading)[None])
+        except BudgetError as error:
+            note = f"{family.name}: no posterior mean ({error})"
+    has_mean = bool(parts and choices)
+    if is_told:
+        values = in_numpy(state.answers.attention(family.step or 0, family.stem).detach())
+        parts.append(values.reshape(-1, *values.shape[len(choices) :]))
+    elif not parts:
+        return note
+    elif choices:
+        many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"
+        note = f"{family.name}: {many}; the mean alone is shown"
+    table = np.concatenate(parts)
+    for node in set_:
+        at: tuple[Any, ...] = (slice(None), *world.ground.place(node)[1])
+        table[at] = 0.0
+    if heads is not None and "head" in family.plates:
+        table = np.take(table, sorted(heads), axis=1 + family.plates.index("head"))
+    flat = table.reshape(len(table), -1, *table.shape[-2:])
+    return Reading(member, flat, tuple(choices.items()) if is_told else (), has_mean, note)
+
+
+def _named(world: World, reading: NodeQuery, own: Collection[int]) -> dict[str, int]:
+    """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
+    named = {}
+    for choice in sorted(set().union(*reading.choices.values())):
+        family = world.ground.family_of(choice)
+        named[f"{family.name}_i" if family.index in own else world.ground.name(choice)] = world.count_states(choice)
+    return named
+
+
+def _mean(state: SentenceState, reading: NodeQuery) -> Table:
+    """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
+    nodes = len(state.ground.nodes(reading.member.family))
+    if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
+        raise BudgetError(reading.member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
+    return in_numpy(expected_reading(state.query(), reading))
+
+
+# how the heads are in: a table that a user made, or the posterior that `inclusion` found
+
+
+def included(network: Network, told: object) -> dict[str, Any] | None:
+    """A row for each slice (for each family of heads, of a posterior) and in it a share for each head, from 0 to 1."""
+    if told is None:
+        return None
+    return _found(network, told) if isinstance(told, Inclusion) else _table(network, told)
+
+
+def _found(network: Network, told: Inclusion) -> dict[str, Any]:
+    """The posterior mean of `rho`, with its interval and the log Bayes factor of each head."""
+    families = {member.family.name: member.family for member in network.members}
+    heads = told.mean.shape[1]
+    for name in told.slices:
+        family = families.get(name)
+        sizes = None if family is None else [network.graph.sizes[plate] for plate in family.plates]
+        if sizes != [heads]:
+            got = "no such family" if sizes is None else f"{sizes[0]} of them" if sizes else "one without heads"
+            expected = f"the inclusion of heads of this net, {heads} of {name}"
+            raise BNetError("inclusion", expected=expected, got=got, allowed="bt.inclusion(s.net, sentences)")
+    parts = {"shares": told.mean, "low": told.low, "high": told.high, "log_bayes": told.log_bayes}
+    s = "s" * (told.sentences != 1)
+    sigma = "" if told.sigma is None else f", sigma {told.sigma:.3g}"
+    return {
+        "title": "Share of sentences in which a head is in",
+        "note": f"By {told.sentences:,} sentence{s}: the mean of rho, its interval of {told.interval:.0%} as a line. "
+        f"{told.likelihood}{sigma}.",
+        "rows": list(told.slices),
+        **{name: in_numpy(values.double()).round(6).tolist() for name, values in parts.items()},
+    }
+
+
+def _table(network: Network, told: object) -> dict[str, Any]:
+    """The probability that each head is in, `[slice, head]`; one row stands for every slice."""
+    try:
+        table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        wanted = "probabilities, [slice, head], or what bt.inclusion found"
+        raise BNetError("inclusion", expected=wanted, got=told) from error
+    graph, slices = network.graph, network.graph.depth
+    states = {m.tpm.states for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]}
+    heads = {graph.sizes["head"]} if "head" in graph.sizes else states
+    if table.ndim != 2 or table.shape[0] not in (1, slices) or table.shape[1] not in heads:
+        wanted = f"probabilities of shape [{slices}, {' or '.join(map(str, sorted(h for h in heads if h)))}]"
+        raise BNetError("inclusion", expected=wanted, got=f"shape {list(table.shape)}")
+    if not ((table >= 0) & (table <= 1)).all():
+        raise BNetError("inclusion", expected="probabilities from 0 to 1", got=told)
+    shares: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
+    return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "shares": shares}
+
+
+# equations: LaTeX, and MathML as nested lists, so that the page parses no markup
+
+
+def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
+    """Each equation with its name, LaTeX, MathML and note; and for each family which equation is its own."""
+    told = equations(network)
+    rows = [
+        {"name": row.name, "latex": row.latex, "math": _sides(row.left, row.right + row.condition), "note": row.note}
+        for row in told.rows
+    ]
+    which = [-1] * len(network.members)
+    for k, group in enumerate(groups(network, Letters(network))):
+        for member in group.members:
+            which[member.family.index] = k
+    return rows, which
+
+
+def _sides(left: str, right: str) -> list[Any] | None:
+    """The two sides of an equation, each a formula of its own, so that they can stand below one another."""
+    sides = mathml(left), mathml(f"= {right}")
+    return None if None in sides else list(sides)
+
+
+def mathml(latex: str) -> list[Any] | None:
+    """A formula as MathML: `[tag, marks, text or parts]`; None where the converter does not know the LaTeX.
+
+    >>> mathml("x^2")[2][0][2][0]
+    ['msup', {}, [['mi', {}, 'x'], ['mn', {}, '2']]]
+    """
+    from latex2mathml.converter import convert
+
+    try:
+        root = ElementTree.fromstring(convert(latex, display="block"))
+    except Exception:  # a stranger's TPM may write what no converter knows: the page shows its LaTeX
+        return None
+    return _told(root)
+
+
+def _told(element: ElementTree.Element) -> list[Any]:
+    tag = element.tag.rpartition("}")[2]
+    marks = {name: value for name, value in element.attrib.items() if name in MARKS}
+    children = _joined([_told(child) for child in element])
+    if tag == "munder" and len(children) == 2 and children[1][2] == BRACE:  # few fonts can stretch a brace
+        return ["mrow", {"class": "brace"}, children[:1]]
+    if children:
+        return [tag if tag in TAGS else "mrow", marks, children]
+    return [tag if tag in TAGS else "mtext", marks, element.text or ""]
+
+
+def _joined(parts: list[list[Any]]) -> list[list[Any]]:
+    """Upright letters side by side as one name."""
+    found: list[list[Any]] = []
+    for part in parts:
+        upright = part[0] in ("mi", "mn", "mo") and part[1].get("mathvariant") == "normal" and isinstance(part[2], str)
+        upright = upright or (part[0] == "mn" and bool(found) and found[-1][0] == "mi" and len(found[-1][2]) > 1)
+        if upright and found and found[-1][0] == "mi" and found[-1][1].get("mathvariant") == "normal":
+            found[-1] = ["mi", {"mathvariant": "normal"}, found[-1][2] + part[2]]
+        else:
+            found.append(part)
+    return found

@@ -1,0 +1,196 @@
+"""Plots of sentences: their attention TPMs as heat maps, and posteriors of their discrete nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.declare import Member
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.heat import Map, heat_map, heat_maps, up_to
+from bnet_transformer.plots.tables import Series, bars, table, table_of, top_of
+from bnet_transformer.reference import asking
+from bnet_transformer.tpm.arrays import in_numpy
+
+TOKENS = "tokens"
+ABSENT = "Blank: no arrow, word i does not read word j."
+
+
+@runtime_checkable
+class AnySentence(Protocol):
+    """A sentence, as plots ask it: of its words, its attention, its posteriors."""
+
+    state: SentenceState
+
+    def attention(self, slice: int, *, role: str | None = None, words: str = TOKENS) -> Tensor:
+        """The attention TPMs of a slice."""
+
+    def posterior(self, name: Any, evidence: Mapping[str, object] | None = None) -> Tensor:
+        """The posterior of a discrete node."""
+
+
+def sentence(
+    s: AnySentence,
+    canvas: Canvas,
+    *,
+    slice: int | Collection[int] | None = None,
+    head: int | None = None,
+    role: str | None = None,
+    words: str = TOKENS,
+    node: str | Sequence[str] | None = None,
+    evidence: Mapping[str, object] | None = None,
+    top: int = 20,
+) -> None:
+    """The attention TPMs of a slice, or of all; with `node`, its posterior given what is seen and the `evidence`."""
+    if node is not None:
+        if slice is not None or head is not None or role is not None or words != TOKENS:
+            raise BNetError("node", expected="node= with evidence= and top=", got="options of attention as well")
+        posterior(s, canvas, node, evidence, top)
+        return
+    if evidence is not None:
+        allowed = "node=; s.observe(...), whose attention is that of what was seen"
+        raise BNetError("evidence", expected="a node whose posterior it changes", got="none", allowed=allowed)
+    one_of("words", words, (TOKENS, "words"))
+    chosen = asking.slices_that_read(s.state.network, "all" if slice is None else slice, role)[1]
+    several = {t: attention_maps(s, t, head, role, words) for t in chosen}
+    maps = [each for found in several.values() for each in found]
+    told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
+    if any(bool(np.isnan(each.values).any()) for each in maps):
+        canvas.note(ABSENT)
+    limits = up_to([each.values for each in maps])
+    if len(maps) == 1:
+        heat_map(canvas, maps[0], **told, limits=limits, square=True)
+        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
+        return
+    across, panels = laid_out(several)
+    heat_maps(canvas, panels, **told, across=across, limits=limits)
+    canvas.headline(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
+
+
+def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
+    """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
+    widest = max(map(len, several.values()))
+    if widest == 1:
+        alone = [replace(maps[0], name=f"slice {t}", short="") for t, maps in several.items()]
+        return min(4, len(alone)), list(alone)
+    if len(several) == 1:
+        (maps,) = several.values()
+        return min(4, len(maps)), list(maps)
+    across = widest if widest <= 16 else 8
+    panels: list[Map | None] = []
+    for t, maps in several.items():
+        panels += [replace(each, row=f"slice {t}") for each in maps]
+        panels += [None] * (-len(maps) % across)
+    return across, panels
+
+
+def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
+    """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
+    world = s.state.world
+    found = s.attention(slice_, role=role, words=words).double()
+    member = asking.reader(world, slice_, role)
+    stacks = (member.family.words or "", world.network.stack_read(member))  # of those that read, and that are read
+    rows, columns = (_words(s, stack, words) for stack in stacks)
+    names = _choices_and_plates(s, member, found.dim() - 2)
+    readable = torch.from_numpy(asking.readable(world, member))
+    if words != TOKENS:
+        readable = asking.grouped(readable.double(), s.state.encoded.groups()) > 0
+    kept = found.masked_fill(~readable, torch.nan)
+    if head is not None:
+        if "head" not in names:
+            chosen = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+            allowed = f"s.do({chosen[0]}=...)" if chosen else "head=None"
+            raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
+        place = names.index("head")
+        if whole("head", head, least=0) >= found.shape[place]:
+            raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", got=head)
+    maps = []
+    for states in np.ndindex(*found.shape[:-2]):
+        told = dict(zip(names, states, strict=True))
+        if head is not None and told["head"] != head:
+            continue
+        name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
+        short = ", ".join(str(k) for k in told.values())
+        maps.append(Map(in_numpy(kept[states]), rows, columns, name, short=short))
+    return maps
+
+
+def posterior(
+    s: AnySentence, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
+) -> None:
+    """Bars of one node, before and after the evidence; a heat map of two together."""
+    whole("top", top)
+    names = (node,) if isinstance(node, str) else tuple(node)
+    if not 1 <= len(names) <= 2:
+        raise BNetError("node", expected="one node, or two together", got=f"{len(names)}")
+    said = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
+    given = ", ".join([*said, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
+    what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
+    if len(names) == 2:
+        called = {name: labels_of(s, name) for name in names}
+        table(table_of(s.posterior(names, evidence), names, labels=called, what=what), canvas)
+        return
+    series = [Series(in_numpy(s.posterior(names[0], evidence).double()), what)]
+    if evidence:
+        before = in_numpy(s.posterior(names[0]).double())
+        prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
+        series = [Series(before, prior, colour="prior"), *series]
+    series, labels, told = top_of(series, labels_of(s, names[0]), top)
+    canvas.note(told)
+    bars(canvas, series, labels, what="probability" if evidence else what, of=names[0])
+
+
+def sentences(
+    several: Sequence[AnySentence], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
+) -> None:
+    """The posterior of a node in each of several sentences, a row each."""
+    if not isinstance(node, str):
+        raise BNetError("node", expected="the name of one node", got=node)
+    shares = [s.posterior(node, evidence) for s in several]
+    if len({len(share) for share in shares}) != 1:
+        raise BNetError("sentences", expected=f"as many states of {node} in each", got="different numbers")
+    said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in several]
+    labels = {"sentence": said, node: labels_of(several[0], node)}
+    seen = "evidence" if evidence or any(s.state.evidence for s in several) else ""
+    what = f"P({node} | {seen})" if seen else f"P({node})"
+    found = table_of(torch.stack(shares), ("sentence", node), labels=labels, what=what)
+    table(found, canvas, sort=False)
+
+
+def labels_of(s: AnySentence, name: str) -> list[str]:
+    """What the states of a node are called: by their labels or words, else by their numbers."""
+    node = s.state.ground.id(name)
+    found = s.state.labels(node)
+    return list(found) if found is not None else [str(k) for k in range(s.state.world.count_states(node))]
+
+
+def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
+    tokens = tuple(s.state.tokens[stack])
+    if words == TOKENS:
+        return tokens
+    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.groups())
+
+
+def _choices_and_plates(s: AnySentence, member: Member, dims: int) -> list[str]:
+    """What the dims before the words are: open choices, then plates."""
+    world = s.state.world
+    plates = [axis for axis in world.ground.axes(member.family) if axis != WORD]
+    if len(plates) == dims:
+        return plates
+    node = int(world.ground.nodes(member.family)[0])
+    free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s.state.evidence))
+    families = list(dict.fromkeys(world.ground.family_of(each).name for each in free))
+    for choices in (families, [world.ground.name(each) for each in free]):
+        if len(choices) + len(plates) == dims:
+            return [*choices, *plates]
+    return [f"choice {k}" for k in range(dims - len(plates))] + plates

@@ -1,0 +1,234 @@
+"""Plots of sweeps: the effect of each cell on the metric; what of the whole goes through a cell, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+
+from bnet_transformer._core.checks import one_of, share, whole
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Sweep
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.heat import Map, Numbers, heat_map, heat_maps, room
+from bnet_transformer.plots.tables import Series, bars, numbers_of
+from bnet_transformer.tpm.arrays import in_numpy
+
+FEW = 12  # cells whose direct and indirect effects stand side by side as bars
+STACKED = 12  # panels that stand one above the other on a page
+THIN = 3  # panels that stand so even if not all words can be told
+FINEST = 160  # rows or columns up to which a stroke can be seen
+LEAST = 0.02  # of the greatest effect: what is weaker gets no stroke
+LONG = 44  # letters of the name of a cell or a path
+WIDE = 5.6  # inches for the panels of a row
+READABLE = 6.7  # points between words
+
+RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+Ends = tuple[Numbers, Numbers] | None
+
+
+def sweep(
+    result: Sweep,
+    canvas: Canvas,
+    *,
+    restored: bool = False,
+    intervals: bool | None = None,
+    confidence: float = 0.95,
+    top: int = 20,
+) -> None:
+    """The mean effect of each cell: bars of one axis, a heat map of two, small ones of three; blank is no cell.
+
+    With `restored` it is told as a share of the total. Bars have bootstrap intervals, cells of a heat map their
+    standard error, or with `intervals=True` their interval.
+    """
+    share("confidence", confidence)
+    one_of("restored", restored, (True, False))
+    one_of("intervals", intervals, (None, True, False))
+    whole("top", top)
+    if len(result.axes) > 3:
+        raise _too_many(result, 3)
+    drawn = _wanted(result, intervals, restored)
+    values = numbers_of("effects", result.restored if restored else result.values)
+    errors = None if restored or result.examples == 1 else numbers_of("errors", result.error)
+    what = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
+    unit, told = _unit(values)
+    ends = _ends(result, confidence, unit) if drawn else None
+    ax = None
+    if len(result.axes) < 2:
+        ax = _bars(canvas, result, [_series(result, values * unit, ends)], what + told, top)
+    elif len(result.axes) == 2:
+        low, high = ends or (None, None)
+        error = None if errors is None else errors * unit
+        found = Map(values * unit, *_named(result, (0, 1)), low=low, high=high, error=error)
+        ax = heat_map(canvas, found, what=what + told, **_around(result, (0, 1)), limits=_limits(found.values))
+        _strokes(canvas, [ax], [values])
+    else:
+        by = result.axes.index("head") if "head" in result.axes else 0
+        axis, rest = result.axes[by], tuple(dim for dim in range(3) if dim != by)
+        each = list(np.moveaxis(values * unit, by, 0))
+        names = [f"{axis} {label}" for label in result.labels[axis]]
+        _panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
+    order = ", to first order" if result.first_order else ""
+    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
+    canvas.note("Blank: no such cell." if len(result.names) < values.size else "")
+    if drawn:
+        canvas.note(_drawn(result, confidence))
+    elif errors is not None:
+        most, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
+        written = ax is not None and any("±" in each.get_text() for each in ax.texts)
+        canvas.note(f"±: the standard error {over}." if written else f"Standard errors {over}: at most {most:.2g}.")
+
+
+def mediation(
+    result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = FEW
+) -> None:
+    """Direct and indirect effects side by side: bars of few cells, of a list and of paths; heat maps of many.
+
+    `show` draws one of the direct, the indirect effect and the interaction alone, as a sweep is drawn.
+    """
+    one_of("show", show, (None, *PARTS))
+    whole("top", top)
+    total = f"{float(result.total.mean()):.3g}".replace("-", "−")
+    if show is not None:
+        sweep(result.of(show), canvas, confidence=confidence, top=top)
+        canvas.note(f"The {show if show == 'interaction' else f'{show} effect'}; the total effect is {total}.")
+        return
+    parts = {name: result.of(name) for name in ("direct", "indirect")}
+    values = {name: numbers_of(name, part.values) for name, part in parts.items()}
+    unit, told = _unit(*values.values())
+    values = {name: each * unit for name, each in values.items()}
+    if len(result.axes) > 1 and len(result.names) > FEW:
+        if len(result.axes) > 2:
+            raise _too_many(result, 2)
+        _panels(canvas, result, values, (0, 1), f"effect{told}", 2)
+        canvas.note("Blank: no such cell." if len(result.names) < values["direct"].size else "")
+    else:
+        several = result.examples > 1
+        ends = {name: _ends(part, confidence, unit) if several else None for name, part in parts.items()}
+        styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
+        series = [_series(result, each, ends[name], name=name, **styles[name]) for name, each in values.items()]
+        _bars(canvas, result, series, f"effect{told}", top)
+        canvas.note(_drawn(parts["direct"], confidence) if several else "")
+    canvas.headline(f"through {result.at}", above_legend=True)
+    canvas.note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
+
+
+def _wanted(result: Sweep, intervals: bool | None, restored: bool) -> bool:
+    """Whether intervals are drawn: of bars where there are some; of a heat map where they are asked for."""
+    refused = {"a single example": result.examples == 1, "restored=True": restored, "3 axes": len(result.axes) == 3}
+    why = next((told for told, is_so in refused.items() if is_so), None)
+    if intervals and why:
+        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", got=why)
+    return why is None and (len(result.axes) < 2 if intervals is None else intervals)
+
+
+def _drawn(result: Sweep, confidence: float) -> str:
+    return f"Intervals of {confidence:.0%}, bootstrapped over {result.examples:,} examples."
+
+
+def _unit(*several: Numbers) -> tuple[float, str]:
+    """What numbers are multiplied by where all are small, and how that is told."""
+    most, power = _limits(*several)[1], 0
+    while most * 10**power < 0.1 and power < 15:
+        power += 3
+    return 10.0**power, f", in 10{str(-power).translate(RAISED)}" if power else ""
+
+
+def _ends(result: Sweep, confidence: float, unit: float) -> Ends:
+    low, high = result.interval(confidence)
+    return in_numpy(low) * unit, in_numpy(high) * unit
+
+
+def _series(result: Sweep | Mediation, values: Numbers, ends: Ends, **style: Any) -> Series:
+    """The cells in a row."""
+    low, high = (None if ends is None else np.array([ends[k][index] for index in result.names]) for k in (0, 1))
+    return Series(np.array([values[index] for index in result.names]), low=low, high=high, **style)
+
+
+def _bars(canvas: Canvas, result: Sweep | Mediation, series: Sequence[Series], what: str, top: int) -> Axes:
+    """Bars of cells by their names, or by the labels of their one axis; of many the strongest, in their order."""
+    labels, of = list(result.names.values()), "cell"
+    if len(result.axes) == 1:
+        (of,) = result.axes
+        labels = [result.labels[of][k] for (k,) in result.names]
+    if len(labels) > top:
+        kept = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
+        canvas.note(f"The {top} strongest of {len(labels):,}.")
+        if of == "word":
+            labels = [f"{place} {label}" for place, label in zip(result.places_along(of), labels, strict=True)]
+        series, labels = [each.part(kept) for each in series], [labels[k] for k in kept]
+    return bars(canvas, series, labels, what=what, of=of, longest=LONG)
+
+
+def _panels(
+    canvas: Canvas,
+    result: Sweep | Mediation,
+    values: Mapping[str, Numbers],
+    dims: tuple[int, ...],
+    what: str,
+    most: int,
+) -> None:
+    """Small heat maps on one scale, at `most` so many in a row: fewer where words would find no room."""
+    maps = [Map(each, *_named(result, dims), name, short=name.split()[-1]) for name, each in values.items()]
+    rows, columns = maps[0].values.shape
+    count = min(most, len(maps))
+    fits = [k for k in range(1, count + 1) if (WIDE - room(maps[0].rows)) / k * 72 / columns >= READABLE]
+    thinned = not fits and len(maps) <= THIN
+    across = 1 if thinned else max([k for k in fits if -(-len(maps) // k) <= STACKED], default=count)
+    around = _around(result, dims)
+    tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
+    limits = _limits(*values.values())
+    style: Any = {"limits": limits, "tall": tall, "widest": WIDE, "numbers": True, "thinned": thinned}
+    panels = heat_maps(canvas, maps, what=what, across=across, **around, **style)
+    _strokes(canvas, panels, list(values.values()))
+
+
+def _named(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What stands along the rows and the columns."""
+    rows, columns = (result.labels[result.axes[dim]] for dim in dims)
+    return rows, columns
+
+
+def _around(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
+    """What the rows and the columns are, and whether both are words."""
+    y, x = (result.axes[dim] for dim in dims)
+    both = "read" in (x, y)
+    told = {"read": "word that is read", "word": "word that reads" if both else "word"}
+    return {"x": told.get(x, x), "y": told.get(y, y), "square": both and "word" in (x, y)}
+
+
+def _limits(*several: Numbers) -> tuple[float, float]:
+    """The ends of the colours: even on both sides of 0."""
+    most = max(float(np.nanmax(np.abs(each), initial=0.0)) for each in several) or 1.0
+    return -most, most
+
+
+def _strokes(canvas: Canvas, panels: Sequence[Axes], several: Sequence[Numbers]) -> None:
+    """A stroke in each cell below 0, where no number and no interval says so: colour is not the only sign."""
+    most = _limits(*several)[1]
+    drawn = False
+    for ax, values in zip(panels, several, strict=True):
+        told = bool(ax.texts) or any(each.get_label() == "interval" for each in ax.collections)
+        below = np.argwhere(np.nan_to_num(values) < -LEAST * most)
+        if told or not len(below) or max(values.shape) > FINEST:
+            continue
+        image = next(iter([*ax.collections, *ax.images]))
+        colours = [canvas.contrast(image.cmap(image.norm(image.norm.vmax * values[i, j] / most))) for i, j in below]
+        lines = [[(j - 0.22, i), (j + 0.22, i)] for i, j in below]
+        ax.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, label="below 0"))
+        drawn = True
+    canvas.note("A stroke in a cell: below 0." if drawn else "")
+
+
+def _too_many(result: Sweep | Mediation, most: int) -> BNetError:
+    """The error for a table of more axes than a page has."""
+    axis = result.axes[0]
+    allowed = f".where({axis}={result.places_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
+    if isinstance(result, Mediation) and len(result.axes) == 3:
+        allowed += "; or show='indirect', and so for each part"
+    got = f"{len(result.axes)}: {', '.join(result.axes)}"
+    return BNetError("plot", expected=f"at most {most} axes", got=got, allowed=allowed)
