@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
 from benchmarks.limits import of_the_limit
-from bnet_transformer.graph import Ground
+from bnet_transformer.graph import GroundGraph
 
 QUERIES, SENTENCES, WORDS = 10_000, 1_000, 16
 
@@ -33,7 +33,7 @@ def _separations(mask: str | None) -> list[Figure]:
     x, pick = torch.zeros(512, 24), random.Random(0)
     s = net.sentence(x=x)
     ground, what = s.ground, f"{mask}: " if mask else ""
-    near = [n for f in ground.folded.families if f.slice in (3, 4) for n in _low(ground, f.index)]
+    near = [n for f in ground.template.groups if f.slice in (3, 4) for n in _low(ground, f.index)]
     questions = []
     for k in range(QUERIES):
         left, right, *given = map(
@@ -62,10 +62,10 @@ def _separations(mask: str | None) -> list[Figure]:
     ]
 
 
-def _low(ground: Ground, family: int) -> list[int]:
+def _low(ground: GroundGraph, family: int) -> list[int]:
     """The nodes of a family whose word and other indices lie below four."""
-    own = ground.folded.families[family]
-    return [n for n in ground.nodes(own)[:2048].tolist() if all(i < 4 for i in ground.place(n)[1])]
+    own = ground.template.groups[family]
+    return [n for n in ground.select_nodes(own)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
 
 
 def _each(ask: Callable[[Asked], object], questions: list[Asked]) -> list[float]:

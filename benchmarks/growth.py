@@ -16,7 +16,7 @@ import bnet_transformer as bt
 from benchmarks import fits
 from benchmarks.harness import Figure, figure, growth, interleaved, peak_of, ratios
 from benchmarks.mixtures import one_thread
-from bnet_transformer.graph import Ground
+from bnet_transformer.graph import GroundGraph
 
 Job = Callable[[], object]
 ROOM = 0.1  # of a slope over what the theory says
@@ -112,7 +112,7 @@ def _training(**sizes: int) -> Job:
 
 def _arrows(*, words: int = 128, slices: int = 6, heads: int = 12) -> Job:
     graph = bt.bayesuvius(24, slices=slices, heads=heads, combine="concat", key_dim=2, value_dim=2).network.graph
-    return lambda: list(Ground(graph, {"": words}).arrows())
+    return lambda: list(GroundGraph(graph, {"": words}).arrows())
 
 
 def _sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int = 1, at: str = "x") -> Job:

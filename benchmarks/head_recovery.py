@@ -104,11 +104,11 @@ def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tup
     with tempfile.TemporaryDirectory() as folder:
         method = bt.MAP(restarts=restarts, steps=steps, prune=False)
         f = bt.fit(net, (x, y), method=method, spread=SPREAD, checkpoints=folder, progress=False)
-        kept = checkpoint.read(Path(folder, checkpoint.NAME), net.network)
+        kept = checkpoint.read_checkpoint(Path(folder, checkpoint.FILE_NAME), net.network)
     last = {who: score for step, who, score in f.measured if step == kept.step}
     found = []
-    for place, who in enumerate(kept.part("story")["who"].tolist()):
-        one = net.replace({name: value[place] for name, value in kept.part("all").items()})
+    for place, who in enumerate(kept.get_tensors("story")["who"].tolist()):
+        one = net.replace({name: value[place] for name, value in kept.get_tensors("all").items()})
         found.append((last[who] / (WORDS * DIM), oracle(one, tx, ty, tc, selector)[0]))
     return sorted(found, reverse=True)
 

@@ -37,7 +37,7 @@ def planted(heads: int, strength: float) -> bt.BNet:
 
 def told(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
     """Shares, `[slice, head]`, and sentences with y drawn from the net whose gates are drawn by them."""
-    heads = net.network.graph.sizes["head"]
+    heads = net.network.graph.plate_sizes["head"]
     rho = torch.rand(len(slices), heads, generator=generator, dtype=torch.float64)
     drawn = torch.rand(sentences, len(slices), heads, generator=generator, dtype=torch.float64) < rho
     gates = {f"a_{t}": drawn[:, k].double() for k, t in enumerate(slices)}

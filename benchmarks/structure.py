@@ -9,15 +9,15 @@ from typing import Any
 
 from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, peak_of, ratios
 from benchmarks.limits import Work, limit_of
-from bnet_transformer.graph import FoldedGraph, Ground, Selection
+from bnet_transformer.graph import GroundGraph, NodeSelection, TemplateGraph
 
 
 def arrows_of_128_words() -> list[Figure]:
     """The arrow arrays of 128 words, 6 slices, 12 heads (concat): all of them made and kept. The limit is that of
     writing the arrays."""
     folded = _net(slices=6).network.graph
-    ground = Ground(folded, {"": 128})
-    spent = interleaved({"arrays": lambda: list(Ground(folded, {"": 128}).arrows())}, runs=15)
+    ground = GroundGraph(folded, {"": 128})
+    spent = interleaved({"arrays": lambda: list(GroundGraph(folded, {"": 128}).arrows())}, runs=15)
     peak, kept = peak_of(lambda: list(ground.arrows())), list(ground.arrows())
     assert sum(len(sources) for _, sources, _ in kept) == ground.count_arrows()
     return [
@@ -38,14 +38,14 @@ def arrows_of_512_words() -> list[Figure]:
     return [*rows, *limit_of(Work(0, written), [seconds])]
 
 
-def _large(folded: FoldedGraph) -> tuple[list[Figure], int, float]:
+def _large(folded: TemplateGraph) -> tuple[list[Figure], int, float]:
     assert "torch" not in sys.modules
     before = peak_memory()
-    selection = Selection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
-    counted = interleaved({"": lambda: _counts(Ground(folded, {"": 512}))}, runs=15)[""]
-    sliced = interleaved({"": lambda: list(Ground(folded, {"": 512}).arrows(selection))}, runs=15)[""]
+    selection = NodeSelection(slices=[5], plates={"head": [7]}, words={"": range(100, 110)})
+    counted = interleaved({"": lambda: _counts(GroundGraph(folded, {"": 512}))}, runs=15)[""]
+    sliced = interleaved({"": lambda: list(GroundGraph(folded, {"": 512}).arrows(selection))}, runs=15)[""]
     small = peak_memory()
-    ground = Ground(folded, {"": 512})
+    ground = GroundGraph(folded, {"": 512})
     start = time.perf_counter()
     streamed = sum(len(sources) for _, sources, _ in ground.arrows())
     one_by_one = time.perf_counter() - start
@@ -79,7 +79,7 @@ def _bytes(arrows: list[Any]) -> int:
     return sum(sources.nbytes + targets.nbytes for _, sources, targets in arrows)
 
 
-def _counts(ground: Ground) -> tuple[int, int]:
+def _counts(ground: GroundGraph) -> tuple[int, int]:
     return ground.count_nodes(), ground.count_arrows()
 
 
@@ -93,7 +93,7 @@ def networkx_of_128_words() -> list[Figure]:
     from bnet_transformer.bridges.networkx import ground_to_networkx
 
     network = _net(slices=6).network
-    ground = Ground(network.graph, {"": 128})
+    ground = GroundGraph(network.graph, {"": 128})
     graph = ground_to_networkx(network, ground, limit=None)
     triples: list[tuple[str, str, dict[str, Any]]] = []
     grouped: list[tuple[list[tuple[str, str]], dict[str, Any]]] = []
@@ -113,7 +113,7 @@ def networkx_of_128_words() -> list[Figure]:
             peer.add_edges_from(pairs, **attributes)
         return peer
 
-    ours = lambda: ground_to_networkx(network, Ground(network.graph, {"": 128}), limit=None)  # noqa: E731
+    ours = lambda: ground_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
     spent = interleaved(
         {"ours": ours, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
     )

@@ -48,7 +48,7 @@ def parsed(
     parser: argparse.ArgumentParser, known: Collection[str], rows: str, arguments: Sequence[str] | None
 ) -> argparse.Namespace:
     """What a script of benchmarks is asked: names among those that are known, and where the figures go."""
-    from bnet_transformer.errors import unknown
+    from bnet_transformer.errors import unknown_name_error
 
     parser.add_argument("rows", nargs="*", metavar="row", help=rows)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
@@ -56,7 +56,7 @@ def parsed(
     asked = parser.parse_args(arguments)
     for name in asked.rows:
         if name not in known:
-            parser.error(str(unknown("row", name, known)))
+            parser.error(str(unknown_name_error("row", name, known)))
     return asked
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
-from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.learning.training.configs import TrainConfig
@@ -48,7 +48,7 @@ def training_step() -> list[Figure]:
     ours, theirs, source, target = _pair()
     adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
-    run = Run(infer_trainable_task(ours.network), config, 1, Ranks(0, 1, torch.device("cpu")), None, {})
+    run = Run(infer_trainable_task(ours.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {})
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
 
     def step() -> float:

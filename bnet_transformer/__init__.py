@@ -31,8 +31,8 @@ if TYPE_CHECKING:
         DeclarationError as DeclarationError,
         EvidenceError as EvidenceError,
         FileError as FileError,
-        ReadingError as ReadingError,
         UnknownNameError as UnknownNameError,
+        UnsupportedError as UnsupportedError,
     )
     from bnet_transformer.explanation import explain as explain
     from bnet_transformer.interventions.circuits import circuit as circuit

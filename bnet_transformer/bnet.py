@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import drawing
-from bnet_transformer._core.checks import check_names, mapping, seed_of
-from bnet_transformer._core.memory import methods_within_memory, within_memory
+from bnet_transformer._core.checks import check_mapping, check_names, check_seed
+from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention.tan import CorpusTan, tan_of_corpus
 from bnet_transformer.bridges.networkx import folded_to_networkx
 from bnet_transformer.data.batch import Batch, encode_batch
@@ -24,7 +24,7 @@ from bnet_transformer.drawing import Path
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import Picture
-from bnet_transformer.graph import Ground, StructureQueries
+from bnet_transformer.graph import GroundGraph, StructureQueries
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.sentence import Sentence
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bnet_transformer.learning.training import Generated
 
 
-@methods_within_memory
+@translate_memory_errors_of_methods
 class BNet(StructureQueries):
     """A net: one declaration, its parameters, and every reading of them.
 
@@ -55,11 +55,11 @@ class BNet(StructureQueries):
     torch.Size([4, 8])
     """
 
-    @within_memory("BNet")
+    @translate_memory_errors("BNet")
     def __init__(self, declaration: Declaration | Network, *, seed: int = 0) -> None:
         if not isinstance(declaration, Declaration | Network):
-            raise BNetError("BNet", expected="a Declaration", got=declaration)
-        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=seed_of(seed))
+            raise BNetError("BNet", expected="a Declaration", actual=declaration)
+        self.network = declaration if isinstance(declaration, Network) else declare(declaration, seed=check_seed(seed))
 
     @property
     def declaration(self) -> Declaration:
@@ -79,7 +79,7 @@ class BNet(StructureQueries):
         Args:
             parameters: Tensors by name; they are copied.
         """
-        values = mapping("parameters", parameters).items()
+        values = check_mapping("parameters", parameters).items()
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
         return BNet(self.network.with_parameters(copies))
 
@@ -245,19 +245,19 @@ class BNet(StructureQueries):
             role: The node that reads, where a slice has several.
         """
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
-            raise BNetError("sentences", expected="a list of sentences", got=sentences)
+            raise BNetError("sentences", expected="a list of sentences", actual=sentences)
         several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
         return tan_of_corpus([s.state for s in several], classes, slice, head, role)
 
     # structure
 
     @cached_property
-    def _graph(self) -> Ground:
-        return Ground(self.network.graph.flat, {})
+    def _graph(self) -> GroundGraph:
+        return GroundGraph(self.network.graph.without_plates, {})
 
     @property
-    def _functional(self) -> frozenset[int]:
-        return self.network.functional_families
+    def _functional_groups(self) -> frozenset[int]:
+        return self.network.functional_groups
 
     # figures
 
@@ -271,7 +271,7 @@ class BNet(StructureQueries):
         >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
         9
         """
-        layout: Picture = drawing.picture(self.network, **options)
+        layout: Picture = drawing.make_picture(self.network, **options)
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
@@ -288,7 +288,7 @@ class BNet(StructureQueries):
         >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return drawing.picture(self.network, **options).to_graphviz()
+        return drawing.make_picture(self.network, **options).to_graphviz()
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the folded graph.
@@ -305,12 +305,12 @@ class BNet(StructureQueries):
         ...     Path(f"{folder}/net.svg").read_text()[:4]
         '<svg'
         """
-        drawing.draw(self.network, path, **options)
+        drawing.write_picture(self.network, path, **options)
 
     def __repr__(self) -> str:
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
-        families = len(self.network.graph.families)
+        families = len(self.network.graph.groups)
         return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnet_transformer._core.checks import check_names
-from bnet_transformer._core.drawable import Drawable, draw, picture
+from bnet_transformer._core.drawable import Drawable, make_picture, write_picture
 from bnet_transformer._core.files import Writers, as_path, write
 from bnet_transformer.attention import Reads, Tan, TanTree
 from bnet_transformer.bridges.networkx import folded_to_networkx, graph_writers, sentence_to_networkx
@@ -46,7 +46,7 @@ from bnet_transformer.tpm.arrays import in_numpy
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
 
-__all__ = ["check_options", "draw", "notebook_bundle", "picture", "widget_of", "write_page"]
+__all__ = ["check_options", "make_picture", "notebook_bundle", "widget_of", "write_page", "write_picture"]
 
 Path = str | os.PathLike[str]
 Bundle = tuple[dict[str, Any], dict[str, Any]]
@@ -63,19 +63,19 @@ def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = st
     }
 
 
-@picture.register
+@make_picture.register
 def picture_net(network: Network, **options: Any) -> Picture:
     """The folded graph of a net."""
     return showing(net_picture(network, options_of(options, VIEWS["folded"])))
 
 
-@picture.register
+@make_picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> Picture:
     """The ground graph of a sentence, its reading grid, or its folded net."""
     return showing(sentence_picture(state, options_of(options)))
 
 
-@picture.register
+@make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
     asked = options_of(options, ("min_weight", "top", "theme", "limit"))
@@ -94,19 +94,19 @@ def _themed(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Pi
     return showing(replace(layout(result), theme=theme))
 
 
-picture.register(Quotient, partial(_themed, quotient_picture))
-picture.register(Tan, partial(_themed, tan_picture))
-picture.register(TanTree, partial(_themed, tree_picture))
+make_picture.register(Quotient, partial(_themed, quotient_picture))
+make_picture.register(Tan, partial(_themed, tan_picture))
+make_picture.register(TanTree, partial(_themed, tree_picture))
 
 
-@draw.register
+@write_picture.register
 def draw_result(result: Drawable, path: Path, **options: Any) -> None:
     """Write the figure of a result."""
-    layout = picture(result, **options)
+    layout = make_picture(result, **options)
     write(path, _figure_writers(lambda: layout))
 
 
-@draw.register
+@write_picture.register
 def draw_net(network: Network, path: Path, **options: Any) -> None:
     """Write the folded graph of a net, or its figure."""
 
@@ -114,15 +114,15 @@ def draw_net(network: Network, path: Path, **options: Any) -> None:
         check_names("option of a graph", options, ())
         return folded_to_networkx(network)
 
-    layout, latex = lambda: picture(network, **options), lambda: equations(network).latex
+    layout, latex = lambda: make_picture(network, **options), lambda: equations(network).latex
     write(path, graph_writers(graph) | _figure_writers(layout, latex))
 
 
-@draw.register
+@write_picture.register
 def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its page or its discrete part."""
     check_options(path, options)
-    layout, latex = lambda: picture(state, **options), lambda: equations(state.network).latex
+    layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
     writers = graph_writers(lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: to_bif(state.world, evidence=state.evidence).encode()
@@ -186,7 +186,7 @@ def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
     """
     if importlib.util.find_spec("anywidget") is None:
         allowed = 'pip install "bnet-transformer[notebook]"'
-        raise BNetError("widget", expected="anywidget to be installed", got="no such package", allowed=allowed)
+        raise BNetError("widget", expected="anywidget to be installed", actual="no such package", allowed=allowed)
     from bnet_transformer.page.widget import Widget
 
     asked = asked_of(options)
@@ -206,6 +206,6 @@ def check_options(path: Path, options: Mapping[str, Any]) -> None:
     elif suffix in (".json", ".graphml"):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
-        raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", got=", ".join(options))
+        raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", actual=", ".join(options))
     else:
         options_of(options)

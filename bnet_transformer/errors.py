@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-UNSEEN = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+INVISIBLE_CHARACTERS = re.compile(
+    r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
+)
 
 
 class BNetError(ValueError):
@@ -20,20 +22,20 @@ class BNetError(ValueError):
     """
 
     def __init__(
-        self, what: str, *, expected: str | None = None, got: object = None, allowed: str | None = None
+        self, subject: str, *, expected: str | None = None, actual: object = None, allowed: str | None = None
     ) -> None:
-        self.what = what
+        self.subject = subject
         self.expected = expected
-        self.got = got
+        self.actual = actual
         self.allowed = allowed
         tail = f"; allowed: {allowed}" if allowed else ""
         if expected is None:  # the whole message: Pyro's trace makes an error anew from its text
-            super().__init__(what)
+            super().__init__(subject)
             return
-        super().__init__(f"{what}: expected {expected}; got {shown(got)}{tail}")
+        super().__init__(f"{subject}: expected {expected}; got {format_value(actual)}{tail}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _revive, (type(self), self.args, self.__dict__)
+        return _unpickle, (type(self), self.args, self.__dict__)
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,10 @@ class Fault:
 
     node: str
     expected: str
-    got: str
+    actual: str
 
     def __str__(self) -> str:
-        return f"{self.node}: expected {self.expected}; got {self.got}"
+        return f"{self.node}: expected {self.expected}; got {self.actual}"
 
 
 class DeclarationError(BNetError):
@@ -62,7 +64,7 @@ class DeclarationError(BNetError):
     def __init__(self, faults: Iterable[Fault]) -> None:
         self.faults = tuple(faults)
         count = f"{len(self.faults)} fault" + ("s" if len(self.faults) != 1 else "")
-        super().__init__("declaration", expected="a sound declaration", got=count)
+        super().__init__("declaration", expected="a sound declaration", actual=count)
         self.args = ("\n  ".join([f"the declaration has {count}:", *map(str, self.faults)]),)
 
 
@@ -90,7 +92,7 @@ class EvidenceError(BNetError):
     """
 
 
-class ReadingError(BNetError):
+class UnsupportedError(BNetError):
     """A sound question that one reading of a net cannot answer for its structure; says which can.
 
     >>> import bnet_transformer as bt
@@ -125,14 +127,14 @@ class FileError(BNetError):
     """
 
 
-def shown(value: object, width: int = 160) -> str:
+def format_value(value: object, width: int = 160) -> str:
     """`value` as it stands in a message: words as they are, by repr what a terminal does not show; not long."""
-    plain = isinstance(value, str) and value.strip() and not UNSEEN.search(value)
-    text = str(value) if plain else _spelled(value)
+    plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
+    text = str(value) if plain else _safe_repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def _spelled(value: object) -> str:
+def _safe_repr(value: object) -> str:
     """The repr of a value, or what it is where it has none: too deep a list, too long a number, a stranger's class."""
     try:
         return repr(value)
@@ -140,26 +142,31 @@ def _spelled(value: object) -> str:
         return f"a value of type {type(value).__name__}, which cannot be shown"
 
 
-def unknown(what: str, name: object, names: Iterable[str]) -> UnknownNameError:
+def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> UnknownNameError:
     """The error for a `name` that is none of `names`, with the near ones.
 
     >>> print(unknown("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
     known = [each or "''" for each in dict.fromkeys(names)]
-    near = difflib.get_close_matches((name if isinstance(name, str) else _spelled(name))[:200], known, n=4, cutoff=0.5)
+    near = difflib.get_close_matches(
+        (name if isinstance(name, str) else _safe_repr(name))[:200], known, n=4, cutoff=0.5
+    )
     if near:
         allowed = "near matches are " + ", ".join(near)
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
     return UnknownNameError(
-        what, expected="a known name", got=shown(_spelled(name)), allowed=allowed or "nothing: there are none"
+        subject,
+        expected="a known name",
+        actual=format_value(_safe_repr(name)),
+        allowed=allowed or "nothing: there are none",
     )
 
 
-def _revive(kind: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:
+def _unpickle(cls: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:
     """Unpickle an error without asking its constructor (workers send errors home)."""
-    error = kind.__new__(kind)
+    error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)
     return error

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.attention.rollout import open_choices
-from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.graph.queries import names_of
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading, route_sample
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.query import (
@@ -56,7 +56,7 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
     if not isinstance(task, str) or task not in tasks:
-        raise unknown("task", task, tasks)
+        raise unknown_name_error("task", task, tasks)
     _bound(task, tasks[task], arguments, options)
     return tasks[task](*arguments, **options)
 
@@ -81,7 +81,7 @@ def explain_question(
         The route: algorithm, reason, joint states, FLOPs.
     """
     if not isinstance(question, str) or question not in EXPLAINERS:
-        raise unknown("question", question, EXPLAINERS)
+        raise unknown_name_error("question", question, EXPLAINERS)
     method = methods["__getitem__" if question == "value" else question]
     return EXPLAINERS[question](state, _bound(question, method, (state, *arguments), options))
 
@@ -94,7 +94,7 @@ def _bound(
         bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
         wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
-        raise BNetError(f"explain({question!r}, ...)", expected=wanted, got=got) from error
+        raise BNetError(f"explain({question!r}, ...)", expected=wanted, actual=got) from error
     bound.apply_defaults()
     return SimpleNamespace(**bound.arguments)
 
@@ -140,15 +140,15 @@ def _explain_graph(state: SentenceState, asked: Asked) -> Route:
     is_figure = not hasattr(asked, "attention")
     if not (asked.options.get("attention") is not False if is_figure else asked.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
-    members = [m for m in state.network.members if m.reads_words and m.tpm.has_reading]
+    members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_reading]
     return replace(_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows")
 
 
 def _explain_separated(state: SentenceState, asked: Asked) -> Route:
-    left, right, known = (names_of(part, getattr(asked, part)) for part in ("x", "y", "given"))
+    left, right, known = (parse_names(part, getattr(asked, part)) for part in ("x", "y", "given"))
     for what, part in (("x", left), ("y", right)):
         if not part:
-            raise BNetError(what, expected="at least one node", got="none")
+            raise BNetError(what, expected="at least one node", actual="none")
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
     if not asked.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
@@ -158,7 +158,7 @@ def _explain_separated(state: SentenceState, asked: Asked) -> Route:
 
 def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
     query = _query(state, asked, [state.ground.id(asked.name)])
-    state.resolve_interventions(mapping("do", asked.do))
+    state.resolve_interventions(check_mapping("do", asked.do))
     return route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
 
 

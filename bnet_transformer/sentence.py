@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import drawing, graph, inference, reference
-from bnet_transformer._core.checks import mapping, one_of, seed_of, whole
-from bnet_transformer._core.memory import methods_within_memory, room_for, within_memory
+from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_seed
+from bnet_transformer._core.memory import check_memory, translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
 from bnet_transformer.attention.rollout import reads
 from bnet_transformer.attention.tan import tan, tan_tree
@@ -22,7 +22,7 @@ from bnet_transformer.drawing import Path
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_question
 from bnet_transformer.figures import Picture
-from bnet_transformer.graph import Ground, Quotient, Selection, Separation, StructureQueries, topological_order
+from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import over_choices, over_roots
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
 
 
-@methods_within_memory
+@translate_memory_errors_of_methods
 class Sentence(StructureQueries):
     """The bnet of one sentence: ground, lazy, evaluated on demand.
 
@@ -62,7 +62,7 @@ class Sentence(StructureQueries):
     # what it holds
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> GroundGraph:
         """The ground graph on integers, after surgery: counts, arrow arrays, names."""
         return self.state.ground
 
@@ -91,7 +91,7 @@ class Sentence(StructureQueries):
 
     # values and distributions
 
-    @within_memory("value")
+    @translate_memory_errors("value")
     def __getitem__(self, name: str) -> Tensor:
         """The value of a node.
 
@@ -126,9 +126,9 @@ class Sentence(StructureQueries):
         Returns:
             `[*states, *plates, word, word]`, zero where word i cannot read word j.
         """
-        one_of("words", words, ("tokens", "words"))
+        check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
-            raise BNetError("words", expected="'tokens', in a net with several stacks", got=words)
+            raise BNetError("words", expected="'tokens', in a net with several stacks", actual=words)
         table = self.state.answers.attention(slice, role)
         return asking.grouped(table, self.groups) if words == "words" else table
 
@@ -146,7 +146,7 @@ class Sentence(StructureQueries):
         Raises:
             EvidenceError: A node has evidence, or cannot take the value.
         """
-        return Sentence(self.net, self.state.with_interventions(once("do", mapping("do", nodes), named)))
+        return Sentence(self.net, self.state.with_interventions(once("do", check_mapping("do", nodes), named)))
 
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set.
@@ -166,7 +166,7 @@ class Sentence(StructureQueries):
         Raises:
             EvidenceError: A node is set, has other evidence, or cannot take the value.
         """
-        return Sentence(self.net, self.state.with_evidence(once("observe", mapping("observe", nodes), named)))
+        return Sentence(self.net, self.state.with_evidence(once("observe", check_mapping("observe", nodes), named)))
 
     # probability
 
@@ -234,8 +234,8 @@ class Sentence(StructureQueries):
         (torch.Size([5]), torch.Size([5]))
         """
         query = self.state.with_evidence(evidence).query((), budget, atol)
-        count, start = whole("n", n), seed_of(seed)
-        room_for("draws", 8 * count * len(self.ground), "a smaller n=")
+        count, start = check_int("n", n), check_seed(seed)
+        check_memory("draws", 8 * count * len(self.ground), "a smaller n=")
         result = inference.sample(query, count, start)
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
         return replace(result, labels={name: each for name, each in labels.items() if each is not None})
@@ -294,7 +294,7 @@ class Sentence(StructureQueries):
         torch.Size([3])
         """
         state = self.state.with_evidence(evidence)
-        done = self.state.resolve_interventions(mapping("do", do))
+        done = self.state.resolve_interventions(check_mapping("do", do))
         node = self.ground.id(name)
         result = counterfactual(state.query([node], budget, atol), done)
         return replace(result, labels=state.labels(node))
@@ -423,12 +423,12 @@ class Sentence(StructureQueries):
     # structure
 
     @property
-    def _graph(self) -> Ground:
+    def _graph(self) -> GroundGraph:
         return self.ground
 
     @property
-    def _functional(self) -> frozenset[int]:
-        return self.state.network.functional_families
+    def _functional_groups(self) -> frozenset[int]:
+        return self.state.network.functional_groups
 
     def topological_order(self) -> list[str]:
         """All nodes, parents before children.
@@ -470,8 +470,8 @@ class Sentence(StructureQueries):
         >>> bool(s.separated("q_0_0", "k_0_1")), bool(s.separated("q_0_0", "k_0_1", given=["W_q_0", "x_0_0"]))
         (False, True)
         """
-        one_of("verify", verify, (True, False))
-        whole("budget", budget)
+        check_choice("verify", verify, (True, False))
+        check_int("budget", budget)
         result = super().separated(x, y, given, deterministic=deterministic)
         if not verify:
             return result
@@ -491,8 +491,8 @@ class Sentence(StructureQueries):
         >>> s.shrink(lambda name: name[0]).boxes
         ('x', 'q', 'k', 'v')
         """
-        one_of("weights", weights, (True, False))
-        return graph.shrink(self.ground, boxes, Selection(weights=weights))
+        check_choice("weights", weights, (True, False))
+        return graph.shrink(self.ground, boxes, NodeSelection(weights=weights))
 
     # figures and exports
 
@@ -550,7 +550,7 @@ class Sentence(StructureQueries):
         >>> len(figure.boxes), len(figure.arrows)
         (19, 42)
         """
-        layout: Picture = drawing.picture(self.state, **options)
+        layout: Picture = drawing.make_picture(self.state, **options)
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
@@ -567,7 +567,7 @@ class Sentence(StructureQueries):
         >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return drawing.picture(self.state, **options).to_graphviz()
+        return drawing.make_picture(self.state, **options).to_graphviz()
 
     def draw(self, path: Path, **options: Any) -> None:
         """Write the bnet of the sentence.
@@ -584,7 +584,7 @@ class Sentence(StructureQueries):
         ...     Path(f"{folder}/cat.dot").read_text()[:7]
         'digraph'
         """
-        drawing.draw(self.state, path, **options)
+        drawing.write_picture(self.state, path, **options)
 
     def explore(
         self,
@@ -660,7 +660,7 @@ class Sentence(StructureQueries):
             counts += f", {what} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
-    @within_memory("picture")
+    @translate_memory_errors("picture")
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.Bundle:
         """What a notebook shows: the widget, or the figure where no widget can run."""
         return drawing.notebook_bundle(repr(self), self.state, self.widget)

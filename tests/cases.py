@@ -49,7 +49,7 @@ def gathered(s: bt.Sentence) -> dict[str, Evidence]:
     """The evidence of a sentence as evidence on families, for a batch of one."""
     found = {}
     for node, value in s.state.evidence.items():
-        family, index = s.ground.place(node)
+        family, index = s.ground.unravel_index(node)
         if family.name not in found:
             shape = s.ground.shapes[family.index]
             values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)

@@ -17,7 +17,7 @@ from bnet_transformer.declare import Network, io as store
 def same(one: Network, other: Network) -> None:
     """Equal declarations, parameters equal to the bit."""
     assert one.declaration == other.declaration
-    assert (one.seed, one.graph, one.members) == (other.seed, other.graph, other.members)
+    assert (one.seed, one.graph, one.specs) == (other.seed, other.graph, other.specs)
     assert one.parameters.keys() == other.parameters.keys()
     for name, value in one.parameters.items():
         found = other.parameters[name]
@@ -38,12 +38,12 @@ def rewrite(
         metadata = opened.metadata()
         held = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     if header is not None:
-        told = json.loads(metadata[store.KEY])
+        told = json.loads(metadata[store.METADATA_KEY])
         changed = header(told)
         told = told if changed is None else changed
         if signed:
-            told["sha256"] = store._digest(told, held)
-        metadata[store.KEY] = json.dumps(told)
+            told["sha256"] = store._compute_sha256(told, held)
+        metadata[store.METADATA_KEY] = json.dumps(told)
     held |= {name: value for name, value in tensors.items() if value is not None}
     save_file({n: v for n, v in held.items() if tensors.get(n, v) is not None}, path, metadata)
     return path

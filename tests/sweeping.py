@@ -122,7 +122,7 @@ class Slow:
 
     def _kind(self, node):
         world = self.corrupt.state.world
-        return world.network.members[world.ground.family_of(node).index].tpm.kind
+        return world.network.specs[world.ground.group_of(node).index].tpm.kind
 
     def _log_prob(self, node, run, other):
         """The log probability of a choice in a run; in the other one, if it is set in this one alone."""

@@ -27,13 +27,13 @@ WIDE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 def discrete(s: bt.Sentence) -> list[int]:
     """The nodes that are choices, and neither set nor seen in a state."""
     settled = {**reference.settling(s.state.world, s.state.evidence), **s.state.world.do}
-    families = [m.family for m in s.net.network.members if m.tpm.kind == "discrete"]
-    return [node for family in families for node in s.ground.nodes(family).tolist() if node not in settled]
+    families = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
+    return [node for family in families for node in s.ground.select_nodes(family).tolist() if node not in settled]
 
 
 def ends(s: bt.Sentence, member) -> list[int]:
     """The first and the last node of a family."""
-    nodes = s.ground.nodes(member.family).tolist()
+    nodes = s.ground.select_nodes(member.family).tolist()
     return list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 
@@ -52,23 +52,23 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
     def at(nodes: list[int]) -> tuple[int, ...]:
         return tuple(states[choice] for choice in reference.choices(world, nodes, settled)) if states else ()
 
-    for member in s.net.network.members:
+    for member in s.net.network.specs:
         for node in ends(s, member)[first:] or ends(s, member):
             name, known = s.ground.name(node), node in settled or node in world.do
             if known or member.tpm.kind != "continuous":
                 close(s[name][at([node])], run.value(node))
-            if member.tpm.is_random or member is s.net.network.members[-1]:
+            if member.tpm.is_random or member is s.net.network.specs[-1]:
                 ours, theirs = s.tpm(name), run.distribution(node)
                 kinds = {"continuous": ("mean", "stddev"), "discrete": ("logits",)}
                 for what in kinds.get(member.tpm.kind, ("v",)) if node not in world.do else ("v",):
                     close(getattr(ours, what)[at(reference.parents(world, node))], getattr(theirs, what))
     for t in range(s.net.network.graph.depth):
-        for role in sorted({m.family.stem for m in s.net.network.members if m.reads_words and m.family.step == t}):
+        for role in sorted({m.group.stem for m in s.net.network.specs if m.has_word_attention and m.group.step == t}):
             member = asking.reader(world, t, role)
             try:
                 table = s.attention(t, role=role)
             except bt.BNetError:
-                nodes = world.ground.nodes(member.family).tolist()
+                nodes = world.ground.select_nodes(member.group).tolist()
                 above = {n: reference.choices(world, reference.reading_parents(world, n), settled) for n in nodes}
                 is_set = any(node in world.do for node in nodes)
                 assert is_set or not member.tpm.has_reading or asking.shared_and_own(world, above) is None
@@ -79,9 +79,9 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
             for node in ends(s, member):
                 words, shares = run.reading(node)
                 index = at(reference.reading_parents(world, node))
-                index = index or (0,) * (table.dim() - len(member.family.plates) - 2)
+                index = index or (0,) * (table.dim() - len(member.group.plates) - 2)
                 row = torch.zeros(table.shape[-1], dtype=D).index_add(0, torch.tensor(words), shares)
-                close(table[(*index, *s.ground.place(node)[1])], row)
+                close(table[(*index, *s.ground.unravel_index(node)[1])], row)
 
 
 def summed(left_out):
@@ -95,12 +95,12 @@ def test_answers_are_the_references(case: Case):
     """As the words come; and after surgery on some nodes of a family, which moves what is below, given evidence."""
     s = case.sentence
     agree(s)
-    made = [m for m in s.net.network.members if m.tpm.kind == "deterministic" and m.inputs]
+    made = [m for m in s.net.network.specs if m.tpm.kind == "deterministic" and m.parents]
     made = [m for m in made if not m.tpm.reads_by_index]
     if not made:
         return
     member = made[len(made) // 3]
-    names = list(s.ground.family_names(member.family))
+    names = list(s.ground.iter_names(member.group))
     some = names[len(names) // 2 :]
     done = s.do({name: torch.randn(member.shape, dtype=D) for name in some})
     agree(done.observe(case.evidence), 1)
@@ -114,8 +114,8 @@ def test_answers_are_the_references(case: Case):
 @pytest.mark.parametrize("name", ["word", "word, codebook", "word, two slices", "marginal", "hidden Markov"])
 def test_answers_with_a_choice_of_one_word_set_or_seen_are_the_references(name):
     s = case_of(name).sentence
-    for member in s.net.network.members:
-        if member.tpm.kind == "discrete" and member.family.words is not None:
+    for member in s.net.network.specs:
+        if member.tpm.kind == "discrete" and member.group.word_stack is not None:
             node = s.ground.name(ends(s, member)[-1])
             agree(s.do({node: 0}), 1)
             agree(s.observe({node: 0}), 1)
@@ -126,11 +126,11 @@ def padded(s: bt.Sentence, more: int = 2) -> tuple[dict[str, torch.Tensor], dict
     given, mask = {}, {}
     for name, value in s.state.encoded.given.items():
         family = s.net.network.graph.by_name[name]
-        if family.words is not None:
-            axis, count = len(family.plates), s.ground.words[family.words]
+        if family.word_stack is not None:
+            axis, count = len(family.plates), s.ground.word_counts[family.word_stack]
             nonsense = torch.full_like(value.narrow(axis, 0, 1), -100 if value.dtype == L else torch.nan)
             value = torch.cat([value, *[nonsense] * more], axis)
-            mask[family.words] = (torch.arange(count + more) < count)[None]
+            mask[family.word_stack] = (torch.arange(count + more) < count)[None]
         given[name] = value[None]
     return given, mask
 
@@ -140,15 +140,15 @@ def test_the_module_computes_what_sentences_answer(case: Case):
     """Every family in one pass, padded as it is, in float32 and bfloat16; and gradients of all that matters."""
     s, module = case.sentence, case.net.module().eval()
     meet = MEET.get(case.name, ())
-    members = [m for m in s.net.network.members if m.tpm.kind != "continuous" and m.family.name not in meet]
-    names = [m.family.name for m in members]
+    members = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and m.group.name not in meet]
+    names = [m.group.name for m in members]
     found = module(given=inputs(s), want=names)
     long = found
     if case.name not in FIXED and s.state.encoded.given:
         given, mask = padded(s)
         long = module(given=given, mask=mask, want=names)
     for member in members:
-        shape, value, more = s.ground.shapes[member.family.index], found[member.family.name], long[member.family.name]
+        shape, value, more = s.ground.shapes[member.group.index], found[member.group.name], long[member.group.name]
         close(more[tuple(slice(0, n) for n in value.shape)], value)
         if member.tpm.is_random:
             continue
@@ -157,7 +157,7 @@ def test_the_module_computes_what_sentences_answer(case: Case):
         answers = s.state.answers
         for node in ends(s, member):
             one = s[s.ground.name(node)]
-            close(value[(slice(None),) * lead + (0, *s.ground.place(node)[1])].reshape(one.shape), one)
+            close(value[(slice(None),) * lead + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
             assert answers.route(answers.value_query(node)).algorithm == "compiled"
     given = {name: value.float() if value.is_floating_point() else value for name, value in inputs(s).items()}
     single = case.net.to(torch.float32).module().eval()(given=given, want=names)
@@ -177,11 +177,11 @@ def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
         return
     value.square().sum().backward()
     graph = s.net.network.graph
-    above = graph.ancestral_set([graph.family(module.output).index])
-    for member in s.net.network.members:
-        if member.tpm.kind == "deterministic" and member.family.index in above:
+    above = graph.ancestral_set([graph.get_group(module.output).index])
+    for member in s.net.network.specs:
+        if member.tpm.kind == "deterministic" and member.group.index in above:
             for name in member.parameters:
-                grad = module.store[f"{member.owner}/{name}"].grad
+                grad = module.store[f"{member.param_prefix}/{name}"].grad
                 assert grad is not None and torch.isfinite(grad).all(), name
 
 
@@ -192,10 +192,10 @@ def test_readings_of_a_batch_are_the_sentences(name):
     readings, _ = s.state.module.readings(given=inputs(s))
     assert readings
     for family, found in readings.items():
-        member = s.net.network.member(family)
+        member = s.net.network.get_spec(family)
         query = s.state.answers.reading_query(member)
         table = s.state.answers.compute(query, s.state.answers.route(query))
-        close(found.select(table.dim() - len(member.family.plates) - 2, 0), table)
+        close(found.select(table.dim() - len(member.group.plates) - 2, 0), table)
 
 
 def test_set_nodes_count_where_maps_are_folded_into_attention():
@@ -245,7 +245,7 @@ def test_probabilities_are_sums_over_all_states(case: Case):
     close(s.log_prob(), loop.total)
     for node in asked[:1]:
         close(reference.posterior(world, node, s.state.evidence), loop.joint([node]))
-    of_families = [ends(s, m)[0] for m in s.net.network.members if m.tpm.kind == "discrete"]
+    of_families = [ends(s, m)[0] for m in s.net.network.specs if m.tpm.kind == "discrete"]
     some = [node for node in of_families if node in asked][:3]
     if len(some) > 1:
         close(s.posterior([*map(s.ground.name, some)]), loop.joint(some))
@@ -274,14 +274,14 @@ def _check_batch(s: bt.Sentence, loop: Loop, question: dict, longer: dict) -> No
     close(log_evidence(module, **question).flatten()[0], loop.total)
     close(log_evidence(module, **longer).flatten()[0], loop.total)
     padded_too = True  # for one family
-    for member in s.net.network.members:
-        name, shape = member.family.name, s.ground.shapes[member.family.index]
+    for member in s.net.network.specs:
+        name, shape = member.group.name, s.ground.shapes[member.group.index]
         if member.tpm.kind == "discrete" and name not in question["evidence"]:
             found = posterior(module, name, **question)
             assert tuple(found.shape[:-1]) == (1, *shape)
             nodes = ends(s, member)
             for node in nodes:
-                close(found[(0, *s.ground.place(node)[1])], loop.joint([node]))
+                close(found[(0, *s.ground.unravel_index(node)[1])], loop.joint([node]))
             close(s.posterior(s.ground.name(nodes[-1])), loop.joint(nodes[-1:]))
             if padded_too:
                 close(posterior(module, name, **longer)[tuple(slice(0, n) for n in found.shape)], found)
@@ -294,7 +294,7 @@ def padded_question(s: bt.Sentence, seen: dict[str, Evidence]) -> dict:
     longer, graph = {}, s.net.network.graph
     for name, told in seen.items():
         value, observed = told.value, told.observed
-        if graph.by_name[name].words is not None:
+        if graph.by_name[name].word_stack is not None:
             axis = 1 + len(graph.by_name[name].plates)
             nonsense = torch.full_like(value.narrow(axis, 0, 1), 99 if value.dtype == L else torch.inf)
             value = torch.cat([value, nonsense, nonsense], axis)
@@ -325,18 +325,18 @@ def _check_slope(module, question: dict) -> None:
 
 def operated(s: bt.Sentence) -> bt.Sentence:
     """The sentence with half the nodes of a family set, a row of attention, and a choice of one word."""
-    members = [m for m in s.net.network.members if m.tpm.kind != "input" and not m.tpm.reads_by_index]
+    members = [m for m in s.net.network.specs if m.tpm.kind != "input" and not m.tpm.reads_by_index]
     values = [m for m in members if m.tpm.kind == "deterministic"]
     member = values[len(values) // 3]
-    names = list(s.ground.family_names(member.family))
+    names = list(s.ground.iter_names(member.group))
     done = s.do({name: torch.randn(member.shape, dtype=D) for name in names[len(names) // 2 :]})
-    readers = [m for m in values if isinstance(m.tpm, Attention) and m.family.words is not None and m is not member]
+    readers = [m for m in values if isinstance(m.tpm, Attention) and m.group.word_stack is not None and m is not member]
     for reader in readers[:1]:
         with suppress(bt.BNetError):  # an attention that has no rows P(j | i)
-            row = Attend([1.0, *[0.0] * (max(s.ground.words.values()) - 1)])
-            done = done.do({next(s.ground.family_names(reader.family)): row})
-    for choice in [m for m in members if m.tpm.kind == "discrete" and m.family.words is not None][:1]:
-        done = done.do({list(s.ground.family_names(choice.family))[-1]: 0})
+            row = Attend([1.0, *[0.0] * (max(s.ground.word_counts.values()) - 1)])
+            done = done.do({next(s.ground.iter_names(reader.group)): row})
+    for choice in [m for m in members if m.tpm.kind == "discrete" and m.group.word_stack is not None][:1]:
+        done = done.do({list(s.ground.iter_names(choice.group))[-1]: 0})
     return done
 
 

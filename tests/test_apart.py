@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer._core.torch_context import own_random
+from bnet_transformer._core.torch_context import fork_torch_rng
 from bnet_transformer.tpm.arrays import own_tensor
 from tests import flat_options
 
@@ -115,7 +115,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
     entered, leave = threading.Event(), threading.Event()
 
     def hold():
-        with own_random(torch.device("cpu")):
+        with fork_torch_rng(torch.device("cpu")):
             entered.set()
             leave.wait()
 
@@ -124,7 +124,7 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
     entered.wait()
     child = os.fork()
     if not child:
-        with own_random(torch.device("cpu")):
+        with fork_torch_rng(torch.device("cpu")):
             os._exit(0)
     leave.set()
     holder.join()

@@ -15,9 +15,9 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.attention import corpus_tan
 from bnet_transformer.attention.rollout import best_paths, max_flow
-from bnet_transformer.graph import Ground
-from bnet_transformer.graph.queries import active_trail, minimal_separator
-from bnet_transformer.graph.separation import Question, separated
+from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph.queries import find_active_trail, find_minimal_separator
+from bnet_transformer.graph.separation import SeparationQuery, are_separated
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans
@@ -38,7 +38,7 @@ def discrete(s):
 def test_what_the_folded_graph_separates_every_ground_graph_does(plan, data):
     """With functions and recurrent arrows; and without these the folded graph is networkx's DAG."""
     ground = grounded(plan)
-    flat = Ground(ground.folded.flat, {})
+    flat = GroundGraph(ground.template.without_plates, {})
     order = data.draw(st.permutations(range(len(flat))))
     x, y, *rest = order
     known = frozenset(rest[: data.draw(st.integers(0, len(rest)))])
@@ -46,14 +46,14 @@ def test_what_the_folded_graph_separates_every_ground_graph_does(plan, data):
     graph = as_networkx(flat)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     for some in ((), functions):
-        apart = bool(separated(flat, [Question(frozenset([x]), frozenset([y]), known)], some)[0])
+        apart = bool(are_separated(flat, [SeparationQuery(frozenset([x]), frozenset([y]), known)], some)[0])
         assert some or apart == nx.is_d_separator(graph, {x}, {y}, set(known))
         lifted = [
-            frozenset(n for k in part for n in ground.nodes(ground.folded.families[k]).tolist())
+            frozenset(n for k in part for n in ground.select_nodes(ground.template.groups[k]).tolist())
             for part in ([x], [y], known)
         ]
-        assert not apart or bool(separated(ground, [Question(*lifted)], some)[0])
-    found = minimal_separator(flat, frozenset([x]), frozenset([y]))
+        assert not apart or bool(are_separated(ground, [SeparationQuery(*lifted)], some)[0])
+    found = find_minimal_separator(flat, frozenset([x]), frozenset([y]))
     joined = graph.has_edge(x, y) or graph.has_edge(y, x)
     assert (found is None) == joined and (joined or nx.is_minimal_d_separator(graph, {x}, {y}, set(found)))
 
@@ -108,15 +108,15 @@ def test_a_trail_that_passes_nothing_determined_is_there_unless_separated(plan, 
     assume(len(ground) > 2)
     nodes = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=5, unique=True))
     end = data.draw(st.integers(2, 3))
-    question = Question(frozenset(nodes[:1]), frozenset(nodes[1:end]), frozenset(nodes[end:]))
-    functions = data.draw(st.sets(st.sampled_from(range(len(ground.folded.families)))))
-    trail = active_trail(ground, question, functions)
-    assert (trail is None) == bool(separated(ground, [question], functions)[0])
+    question = SeparationQuery(frozenset(nodes[:1]), frozenset(nodes[1:end]), frozenset(nodes[end:]))
+    functions = data.draw(st.sets(st.sampled_from(range(len(ground.template.groups)))))
+    trail = find_active_trail(ground, question, functions)
+    assert (trail is None) == bool(are_separated(ground, [question], functions)[0])
     if trail is None:
         return
     graph = as_networkx(ground)
     told = set(question.given)
-    functional = {n for n in graph if (f := ground.family_of(n).index) in functions and ground.folded.into[f]}
+    functional = {n for n in graph if (f := ground.group_of(n).index) in functions and ground.template.in_edges[f]}
     while more := {n for n in functional - told if set(graph.predecessors(n)) <= told}:
         told |= more
     ids = [ground.id(name) for name in trail.nodes]
@@ -376,7 +376,7 @@ def test_boxes_of_a_stack():
     s = case_of("encoder-decoder").sentence
     assert all(box == "class" or box.startswith("word_") for box in s.tan(stack="dec").quotient.boxes)
     assert {b.partition("_")[0] for b in s.tan("roles", stack="dec").quotient.boxes} == {"dec"}
-    assert len(s.tan(stack="enc").quotient.boxes) == 1 + s.ground.words["enc"]
+    assert len(s.tan(stack="enc").quotient.boxes) == 1 + s.ground.word_counts["enc"]
     with pytest.raises(bt.BNetError, match="stack=, one of enc, dec"):
         s.tan()
     with pytest.raises(bt.UnknownNameError, match="stack"):

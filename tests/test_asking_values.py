@@ -288,7 +288,7 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
     before, graph = s.graph(), done.graph()
     for node in NETS[name]:
         member, index = place(s, node)
-        kept = [given for given in member.inputs if given.slot in ("v.", "x")]
+        kept = [given for given in member.parents if given.slot in ("v.", "x")]
         wanted = {n for given in kept for n in reference.sources(s.state.world, member, index, given, {})[1]}
         assert set(graph.predecessors(node)) == set(map(s.ground.name, wanted))
     gone = set(before.edges) - set(graph.edges)
@@ -308,12 +308,12 @@ def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
     free = reference.choices(done.state.world, range(len(done.ground)), {})
     s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
     run = reference.Run(done.state.world, {})
-    for member in done.net.network.members:
-        for node in done.ground.nodes(member.family).tolist() if member.tpm.kind == "deterministic" else ():
+    for member in done.net.network.specs:
+        for node in done.ground.select_nodes(member.group).tolist() if member.tpm.kind == "deterministic" else ():
             close(done[done.ground.name(node)], run.value(node))
     for k, node in enumerate(NETS[name]):
         member, index = place(s, node)
-        slots = {given.slot: reference.sources(s.state.world, member, index, given, {}) for given in member.inputs}
+        slots = {given.slot: reference.sources(s.state.world, member, index, given, {}) for given in member.parents}
         _, ids, words = slots["v."]
         row = row_for(s, node, k).weights
         wanted = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
@@ -385,9 +385,9 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
         starts, ends = ([f"{start}x_{t}_{i}" for i in range(words)] for t in (first, last))
         below = set().union(*(nx.descendants(graph, n) for n in starts))
         way = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
-        for member in s.net.network.members:
+        for member in s.net.network.specs:
             if member.tpm.kind == "deterministic" and not member.tpm.reads_by_index:
-                node = s.ground.name(s.ground.nodes(member.family).tolist()[-1])
+                node = s.ground.name(s.ground.select_nodes(member.group).tolist()[-1])
                 asked = s.do({node: Zero()})
                 if node in way:
                     with pytest.raises(bt.BNetError, match=f"{node} set on its way.*undo"):

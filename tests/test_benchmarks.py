@@ -195,12 +195,12 @@ def test_the_gpu_script_says_where_it_differs_and_that_there_is_no_gpu(capsys):
 
 
 def test_a_walk_counts_the_calls_of_the_package_alone():
-    from bnet_transformer._core.checks import one_of
+    from bnet_transformer._core.checks import check_choice
 
     def generator():
         yield from (len(word) for word in ["a", "b"])
 
-    counts, names = walks.walk(lambda: [one_of("x", 1, (1, 2)), *generator(), math.sqrt(4)])
+    counts, names = walks.walk(lambda: [check_choice("x", 1, (1, 2)), *generator(), math.sqrt(4)])
     assert counts == {"calls": 1, "functions": 1, "files": 1, "switches": 1}
     assert dict(names) == {"_core/checks.py one_of": 1}
 

@@ -125,7 +125,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole(monkeypatch, t
 
 
 def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_path):
-    path, opening = tmp_path / "a", tensors.opening
+    path, opening = tmp_path / "a", tensors.open_safetensors
     bt.bayesuvius(64, heads=2).save(path)
 
     def shortened(where, *more):
@@ -174,13 +174,13 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
 
 
 def test_memory_is_counted_before_it_is_taken():
-    memory.room_for("draws", 1, "fewer draws=")
+    memory.check_memory("draws", 1, "fewer draws=")
     with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* allowed: fewer draws="):
-        memory.room_for("draws", 10**30, "fewer draws=")
-    with pytest.raises(RuntimeError, match="another"), memory.within_memory("a call"):
+        memory.check_memory("draws", 10**30, "fewer draws=")
+    with pytest.raises(RuntimeError, match="another"), memory.translate_memory_errors("a call"):
         raise RuntimeError("another")
     for raised in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
-        with pytest.raises(bt.BudgetError, match="a call: expected memory"), memory.within_memory("a call"):
+        with pytest.raises(bt.BudgetError, match="a call: expected memory"), memory.translate_memory_errors("a call"):
             raise raised
 
 

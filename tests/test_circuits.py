@@ -184,7 +184,7 @@ def examples(name):
     net, said = case.net, case.said
     sentences = [settled(net, net.sentence(words)) for words in (said, turned(said, 1), turned(said, 0))]
     ground = sentences[0].ground
-    nodes = ground.nodes(net.network.member(output_of(net.network)).family).tolist()
+    nodes = ground.select_nodes(net.network.get_spec(output_of(net.network)).group).tolist()
     return sentences[:2], [sentences[2]] * 2, list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 
@@ -369,7 +369,7 @@ def test_what_is_refused():
 
 def test_words_that_are_computed_one_after_another_are_refused():
     net = BY_NAME["recurrent"].net
-    with pytest.raises(bt.ReadingError, match=r"h_0: expected words that are computed at once"):
+    with pytest.raises(bt.UnsupportedError, match=r"h_0: expected words that are computed at once"):
         bt.circuit(net.sentence("a b c"), net.sentence("d b c"), metric=lambda y_2: y_2[:, 0], threshold=0.1)
 
 
@@ -377,7 +377,7 @@ def test_a_choice_that_picks_must_be_the_same():
     net = BY_NAME["word"].net
     s = net.sentence("the cat sat")
     one, other = s.do(c_0=1), s.do(c_0=1).undo("c_0_2").do(c_0_2=0)
-    with pytest.raises(bt.ReadingError, match=r"c_0 -> x_1.*a choice, picked by"):
+    with pytest.raises(bt.UnsupportedError, match=r"c_0 -> x_1.*a choice, picked by"):
         bt.circuit(one, other, metric={"y_2": 1}, threshold=0.1)
 
 

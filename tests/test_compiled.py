@@ -98,8 +98,8 @@ def known(name: str) -> tuple[bt.Sentence, Module]:
 def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
     """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
     s, module = known(case.name)
-    families = [m for m in s.net.network.members if m.tpm.kind != "continuous" and not m.tpm.reads_by_index]
-    families += [m for m in s.net.network.members if m.tpm.kind == "discrete" and m.tpm.states is not None]
+    families = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.reads_by_index]
+    families += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
     member = data.draw(st.sampled_from(families), label="member")
     shape = s.ground.shapes[member.family.index]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
@@ -113,7 +113,7 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
     flat[at] = (flat[at] + 1) % member.tpm.states if member.tpm.reads_by_index else flat[at] + 1
     node = int(s.ground.offsets[member.family.index]) + at
     changes = {node, *map(s.ground.id, s.descendants(s.ground.name(node)))}
-    for family in s.net.network.graph.families:
+    for family in s.net.network.graph.groups:
         try:
             first, second = (
                 module(given=inputs(s), want=[family.name], do={member.family.name: value})[family.name]
@@ -121,12 +121,14 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
             )
         except bt.BNetError:
             continue  # what it cannot compute it refuses, which others test
-        found = s.net.network.members[family.index]
+        found = s.net.network.specs[family.index]
         own = 0 if first.dtype == torch.long else len(found.shape)
         own += found.tpm.kind == "discrete" and first.is_floating_point() and not found.shape
         lead = first.dim() - own - len(s.ground.shapes[family.index])
         for index, id_ in zip(
-            itertools.product(*map(range, s.ground.shapes[family.index])), s.ground.nodes(family).tolist(), strict=True
+            itertools.product(*map(range, s.ground.shapes[family.index])),
+            s.ground.select_nodes(family).tolist(),
+            strict=True,
         ):
             if id_ not in changes:
                 there = (slice(None),) * lead + index

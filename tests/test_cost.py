@@ -45,7 +45,7 @@ def drawn(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str,
     """Input for a module: vectors or ids for each stack."""
     x = {}
     for stack, n in words.items():
-        over = [m for m in net.network.members if m.tpm.kind == "input" and m.family.words == stack]
+        over = [m for m in net.network.specs if m.tpm.kind == "input" and m.group.word_stack == stack]
         member = next(iter([m for m in over if m.tpm.reads_by_index] or over))
         if member.tpm.reads_by_index:
             x[stack] = torch.randint(0, member.tpm.states, (batch, n))
@@ -64,20 +64,20 @@ def counted(net: bt.BNet, words: dict[str, int], batch: int) -> int:
 def solved(net: bt.BNet, words: dict[str, int], batch: int) -> int:
     """Of the linear systems, which torch does not count: n^3 for the factors, n^2 d for d right-hand sides."""
     (n, *_) = words.values()
-    widths = [m.shape[0] for m in net.network.members if isinstance(m.tpm, Cayley)]
+    widths = [m.shape[0] for m in net.network.specs if isinstance(m.tpm, Cayley)]
     return sum(2 * batch * n**2 * (n + d) for d in widths)
 
 
 def words_of(net: bt.BNet, n: int) -> dict[str, int]:
     """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
     words = {stack: n + k for k, stack in enumerate(net.network.graph.word_stacks)}
-    for member in net.network.members:
+    for member in net.network.specs:
         if member.tpm.longest is not None:
-            words[member.family.words] = min(words[member.family.words], member.tpm.longest)
-        for each in member.inputs:
+            words[member.group.word_stack] = min(words[member.group.word_stack], member.tpm.longest)
+        for each in member.parents:
             if each.reach.kind == "mask":
-                parent = net.network.members[each.parent].family.words
-                words |= {member.family.words: len(each.reach.table), parent: len(each.reach.table[0])}
+                parent = net.network.specs[each.index].group.word_stack
+                words |= {member.group.word_stack: len(each.reach.table), parent: len(each.reach.table[0])}
     return words
 
 
@@ -254,7 +254,7 @@ def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
     assert cost.flops == counter.get_total_flops() > 0
     assert rows_of(cost)[want] == cost.order == orders
     course, _ = net.module().run(Request((name,), torch.randn(2, 19, 8)))
-    value = course.values.get(net.network.graph.family(name).index)
+    value = course.values.get(net.network.graph.get_group(name).index)
     if value is not None:
         assert next(row for row in cost.rows if row.template == want).value_bytes == 4 * value.numel()
 

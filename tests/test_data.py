@@ -74,7 +74,7 @@ def test_several_stacks_take_tuples_mappings_and_columns():
 
 def test_a_sentence_and_a_batch_encode_words_alike():
     for net, said in ((mixture(), "a b c"), (bt.bayesuvius(4), "any words"), (bt.bayesuvius(4), torch.randn(3, 4))):
-        main = infer_task(net.network).words[""].member.family.name
+        main = infer_task(net.network).words[""].member.group.name
         value = encode_sentence(net.network, said).given[main]
         assert torch.equal(net.batch([said]).x[""][0], value)
         assert torch.equal(read_batch(net.network, [said], observed="none").x[""][0], value)

@@ -126,7 +126,7 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
         ours = WordByWord(module, task, x, mask, 12)
-        oracle = Anew(module, task, x, mask, task.readouts[0].family.name)
+        oracle = Anew(module, task, x, mask, task.readouts[0].group.name)
         for turn in range(8):
             torch.testing.assert_close(ours.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
             if turn == 2:

@@ -268,9 +268,9 @@ def test_every_form_mentions_every_parent(form: str) -> None:
         letters = Letters(network)
         for group in groups(network, letters):
             row, _ = tell(group, form)
-            inputs = group.first.inputs
-            parents = {k for given in inputs for k in (given.parent, *(selector for _, selector in given.pick))}
-            for role in {network.graph.families[k].role for k in parents}:
+            inputs = group.first.parents
+            parents = {k for given in inputs for k in (given.index, *(selector for _, selector in given.pick))}
+            for role in {network.graph.groups[k].role for k in parents}:
                 bases = {letters.role(role)[0], letters.matrix(role)[0]}
                 shown = [rf"(?<![A-Za-z\\]){re.escape(base)}(?![A-Za-z])" for base in bases]
                 for side in (row.left.partition("mid")[2], row.right):

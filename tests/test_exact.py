@@ -160,9 +160,9 @@ def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference
     with without_the_reference():
         close(s.log_prob(), total)
         draws = s.sample(2000, seed=1)
-        for member in s.net.network.members:
-            if member.tpm.kind == "discrete" and s.ground.nodes(member.family)[0] not in s.state.evidence:
-                node = s.ground.name(int(s.ground.nodes(member.family)[0]))
+        for member in s.net.network.specs:
+            if member.tpm.kind == "discrete" and s.ground.select_nodes(member.group)[0] not in s.state.evidence:
+                node = s.ground.name(int(s.ground.select_nodes(member.group)[0]))
                 share = s.posterior(node)
                 frequency = torch.bincount(draws[node], minlength=len(share)) / 2000
                 assert bool(((frequency - share).abs() < 4 * (share * (1 - share) / 2000).sqrt() + 1e-9).all())
@@ -245,7 +245,7 @@ def test_what_is_advised_where_a_plates_choice_meets_words_answers():
     stack = bt.Stack(nodes, given, [bt.Node("y", Categorical(3), ["x"], word)])
     net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("expert", 2)]))).to(D)
     x, r, y = torch.randn(3, 3, dtype=D), torch.tensor([0, 1, 1]), [1, 2, 0]
-    with pytest.raises(bt.ReadingError, match=r"net\.sentence"):
+    with pytest.raises(bt.UnsupportedError, match=r"net\.sentence"):
         posterior(net.module(), "e_0", {"y": Evidence(torch.tensor([y]))}, x[None], given={"r": r[None]})
     p = net.parameters
     logs = torch.zeros(2, 2, dtype=D)

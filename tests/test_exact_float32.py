@@ -56,9 +56,9 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
     net = mixture(10**log_sigma, **KINDS[kind])
     x, y = data(seed=seed)
     module = net.module()
-    for member in net.network.members:
+    for member in net.network.specs:
         if member.tpm.kind == "discrete":
-            total = posterior(module, member.family.name, {"y": Evidence(y)}, x).sum(-1)
+            total = posterior(module, member.group.name, {"y": Evidence(y)}, x).sum(-1)
             assert float((total - 1).abs().max()) < 1e-6
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, _ = objective.counts(net.parameters, corpus)
@@ -76,14 +76,14 @@ def test_heads_that_are_alike_keep_their_prior(kind, sigma):
     net = alike(mixture(sigma, **KINDS[kind]))
     x, y = data()
     assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
-    names = [m.family.name for m in net.network.members if m.tpm.states == 3]
+    names = [m.group.name for m in net.network.specs if m.tpm.states == 3]
     for name in names:
         found = posterior(net.module(), name, {"y": Evidence(y)}, x)
         torch.testing.assert_close(found, PRIOR.expand_as(found), atol=1e-6, rtol=0)
     if kind != "codebook":
         objective = objective_of(net)
         corpus = read_batch(net.network, (x, y))
-        shares = objective.shares(net.parameters, corpus, net.network.member(names[0]))
+        shares = objective.shares(net.parameters, corpus, net.network.get_spec(names[0]))
         torch.testing.assert_close(shares, PRIOR.expand_as(shares), atol=1e-6, rtol=0)
 
 

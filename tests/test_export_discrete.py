@@ -59,8 +59,8 @@ def world_of(sentence: bt.Sentence) -> World:
 
 
 def variables(world: World) -> list[int]:
-    families = [m.family for m in world.network.members if m.tpm.kind == "discrete"]
-    return [node for family in families for node in world.ground.nodes(family).tolist()]
+    families = [m.group for m in world.network.specs if m.tpm.kind == "discrete"]
+    return [node for family in families for node in world.ground.select_nodes(family).tolist()]
 
 
 def states_of(world: World) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer._core.files import write
-from bnet_transformer._core.naming import WORD, label
+from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.bridges.networkx import (
     check_size,
     folded_to_networkx,
@@ -24,7 +24,7 @@ from bnet_transformer.bridges.networkx import (
     to_json,
 )
 from bnet_transformer.bridges.pgmpy import to_bif
-from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
 
@@ -45,8 +45,8 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
     assert list(graph) == ground.names and nx.is_directed_acyclic_graph(graph)
     for node, name in enumerate(ground.names):
         assert set(graph.predecessors(name)) == {ground.name(parent) for parent in ground.parents(node)}
-        data, family = graph.nodes[name], ground.family_of(node)
-        member = network.members[family.index]
+        data, family = graph.nodes[name], ground.group_of(node)
+        member = network.specs[family.index]
         assert data.keys() == ATTRIBUTES
         assert (data["stack"], data["role"], data["slice"]) == (family.stack, family.role, family.slice)
         assert (data["shape"], data["learnable"]) == (member.shape, member.learnable)
@@ -54,8 +54,8 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
         at = dict(zip(data["plates"], data["index"], strict=True))
         assert name == "_".join([family.name, *map(str, data["index"])])
         assert (data["word"], data["head"]) == (at.get(WORD), at.get("head"))
-        said = sentence.state.tokens.get(family.words or "", ())
-        assert data["token"] == (said[data["word"]] if family.words is not None else None)
+        said = sentence.state.tokens.get(family.word_stack or "", ())
+        assert data["token"] == (said[data["word"]] if family.word_stack is not None else None)
         kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
         assert data["kind"] == ("observed" if member.tpm.kind == "input" else kinds[member.tpm.kind])
     for parent, _, data in graph.edges(data=True):
@@ -73,7 +73,7 @@ def test_labels() -> None:
     assert graph.nodes["q_10_11_0"]["label"] == 'q₀¹⁰⁽¹¹⁾ "the"'
     assert graph.nodes["W_q_0_3"]["label"] == "W_q⁰⁽³⁾"
     assert graph.nodes["q_10_11_0"]["head"] == 11 and graph.nodes["q_10_11_0"]["index"] == (11, 0)
-    assert label("h", stack="enc", slice=0, plates=(1, 23), word=4567890) == "enc h₄₅₆₇₈₉₀⁰⁽¹⁾⁽²³⁾"
+    assert format_label("h", stack="enc", slice=0, plates=(1, 23), word=4567890) == "enc h₄₅₆₇₈₉₀⁰⁽¹⁾⁽²³⁾"
     untold = ground_to_networkx(net.network, sentence.ground)
     assert untold.nodes["x_1_2"]["token"] is None and untold.nodes["x_1_2"]["label"] == "x₂¹"
     shown = list(nx.get_node_attributes(graph, "label").values())
@@ -83,7 +83,7 @@ def test_labels() -> None:
 def test_the_chapters_counts() -> None:
     def counts(weights: bool, **options: Any) -> tuple[int, int]:
         sentence = bt.bayesuvius(4, **options).sentence("the cat sat")
-        graph = ground_to_networkx(sentence.net.network, sentence.ground, selection=Selection(weights=weights))
+        graph = ground_to_networkx(sentence.net.network, sentence.ground, selection=NodeSelection(weights=weights))
         return graph.number_of_nodes(), graph.number_of_edges()
 
     assert counts(False) == (15, 30) and counts(True) == (19, 42)
@@ -95,7 +95,7 @@ def test_the_chapters_counts() -> None:
 def test_selection_observed_and_surgery() -> None:
     net = bt.bayesuvius(4, slices=3, heads=4, combine="concat", observe=Categorical(2))
     ground = net.sentence("the cat sat on").ground
-    selection = Selection(slices=[1], words={"": [1, 3]}, plates={"head": [2]}, weights=False)
+    selection = NodeSelection(slices=[1], words={"": [1, 3]}, plates={"head": [2]}, weights=False)
     seen = ground.id("q_1_2_3")
     graph = ground_to_networkx(net.network, ground, selection=selection, observed=[seen, ground.id("q_1_0_0")])
     assert sorted(graph) == sorted(
@@ -126,14 +126,14 @@ def test_weights() -> None:
 
 def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     net = bt.bayesuvius(24, slices=12, heads=12, combine="concat", key_dim=2, value_dim=2)
-    ground = Ground(net.network.graph, {"": 512})
+    ground = GroundGraph(net.network.graph, {"": 512})
     arrows = ground.count_arrows()
 
     def never(*given: object) -> None:
         raise AssertionError("arrows or names were made")
 
-    monkeypatch.setattr(Ground, "arrows", never)
-    monkeypatch.setattr(Ground, "family_names", never)
+    monkeypatch.setattr(GroundGraph, "arrows", never)
+    monkeypatch.setattr(GroundGraph, "family_names", never)
     told = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
     with pytest.raises(bt.BudgetError, match=told):
         ground_to_networkx(net.network, ground)
@@ -144,31 +144,29 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
         ground_to_networkx(net.network, small, limit=count - 1)
     assert ground_to_networkx(net.network, small, limit=count).number_of_edges() == count
     assert ground_to_networkx(net.network, small, limit=None).number_of_edges() == count
-    check_size(ground, Selection(slices=[]), 0)
+    check_size(ground, NodeSelection(slices=[]), 0)
     for bad in (-1, 2.5, "many", True):
         with pytest.raises(bt.BNetError, match="limit"):
-            check_size(small, Selection(), bad)  # type: ignore[arg-type]
+            check_size(small, NodeSelection(), bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     network = case.net.network
     graph = folded_to_networkx(network)
-    assert list(graph) == [member.family.name for member in network.members]
-    for member in network.members:
-        data = graph.nodes[member.family.name]
-        words = () if member.family.words is None else (WORD,)
-        assert data["plates"] == (*member.family.plates, *words) and data["shape"] == member.shape
+    assert list(graph) == [member.group.name for member in network.specs]
+    for member in network.specs:
+        data = graph.nodes[member.group.name]
+        words = () if member.group.word_stack is None else (WORD,)
+        assert data["plates"] == (*member.group.plates, *words) and data["shape"] == member.shape
         assert data.keys() == FOLDED
-        arrows = list(graph.in_edges(member.family.name, data=True))
+        arrows = list(graph.in_edges(member.group.name, data=True))
         slots = [data["slot"] for _, _, data in arrows if data["slot"] != "pick"]
-        assert sorted(slots) == sorted(given.slot for given in member.inputs)
+        assert sorted(slots) == sorted(given.slot for given in member.parents)
         picks = {name for _, _, data in arrows for name in data["pick"].values()}
         assert picks == {u for u, _, data in arrows if data["slot"] == "pick"}
         assert all(data["role"] == graph.nodes[u]["role"] for u, _, data in arrows)
-    bundles = {
-        (network.members[b.parent].family.name, network.members[b.child].family.name) for b in network.graph.bundles
-    }
+    bundles = {(network.specs[b.parent].group.name, network.specs[b.child].group.name) for b in network.graph.edges}
     assert set(graph.edges()) == bundles
 
 
@@ -251,7 +249,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     path.write_text("before")
 
     def fail() -> nx.Graph:
-        raise bt.BudgetError("graph", expected="less", got="more")
+        raise bt.BudgetError("graph", expected="less", actual="more")
 
     with pytest.raises(bt.BudgetError):
         write(path, graph_writers(fail))

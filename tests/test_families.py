@@ -242,8 +242,8 @@ def test_the_buckets_of_mpnet_are_transformers():
     net = from_pretrained(random_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
     theirs = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
-    assert net.network.member("a_1").tpm.bias.bias(b, n, n).equal(theirs.float())
-    assert [i.parent for i in net.network.member("a_0").inputs][-1] == net.network.graph.by_name["b"].index
+    assert net.network.get_spec("a_1").tpm.bias.bias(b, n, n).equal(theirs.float())
+    assert [i.index for i in net.network.get_spec("a_0").parents][-1] == net.network.graph.by_name["b"].index
 
 
 # adding one

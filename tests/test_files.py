@@ -118,11 +118,11 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
     for thing in things:
-        stored = json.loads(json.dumps(io.to_plain(thing, "it")))
-        assert io.from_plain(stored, "it") == thing
-        assert not list(io.strangers(stored))
+        stored = json.loads(json.dumps(io.to_json_data(thing, "it")))
+        assert io.from_json_data(stored, "it") == thing
+        assert not list(io.find_untrusted_classes(stored))
     kinds = {getattr(tpm, name) for name in tpm.__all__}
-    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in io.REGISTRY.values()]
+    missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in io.CLASS_REGISTRY.values()]
     assert set(missing) == {tpm.TPM, tpm.Score, tpm.Bias}
 
 

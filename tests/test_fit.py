@@ -324,7 +324,7 @@ def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
 def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
     net, data = mixture("word", slices=2, heads=2), vectors(4)
     for options in ({"method": "map"}, {"method": "em"}, {"method": "svi", "spread": 1.0}):
-        with pytest.raises(bt.ReadingError, match="choices='sampled'") as caught:
+        with pytest.raises(bt.UnsupportedError, match="choices='sampled'") as caught:
             fit(net, data, steps=1, **options)
         advised = eval(f"dict({caught.value.allowed})")
         assert fit(net, data, steps=1, draws=2, spread=1.0, **advised).choices

@@ -12,7 +12,7 @@ from pyro.infer import TraceEnum_ELBO
 from torch.distributions import biject_to, constraints, kl_divergence
 
 import bnet_transformer as bt
-from bnet_transformer._core.distributed import ranks
+from bnet_transformer._core.distributed import distributed_context
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
@@ -159,7 +159,7 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     x, y = data_of(net)
     learn = ["c.logits", "W_v_0.values"]
     objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
-    with ranks(torch.device("cpu")) as here:
+    with distributed_context(torch.device("cpu")) as here:
         run = Variational(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
     torch.manual_seed(0)
     run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}

@@ -131,8 +131,8 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
-    kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
-    best = net.replace({name: kept.part("best")[name] for name in f.learned})
+    kept = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: kept.get_tensors("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
 
 
@@ -186,8 +186,8 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
     longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
-    kept = checkpoint.read(tmp_path / checkpoint.NAME, net.network)
-    best = net.replace({name: kept.part("best")[name] for name in longer.learned})
+    kept = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: kept.get_tensors("best")[name] for name in longer.learned})
     assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     again = fit(
         net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)

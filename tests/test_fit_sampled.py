@@ -93,7 +93,7 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
     """Over all states of all choices, in sentences of several lengths."""
     net, data = NETS[name], sentences(1, 3, 2, 1)
     objective, corpus = objective_of(net), read_batch(net.network, data)
-    families, logs = [member.family for member in objective.network.choices], []
+    families, logs = [member.group for member in objective.network.choices], []
     for joint in itertools.product(range(2), repeat=3 * len(families)):
         states = torch.tensor(joint).reshape(len(families), 1, 3).expand(-1, 3, -1)
         named = {family.name: state for family, state in zip(families, states, strict=True)}

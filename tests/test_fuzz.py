@@ -86,7 +86,7 @@ def net() -> bt.BNet:
 def read_net(path: Path) -> None:
     """A file of a net: what it reads it writes back the same."""
     found = bt.load(path)
-    same(store.load(_put(path.with_name("again.safetensors"), store.as_bytes(found.network))), found.network)
+    same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(found.network))), found.network)
 
 
 def _put(path: Path, data: bytes) -> Path:
@@ -97,20 +97,20 @@ def _put(path: Path, data: bytes) -> Path:
 
 def read_header(path: Path) -> None:
     """A net whose header is that JSON, under a hash that is true of it."""
-    whole = store.as_bytes(net().network)
+    whole = store.to_bytes(net().network)
     tensors = load_bytes(whole)
     try:
         head = json.loads(path.read_bytes())
     except ValueError:
         return  # no header could be written
     with suppress(Exception):
-        head["sha256"] = store._digest(head, tensors)
-    read_net(_put(path, save_bytes(tensors, {store.KEY: json.dumps(head)})))
+        head["sha256"] = store._compute_sha256(head, tensors)
+    read_net(_put(path, save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)})))
 
 
 def seeds_header() -> list[bytes]:
     nets = (net(), bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"]), bt.geometric(2), bt.recurrent(2))
-    return [store._content(each.network)[1][store.KEY].encode() for each in nets]
+    return [store._serialize(each.network)[1][store.METADATA_KEY].encode() for each in nets]
 
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 4, "n_embd": 4, "n_layer": 1}
@@ -169,7 +169,7 @@ def read_tokenizer(path: Path) -> None:
 
 def _proved(reader: Tokenizer, said: str | list[str]) -> None:
     """There is one entry for each token, groups part the tokens, and spans lie in the text."""
-    found, length = reader.read(said), len(said if isinstance(said, str) else " ".join(said))
+    found, length = reader.encode(said), len(said if isinstance(said, str) else " ".join(said))
     assert len({len(each) for each in (found.tokens, found.ids, found.spans, found.special, found.segments)}) == 1
     assert [k for group in found.groups for k in group] == list(range(len(found.ids)))
     assert all(span is None or 0 <= span[0] <= span[1] <= length for span in found.spans)
@@ -215,7 +215,7 @@ class Parser:
 
 
 PARSERS = {
-    "net": Parser(read_net, lambda: [store.as_bytes(net().network)]),
+    "net": Parser(read_net, lambda: [store.to_bytes(net().network)]),
     "header of a net": Parser(read_header, seeds_header, is_json=True, may_refuse=True),
     "config.json": Parser(lambda path: read_folder(path, "config.json"), seeds_config, is_json=True, may_refuse=True),
     "weights": Parser(lambda path: read_folder(path, "model.safetensors"), lambda: [save_bytes(weights())]),
@@ -343,9 +343,9 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
     """A path was once followed through whatever a trusted module holds, and what stood there was made."""
     head = json.loads(seeds_header()[0])
     head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
-    head["sha256"] = store._digest(head, load_bytes(store.as_bytes(net().network)))
-    tensors = load_bytes(store.as_bytes(net().network))
-    found = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.KEY: json.dumps(head)}))
+    head["sha256"] = store._compute_sha256(head, load_bytes(store.to_bytes(net().network)))
+    tensors = load_bytes(store.to_bytes(net().network))
+    found = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)}))
     with watched():
         refused(lambda: bt.load(found, trust=(__name__,)), "net.safetensors", bt.FileError)
 

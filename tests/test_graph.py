@@ -11,30 +11,30 @@ from hypothesis import given, settings, strategies as st
 import bnet_transformer as bt
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.graph import (
-    Bundle,
-    Family,
-    FoldedGraph,
-    Ground,
-    Selection,
+    EdgeTemplate,
+    GroundGraph,
+    NodeGroup,
+    NodeSelection,
+    TemplateGraph,
     ancestors,
     descendants,
     shrink,
     topological_order,
 )
-from bnet_transformer.graph.walk import blanket
+from bnet_transformer.graph.walk import markov_blanket
 from tests.cases import CASES
 
 THREE = {"": 3}
-EVERYTHING = Selection()
+EVERYTHING = NodeSelection()
 
 
 def counts(net: bt.BNet, words: int = 3, **selection: object) -> tuple[int, int]:
-    ground = Ground(net.network.graph, {"": words})
-    chosen = Selection(**selection)
+    ground = GroundGraph(net.network.graph, {"": words})
+    chosen = NodeSelection(**selection)
     arrows = sum(len(sources) for _, sources, _ in ground.arrows(chosen))
     assert arrows == ground.count_arrows(chosen)
     assert ground.count_nodes(chosen) == sum(
-        len(ground.nodes(f, chosen)) for f in ground.folded.families if ground.kept(f, chosen)
+        len(ground.select_nodes(f, chosen)) for f in ground.template.groups if ground.is_selected(f, chosen)
     )
     return ground.count_nodes(chosen), arrows
 
@@ -43,8 +43,8 @@ def test_the_chapters_slice():
     net = bt.bayesuvius(4)
     assert counts(net, weights=False) == (15, 30) and counts(net) == (19, 42)
     assert counts(bt.bayesuvius(4, residual=True), weights=False) == (15, 33)
-    ground = Ground(bt.bayesuvius(4, mask="causal").network.graph, THREE)
-    families, child = ground.folded.families, ground.folded.by_name["x_1"].index
+    ground = GroundGraph(bt.bayesuvius(4, mask="causal").network.graph, THREE)
+    families, child = ground.template.groups, ground.template.by_name["x_1"].index
     by_role = {families[b.parent].role: len(sources) for b, sources, _ in ground.arrows() if b.child == child}
     assert by_role == {"q": 3, "k": 6, "v": 6}
 
@@ -63,7 +63,7 @@ def test_concat_counts(slices, words, heads):
     assert counts(net, words) == (nodes, into)
 
 
-def as_networkx(ground: Ground, selection: Selection = EVERYTHING) -> nx.DiGraph:
+def as_networkx(ground: GroundGraph, selection: NodeSelection = EVERYTHING) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(ground)))
     for _, sources, targets in ground.arrows(selection):
@@ -88,7 +88,7 @@ def test_questions_of_structure_agree_with_networkx(case):
         assert sorted(ground.children(node)) == sorted(graph.successors(node))
         assert ancestors(ground, [node]) == sorted(nx.ancestors(graph, node))
         assert descendants(ground, [node]) == sorted(nx.descendants(graph, node))
-        assert blanket(ground, node) == _blanket(graph, node)
+        assert markov_blanket(ground, node) == _blanket(graph, node)
 
 
 def _blanket(graph: nx.DiGraph, node: int) -> list[int]:
@@ -115,15 +115,16 @@ def plans(draw):
     return plates, over_words, arrows, draw(st.integers(1, 4))
 
 
-def grounded(plan) -> Ground:
+def grounded(plan) -> GroundGraph:
     """The ground graph of a plan."""
     plates, over_words, arrows, words = plan
     families = tuple(
-        Family(k, "", f"r{chr(97 + k)}", None, plates[k], "" if over_words[k] else None, 0) for k in range(len(plates))
+        NodeGroup(k, "", f"r{chr(97 + k)}", None, plates[k], "" if over_words[k] else None, 0)
+        for k in range(len(plates))
     )
-    bundles = tuple(Bundle(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
+    bundles = tuple(EdgeTemplate(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
     groups = tuple((k,) for k in range(len(plates)))
-    return Ground(FoldedGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
+    return GroundGraph(TemplateGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
 
 
 @settings(max_examples=50, deadline=None)
@@ -142,7 +143,7 @@ def test_random_nets_agree_with_networkx(plan, data):
     down = set().union(*(nx.descendants(graph, node) for node in nodes)) - set(nodes)
     assert ancestors(after, nodes) == sorted(up)
     assert descendants(after, nodes) == sorted(down)
-    assert blanket(after, nodes[0]) == _blanket(graph, nodes[0])
+    assert markov_blanket(after, nodes[0]) == _blanket(graph, nodes[0])
     place = {node: k for k, node in enumerate(topological_order(after).tolist())}
     assert all(place[u] < place[v] for u, v in graph.edges)
 
@@ -157,7 +158,7 @@ def test_blankets_agree_with_pgmpy(plan, data):
     dag.add_nodes_from(ground.names)
     dag.add_edges_from((ground.name(u), ground.name(v)) for u, v in as_networkx(ground).edges)
     node = data.draw(st.integers(0, len(ground) - 1))
-    assert {ground.name(n) for n in blanket(ground, node)} == set(dag.get_markov_blanket(ground.name(node)))
+    assert {ground.name(n) for n in markov_blanket(ground, node)} == set(dag.get_markov_blanket(ground.name(node)))
     assert {ground.name(n) for n in ground.parents(node)} == set(dag.get_parents(ground.name(node)))
 
 
@@ -165,14 +166,14 @@ def test_blankets_agree_with_pgmpy(plan, data):
 @given(plans(), st.data())
 def test_a_selection_is_the_induced_subgraph(plan, data):
     ground = grounded(plan)
-    words = data.draw(st.lists(st.integers(0, ground.words[""] - 1), min_size=1, unique=True))
+    words = data.draw(st.lists(st.integers(0, ground.word_counts[""] - 1), min_size=1, unique=True))
     heads = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
-    selection = Selection(words={"": words}, plates={"head": heads}, weights=data.draw(st.booleans()))
+    selection = NodeSelection(words={"": words}, plates={"head": heads}, weights=data.draw(st.booleans()))
     kept = {
         int(node)
-        for family in ground.folded.families
-        if ground.kept(family, selection)
-        for node in ground.nodes(family, selection)
+        for family in ground.template.groups
+        if ground.is_selected(family, selection)
+        for node in ground.select_nodes(family, selection)
     }
     expected = as_networkx(ground).subgraph(kept)
     got = as_networkx(ground, selection)
@@ -182,13 +183,13 @@ def test_a_selection_is_the_induced_subgraph(plan, data):
 
 
 def test_slices_keep_what_they_read_and_compute():
-    ground = Ground(bt.bayesuvius(4, slices=3, vocabulary=["a", "b"]).network.graph, THREE)
-    only = Selection(slices=[1], weights=False)
-    names = {f.name for f in ground.folded.families if ground.kept(f, only)}
+    ground = GroundGraph(bt.bayesuvius(4, slices=3, vocabulary=["a", "b"]).network.graph, THREE)
+    only = NodeSelection(slices=[1], weights=False)
+    names = {f.name for f in ground.template.groups if ground.is_selected(f, only)}
     assert names == {"x_1", "q_1", "k_1", "v_1", "x_2"}
     assert counts(bt.bayesuvius(4, slices=3), slices=[1], weights=False) == (15, 30)
     assert counts(bt.bayesuvius(4, slices=3), slices=[0, 2], weights=False) == (30, 60)
-    first = {f.name for f in ground.folded.families if ground.kept(f, Selection(slices=[0], weights=False))}
+    first = {f.name for f in ground.template.groups if ground.is_selected(f, NodeSelection(slices=[0], weights=False))}
     assert first == {"token", "x_0", "q_0", "k_0", "v_0", "x_1"}
 
 
@@ -240,9 +241,9 @@ def test_unknown_names_tell_the_range_or_near_matches():
 
 def test_counting_is_lazy():
     """512 words x 12 slices x 12 heads: 75 million arrows, counted without making one."""
-    ground = Ground(bt.bayesuvius(4, slices=12, heads=12, combine="concat").network.graph, {"": 512})
+    ground = GroundGraph(bt.bayesuvius(4, slices=12, heads=12, combine="concat").network.graph, {"": 512})
     assert ground.count_arrows() > 75_000_000
-    part = Selection(slices=[5], plates={"head": [3]}, words={"": np.arange(10)})
+    part = NodeSelection(slices=[5], plates={"head": [3]}, words={"": np.arange(10)})
     arrows = 3 * 10 * 2 + 10 + 2 * 10 * 10 + 10 + 10  # W and x to q, k, v; q; k and v to a; W_o; a to x
     assert sum(len(s) for _, s, _ in ground.arrows(part)) == ground.count_arrows(part) == arrows
     assert ground.name(ground.id("a_11_11_511")) == "a_11_11_511"

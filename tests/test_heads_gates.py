@@ -23,18 +23,20 @@ def test_gates_multiply_the_values_of_a_family(name, words):
     """Also where maps of many words would be folded into an attention, which then is not."""
     net = BY_NAME[name].net
     x, module = torch.randn(2, words, 4, dtype=D), net.module()
-    members = net.network.members
-    choices = [m.family for m in members if m.tpm.kind == "discrete" and net.network.graph.out_of[m.family.index]]
-    free = {family.name: torch.tensor(1) for family in choices if family.words is None}
-    free |= {m.family.name: torch.ones(words, dtype=torch.long) for m in members if m.family.stem == "r"}
+    members = net.network.specs
+    choices = [m.group for m in members if m.tpm.kind == "discrete" and net.network.graph.out_edges[m.group.index]]
+    free = {family.name: torch.tensor(1) for family in choices if family.word_stack is None}
+    free |= {m.group.name: torch.ones(words, dtype=torch.long) for m in members if m.group.stem == "r"}
     tried = 0
     for member in members:
-        if member.tpm.kind == "deterministic" and member.family.words is not None:
-            gates = torch.rand(2, *(net.network.graph.sizes[plate] for plate in member.family.plates), dtype=D) + 0.5
-            told = {member.family.name: gates}
-            close(module(x, gates=told, do=free), gated_by_hand(net, x, member.family.name, gates, do=free), 1e-10)
+        if member.tpm.kind == "deterministic" and member.group.word_stack is not None:
+            gates = (
+                torch.rand(2, *(net.network.graph.plate_sizes[plate] for plate in member.group.plates), dtype=D) + 0.5
+            )
+            told = {member.group.name: gates}
+            close(module(x, gates=told, do=free), gated_by_hand(net, x, member.group.name, gates, do=free), 1e-10)
             last = torch.ones_like(gates)
-            close(module(x, gates={member.family.name: last}, do=free), module(x, do=free), 1e-10)
+            close(module(x, gates={member.group.name: last}, do=free), module(x, do=free), 1e-10)
             tried += 1
     assert tried >= 4
 
@@ -75,7 +77,7 @@ def test_gates_that_fit_no_family_are_refused():
 def test_gates_on_what_is_no_vector_of_its_parents_are_refused(name, family, match):
     net = BY_NAME[name].net
     x = torch.randn(1, 3, 4, dtype=D) if name != "encoder, pre-norm" else torch.tensor([[0, 1, 2]])
-    with pytest.raises(bt.ReadingError, match=match):
+    with pytest.raises(bt.UnsupportedError, match=match):
         net.module()(x, gates={family: torch.ones(1, dtype=D)})
 
 

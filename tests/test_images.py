@@ -57,7 +57,7 @@ def test_states_attention_and_readout_are_transformers(name, options, attention,
         torch.testing.assert_close(readings[f"a_{t}"], other, **near)
     s = net.sentence(pixels[1])
     torch.testing.assert_close(s["x_1_2"], theirs.hidden_states[1][1, 2].detach(), **near)
-    assert s.words == net.network.member("patch").tpm.image.tokens
+    assert s.words == net.network.get_spec("patch").tpm.image.tokens
     assert s.special == (True, *[False] * (len(s.words) - 1))
 
 

@@ -106,7 +106,7 @@ def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
         if inside:
             os.fsync = ends_itself(os.fsync, 3, signal.SIGKILL)
         else:
-            checkpoint.write = ends_itself(checkpoint.write, 3, signal.SIGKILL)
+            checkpoint.write_checkpoint = ends_itself(checkpoint.write_checkpoint, 3, signal.SIGKILL)
         RUNS[kind](folder)
 
     whole = RUNS[kind](None)
@@ -192,7 +192,7 @@ def test_an_interrupted_command_saves_and_resumes(tmp_path):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout = sys.stderr = open("said", "w")  # noqa: SIM115
         if interrupted:
-            checkpoint.write = ends_itself(checkpoint.write, 2, signal.SIGINT)
+            checkpoint.write_checkpoint = ends_itself(checkpoint.write_checkpoint, 2, signal.SIGINT)
         try:
             main([*words, *more])
         finally:
@@ -214,7 +214,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     folder, link = tmp_path / "run", tmp_path / "link"
     folder.mkdir()
     link.symlink_to(folder, target_is_directory=True)
-    path = folder / checkpoint.NAME
+    path = folder / checkpoint.FILE_NAME
     with exclusive_lock(path), exclusive_lock(folder / "another"):
         for place in (folder, link):
             with pytest.raises(bt.FileError, match="no other run writes to"):

@@ -232,8 +232,10 @@ def test_the_base_model_has_63_082_496_parameters():
     assert sum(value.numel() for value in net.parameters.values()) == 63_082_496
     stacks = net.declaration.stacks
     assert [(s.name, s.slices) for s in stacks] == [("enc", 6), ("dec", 6)]
-    assert net.network.member("dec_ffn_5").parameters["weight_in"].shape == (2048, 512)
-    assert net.network.member("dec_cross_q_0").family.plates == ("head",) and net.network.graph.sizes == {"head": 8}
+    assert net.network.get_spec("dec_ffn_5").parameters["weight_in"].shape == (2048, 512)
+    assert net.network.get_spec("dec_cross_q_0").group.plates == ("head",) and net.network.graph.plate_sizes == {
+        "head": 8
+    }
 
 
 def test_one_table_serves_embeddings_and_readout():

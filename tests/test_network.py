@@ -24,7 +24,7 @@ def faults(*nodes: bt.Node, **options: object) -> list[str]:
 
 
 def test_the_table_covers_every_tpm():
-    used = {type(m.tpm) for case in CASES for m in case.build().network.members}
+    used = {type(m.tpm) for case in CASES for m in case.build().network.specs}
     assert len(CASES) >= 15 and not set(TPMS) - used
 
 

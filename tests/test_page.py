@@ -118,9 +118,9 @@ def test_what_is_read_is_what_attention_says(case):
             want = mean_of(s, about, step, role).double().numpy()
             assert np.abs(table[0] - want.reshape(table[0].shape)).max() <= BYTE, name
         assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
-    for member in s.net.network.members:  # where a reader has no P(j | i), the page says why
-        name = member.family.name
-        if member.reads_words and name not in found:
+    for member in s.net.network.specs:  # where a reader has no P(j | i), the page says why
+        name = member.group.name
+        if member.has_word_attention and name not in found:
             assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
 
 
@@ -140,7 +140,7 @@ def test_every_family_has_its_equation_and_facts():
         equations, graph = s.net.equations(), s.graph()
         assert about["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
         for index, told in enumerate(about["families"]):
-            family = s.ground.folded.families[index]
+            family = s.ground.template.groups[index]
             first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
             row = about["equations"][told["equation"]]
             for fact in ("role", "stack", "slice", "learnable", "tpm"):
@@ -197,7 +197,9 @@ def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_p
     assert not told.returncode, told.stderr
     for s, answers in zip(sentences, json.loads(told.stdout), strict=True):
         assert list(answers) == s.ground.names
-        asked = {name for group in (s.ground.cut, s.ground.rows) for name in map(s.ground.name, group)}
+        asked = {
+            name for group in (s.ground.cut_nodes, s.ground.retained_parents) for name in map(s.ground.name, group)
+        }
         for name in asked | set(random.Random(0).sample(s.ground.names, min(8, len(s.ground)))):
             for what, names in answers[name].items():
                 assert names == sorted(set(getattr(s, what)(name)), key=s.ground.id), (repr(s), name, what)
@@ -232,7 +234,7 @@ def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
     ((name, (_, table)),) = tables(about, block).items()
     assert name == "a_1" and about["heads"] == [0, 2]
     assert np.abs(table[0] - s.attention(1)[[0, 2]].double().numpy()).max() <= BYTE
-    assert len(about["families"]) == len(s.ground.folded.families)  # the structure is there all the same
+    assert len(about["families"]) == len(s.ground.template.groups)  # the structure is there all the same
 
 
 def test_what_is_given_is_told(tmp_path):

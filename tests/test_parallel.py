@@ -14,7 +14,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
-from bnet_transformer._core.distributed import ALONE, Ranks, alone, digest_of
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, alone, compute_digest
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
@@ -99,13 +99,13 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
 
 def test_shares_are_put_together_in_the_order_of_one_process():
     sentences = torch.arange(7)
-    shares = [Ranks(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
+    shares = [DistributedContext(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
     assert [share.tolist() for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
     for rank, share in enumerate(shares):
-        here = Ranks(rank, 3, torch.device("cpu"))
-        assert here.places(torch.arange(len(share))).tolist() == share.tolist()
+        here = DistributedContext(rank, 3, torch.device("cpu"))
+        assert here.global_indices(torch.arange(len(share))).tolist() == share.tolist()
         assert here.shard([*range(7)]) == share.tolist()
-    assert ALONE.shard(sentences) is sentences and ALONE.all_gather(sentences) is sentences
+    assert SINGLE_PROCESS.shard(sentences) is sentences and SINGLE_PROCESS.all_gather(sentences) is sentences
 
 
 def test_a_digest_tells_every_number_and_every_name():
@@ -117,8 +117,8 @@ def test_a_digest_tells_every_number_and_every_name():
         {"c": torch.arange(4.0), "b": [1, "x", None]},
         {"a": torch.arange(4.0), "b": [1, "y", None]},
     )
-    assert digest_of(told) == digest_of({name: told[name] for name in ("b", "a")})
-    assert len({digest_of(each) for each in (told, *others)}) == 6
+    assert compute_digest(told) == compute_digest({name: told[name] for name in ("b", "a")})
+    assert len({compute_digest(each) for each in (told, *others)}) == 6
 
 
 class Label:
@@ -132,8 +132,8 @@ def test_a_digest_looks_into_arrays_objects_and_sets():
     long, words = np.arange(9999.0), {f"word {k}" for k in range(50)}
     other = long.copy()
     other[5000] += 1
-    assert "..." in repr(long) and digest_of(long) == digest_of(long.copy()) != digest_of(other)
-    assert digest_of(words) == digest_of({*[*words][::-1]}) != digest_of(words | {"more"})
+    assert "..." in repr(long) and compute_digest(long) == compute_digest(long.copy()) != compute_digest(other)
+    assert compute_digest(words) == compute_digest({*[*words][::-1]}) != compute_digest(words | {"more"})
     pairs = (
         (Label("a"), Label("a"), Label("b")),
         (np.array([Label("a"), {1}], object), np.array([Label("a"), {1}], object), np.array([Label("a"), {2}], object)),
@@ -142,30 +142,32 @@ def test_a_digest_looks_into_arrays_objects_and_sets():
         (long[:0], long[:0], other[:0].astype(int)),
     )
     for one, equal, apart in pairs:
-        assert digest_of(one) == digest_of(equal) != digest_of(apart), one
+        assert compute_digest(one) == compute_digest(equal) != compute_digest(apart), one
     nets = [bt.decoder(8, heads=2, slices=1, vocabulary=["a"], dropout=p).network for p in (0.1, 0.2)]
-    assert digest_of(nets[0].parameters) == digest_of(nets[1].parameters) and digest_of(nets[0]) != digest_of(nets[1])
+    assert compute_digest(nets[0].parameters) == compute_digest(nets[1].parameters) and compute_digest(
+        nets[0]
+    ) != compute_digest(nets[1])
     held = []
     held.append(held)
     for untold in (threading.Lock(), (k for k in ()), held):
         with pytest.raises(bt.BNetError, match="things that ranks can compare"):
-            digest_of(untold)
+            compute_digest(untold)
 
 
 def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=["a"]).network
-    before = digest_of([net.declaration, bt.tpm.Linear]), digest_of(Label("a"))
+    before = compute_digest([net.declaration, bt.tpm.Linear]), compute_digest(Label("a"))
     for kind in (bt.tpm.Linear, type(net.declaration)):
         monkeypatch.setattr(kind, "__module__", "bnet_transformer.elsewhere")
     monkeypatch.setattr(Label, "__module__", "elsewhere")
-    assert before[0] == digest_of([net.declaration, bt.tpm.Linear]) and before[1] != digest_of(Label("a"))
+    assert before[0] == compute_digest([net.declaration, bt.tpm.Linear]) and before[1] != compute_digest(Label("a"))
 
 
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with alone(), parallel.ranks(torch.device("cpu")) as here:
-        assert here.world == 1
+    with alone(), parallel.distributed_context(torch.device("cpu")) as here:
+        assert here.world_size == 1
     with alone():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
 
@@ -230,5 +232,5 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
     assert {name: tuple(each.shape) for name, each in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
-    with pytest.raises(bt.ReadingError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
+    with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

@@ -305,5 +305,5 @@ def test_a_class_of_the_same_name_is_told_apart():
     model.bert.encoder.layer[0].attention.self.query = Linear(12, 12)
     with pytest.raises(bt.BNetError) as refused:
         from_pretrained(model)
-    assert refused.value.expected.split(",")[0] != refused.value.got
-    assert Linear.__module__ in refused.value.got
+    assert refused.value.expected.split(",")[0] != refused.value.actual
+    assert Linear.__module__ in refused.value.actual

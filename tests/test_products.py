@@ -72,8 +72,8 @@ def test_folded_maps_change_no_value(options, words):
 def test_maps_are_folded_where_it_pays():
     """`W_q^T W_k` for whole-width heads in many words; not for narrow heads, few words, or q that is asked for."""
     module = net_of({}).module()
-    known = frozenset({module.network.graph.family("x_0").index})
-    q, x = (module.network.graph.family(name).index for name in ("q_0", "x_1"))
+    known = frozenset({module.network.graph.get_group("x_0").index})
+    q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
     assert q not in {i for group in module.plan(("x_1",), known, fold=True).groups for i in group}
     assert x in module.plan(("x_1",), known, fold=True).folds
     assert not module.plan(("x_1",), known).folds
@@ -164,7 +164,7 @@ def test_heads_of_unlike_widths_are_made_together():
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
     x = torch.randn(2, 3, 4, dtype=D)
     module = net.module()
-    assert module.plan(("a_0",), frozenset({module.network.graph.family("x_0").index})).together
+    assert module.plan(("a_0",), frozenset({module.network.graph.get_group("x_0").index})).together
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
         close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])

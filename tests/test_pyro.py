@@ -45,7 +45,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
     y: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
     for node, value in s.state.evidence.items():
-        family = s.ground.family_of(node)
+        family = s.ground.group_of(node)
         shape = (1, *s.ground.shapes[family.index])
         y.setdefault(family.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
         seen.setdefault(family.name, torch.zeros(shape, dtype=torch.bool))
@@ -69,7 +69,7 @@ def _drawable(asked: Asked) -> dict[str, object]:
     """The arguments, with states for what cannot be drawn word after word."""
     if "z_0" not in asked.model.sites:
         return asked.arguments
-    words = asked.sentence.ground.words[""]
+    words = asked.sentence.ground.word_counts[""]
     return {**asked.arguments, "y": {**asked.arguments["y"], "z_0": torch.arange(words)[None] % 2}}  # type: ignore[dict-item]
 
 
@@ -87,8 +87,8 @@ def check_joint(told: Asked, tolerance: float) -> None:
     model, prior = with_tables(told)
     trace = poutine.trace(model).get_trace(**_drawable(told))
     ground, states = told.sentence.ground, dict(told.sentence.state.evidence)
-    for member in told.sentence.net.network.members:
-        family = member.family
+    for member in told.sentence.net.network.specs:
+        family = member.group
         if family.name in told.model.sites and family.name not in told.arguments["y"]:
             value = trace.nodes[family.name]["value"]
             shape = () if member.tpm.kind == "discrete" else member.shape
@@ -107,7 +107,7 @@ def test_the_joint_the_evidence_and_the_posterior_are_the_references(case: Case)
         return
     model, prior = with_tables(told)
     expected = float(reference.log_evidence(told.sentence.state.world, told.sentence.state.evidence))
-    if any(m.tpm.kind == "discrete" and m.family.name not in told.arguments["y"] for m in told.model.random):
+    if any(m.tpm.kind == "discrete" and m.group.name not in told.arguments["y"] for m in told.model.random):
         found = log_marginal(model, told)
     else:
         found = float(poutine.trace(model).get_trace(**told.arguments).log_prob_sum())

@@ -232,7 +232,7 @@ def test_real_words_of_an_attention_net():
         found = net(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
         s = found.sentence(x=torch.randn(2, 3))
         assert s.parents("embed_1") == ["value_1"] and s.tpm("y_1").mean.shape == (3,)
-        assert found.network.member("value").tpm.kind == "input"
+        assert found.network.get_spec("value").tpm.kind == "input"
     both = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0, positions=None)
     s = both.sentence(x={"enc": torch.randn(3, 2), "dec": torch.randn(2, 2)})
     assert s.parents("dec_x_0_1") == ["dec_value_1"] and s.tpm("dec_y_1").mean.shape == (2,)
@@ -316,7 +316,7 @@ def test_the_shape_of_a_discrete_node_is_known():
         bt.Node("x", Add(), ["W", "x"], WORD),
     ]
     books = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])]))
-    assert books.network.member("W_0").shape == (2,) and books.sentence("a b").posterior("c_0_1").shape == (2,)
+    assert books.network.get_spec("W_0").shape == (2,) and books.sentence("a b").posterior("c_0_1").shape == (2,)
 
 
 def test_a_row_of_attention_within_a_scan_is_refused():
@@ -328,5 +328,5 @@ def test_a_row_of_attention_within_a_scan_is_refused():
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))
     module, x = net.module(), torch.randn(2, 3, 4)
     value, which = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
-    with pytest.raises(bt.ReadingError, match="attend word after word"):
+    with pytest.raises(bt.UnsupportedError, match="attend word after word"):
         module.run(Request(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)}))

@@ -102,7 +102,7 @@ def test_permuting_words_permutes_the_outputs(case: Case):
     x = torch.randn(3, 4, dtype=D)
     order = [2, 0, 1]
     before, after = net.sentence(x=x), net.sentence(x=x[order])
-    last = max(f.slice for f in net.network.graph.families if f.role == "x")
+    last = max(f.slice for f in net.network.graph.groups if f.role == "x")
     for i, j in enumerate(order):
         close(after[f"x_{last}_{i}"], before[f"x_{last}_{j}"])
 

@@ -395,7 +395,7 @@ def test_nets_that_have_no_reading_are_refused():
     with pytest.raises(bt.BNetError, match="net: expected a net; got 3"):
         bt.roles(3, ["the cat"])
     meeting = bt.bayesuvius(dim=4, heads=2, slices=2, per="word")
-    with pytest.raises(bt.ReadingError, match="words do not meet"):
+    with pytest.raises(bt.UnsupportedError, match="words do not meet"):
         bt.roles(meeting, ["the cat"])
     assert bt.roles(meeting, ["the cat"], slices=[0]).slices == ("x_1",)
     many = bt.bayesuvius(dim=2, heads=8, slices=7, per="slice")

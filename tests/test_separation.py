@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer._core.naming import WIDE, Reach
-from bnet_transformer.graph import Bundle, Family, FoldedGraph, Ground, descendants
+from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
+from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup, TemplateGraph, descendants
 from bnet_transformer.graph.arborescence import best_parents
-from bnet_transformer.graph.queries import active_trail, minimal_cut, minimal_separator, reaches
-from bnet_transformer.graph.separation import Question, separated, thinned
+from bnet_transformer.graph.queries import find_active_trail, find_minimal_cut, find_minimal_separator, has_path
+from bnet_transformer.graph.separation import SeparationQuery, are_separated, thin_graph
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
 from tests.test_graph import as_networkx, grounded, plans
 
 
-def sides(ground: Ground, pick: random.Random) -> Question:
+def sides(ground: GroundGraph, pick: random.Random) -> SeparationQuery:
     """A random question: one or two nodes on a side, a few given."""
     nodes = pick.sample(range(len(ground)), min(len(ground), pick.choice([2, 3, 5, 8])))
     one = 2 if len(nodes) > 4 else 1
-    return Question(frozenset(nodes[:one]), frozenset(nodes[one : one + 1]), frozenset(nodes[one + 1 :]))
+    return SeparationQuery(frozenset(nodes[:one]), frozenset(nodes[one : one + 1]), frozenset(nodes[one + 1 :]))
 
 
 @settings(max_examples=30, deadline=None)
@@ -37,18 +37,18 @@ def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
     pick = random.Random(data.draw(st.integers(0, 10**6)))
     questions = [sides(ground, pick) for _ in range(6)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert separated(ground, questions).tolist() == truth
-    assert [bool(separated(ground, [q])[0]) for q in questions] == truth
+    assert are_separated(ground, questions).tolist() == truth
+    assert [bool(are_separated(ground, [q])[0]) for q in questions] == truth
     for q, apart in zip(questions, truth, strict=True):
-        trail = active_trail(ground, q)
+        trail = find_active_trail(ground, q)
         assert (trail is None) == apart
         if trail is not None:
             check_trail(graph, ground, q, trail)
         x, y = next(iter(q.x)), next(iter(q.y))
-        assert reaches(ground, x, y) == nx.has_path(graph, x, y)
+        assert has_path(ground, x, y) == nx.has_path(graph, x, y)
 
 
-def check_trail(graph: nx.DiGraph, ground: Ground, q: Question, trail) -> None:
+def check_trail(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, trail) -> None:
     nodes = [ground.id(name) for name in trail.nodes]
     assert nodes[0] in q.x and nodes[-1] in q.y and len(set(nodes)) == len(nodes)
     for a, b, forward in zip(nodes, nodes[1:], trail.forward, strict=False):
@@ -67,12 +67,12 @@ def test_separators_and_cuts_are_minimal(plan, data):
         return
     x, y = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=2, unique=True))
     graph = as_networkx(ground)
-    found = minimal_separator(ground, frozenset([x]), frozenset([y]))
+    found = find_minimal_separator(ground, frozenset([x]), frozenset([y]))
     if graph.has_edge(x, y) or graph.has_edge(y, x):
         assert found is None
     else:
         assert nx.is_minimal_d_separator(graph, {x}, {y}, set(found))
-    cut = minimal_cut(ground, x, y)
+    cut = find_minimal_cut(ground, x, y)
     if graph.has_edge(x, y):
         assert cut is None
     elif nx.has_path(graph, x, y):
@@ -86,13 +86,13 @@ def test_separators_and_cuts_are_minimal(plan, data):
 def test_cuts_need_as_many_words_as_it_takes():
     """With more heads than the words first looked at, a slice is no bottleneck until words are added."""
     folded = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
-    ground = Ground(folded, {"": 9})
-    found = minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
+    ground = GroundGraph(folded, {"": 9})
+    found = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
     assert len(found) == nx.node_connectivity(as_networkx(ground), ground.id("x_0_3"), ground.id("x_3_1")) == 6
     assert ground.id("x_3_1") not in descendants(ground.surgery(found), [ground.id("x_0_3")])
 
 
-REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "last", *WIDE, "mask"]
+REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "last", *KINDS_WITH_WIDTH, "mask"]
 
 
 @pytest.mark.parametrize("kind", REACHES)
@@ -100,30 +100,36 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
     """Sentences long enough that words and heads are left out, two slices deep."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
-    reach = Reach(kind, width=2) if kind in WIDE else Reach(kind, table=table) if kind == "mask" else Reach(kind)
-    families = [Family(0, "", "x", 0, (), "", -1)]
+    reach = (
+        Reach(kind, width=2)
+        if kind in KINDS_WITH_WIDTH
+        else Reach(kind, table=table)
+        if kind == "mask"
+        else Reach(kind)
+    )
+    families = [NodeGroup(0, "", "x", 0, (), "", -1)]
     bundles = []
     for t in range(2):
         base = 1 + 3 * t
-        families += [Family(base, "", "k", t, ("head",), "", t), Family(base + 1, "", "W", t, ("head",), None, t)]
-        families += [Family(base + 2, "", "x", t + 1, (), "", t)]
+        families += [NodeGroup(base, "", "k", t, ("head",), "", t), NodeGroup(base + 1, "", "W", t, ("head",), None, t)]
+        families += [NodeGroup(base + 2, "", "x", t + 1, (), "", t)]
         bundles += [
-            Bundle(base - 1, base, (Reach("same"),), ("x",)),
-            Bundle(base + 1, base, (), ("W",)),
-            Bundle(base, base + 2, (reach,), ("k",)),
-            Bundle(base - 1, base + 2, (Reach("same"),), ("r",)),
+            EdgeTemplate(base - 1, base, (Reach("same"),), ("x",)),
+            EdgeTemplate(base + 1, base, (), ("W",)),
+            EdgeTemplate(base, base + 2, (reach,), ("k",)),
+            EdgeTemplate(base - 1, base + 2, (Reach("same"),), ("r",)),
         ]
     order = (0, 2, 1, 3, 5, 4, 6)
     place = {old: new for new, old in enumerate(order)}
-    kept = tuple(Family(place[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
-    moved = tuple(Bundle(place[b.parent], place[b.child], b.reaches, b.slots) for b in bundles)
-    folded = FoldedGraph(kept, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
-    ground = Ground(folded, {"": n}).surgery([3])
+    kept = tuple(NodeGroup(place[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
+    moved = tuple(EdgeTemplate(place[b.parent], place[b.child], b.reaches, b.slots) for b in bundles)
+    folded = TemplateGraph(kept, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
+    ground = GroundGraph(folded, {"": n}).surgery([3])
     graph = as_networkx(ground)
     questions = [sides(ground, pick) for _ in range(60)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert separated(ground, questions).tolist() == truth
-    small = thinned(ground, [{0}])
+    assert are_separated(ground, questions).tolist() == truth
+    small = thin_graph(ground, [{0}])
     assert (len(small.ground) < len(ground)) == (kind in ("same", "every", "causal", "first", "last") or heads > 2)
 
 
@@ -133,19 +139,19 @@ def test_every_case_agrees_with_networkx(case):
     graph, pick = as_networkx(ground), random.Random(3)
     questions = [sides(ground, pick) for _ in range(25)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
-    assert separated(ground, questions).tolist() == truth
+    assert are_separated(ground, questions).tolist() == truth
     functions = case.net.network.functional_families
     truth = [determined(graph, ground, q, functions) for q in questions]
-    assert separated(ground, questions, functions).tolist() == truth
+    assert are_separated(ground, questions, functions).tolist() == truth
 
 
-def determined(graph: nx.DiGraph, ground: Ground, q: Question, functions) -> bool:
+def determined(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, functions) -> bool:
     """D-separation by its definition: no trail whose colliders lead to what is given, and that no determined node
     blocks; a determined node is a given one, or a function of determined parents."""
-    known = set(q.given) | set(ground.cut)
+    known = set(q.given) | set(ground.cut_nodes)
     for node in nx.topological_sort(graph):
-        family = ground.family_of(node)
-        if family.index in functions and ground.folded.into[family.index]:
+        family = ground.group_of(node)
+        if family.index in functions and ground.template.in_edges[family.index]:
             known |= {node} if set(graph.predecessors(node)) <= known else set()
     opened = set(q.given).union(*(nx.ancestors(graph, z) for z in q.given))
     starts = [(x, True) for x in q.x - known]
@@ -171,17 +177,17 @@ def test_random_nets_agree_with_pgmpy():
     pick = random.Random(7)
     for _ in range(25):
         n = pick.randint(3, 9)
-        families = tuple(Family(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
+        families = tuple(NodeGroup(k, "", f"r{chr(97 + k)}", None, (), None) for k in range(n))
         pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if pick.random() < 0.35]
-        bundles = tuple(Bundle(i, j, (), ("x",)) for i, j in pairs)
-        ground = Ground(FoldedGraph(families, bundles, {}, {}, tuple((k,) for k in range(n))), {})
+        bundles = tuple(EdgeTemplate(i, j, (), ("x",)) for i, j in pairs)
+        ground = GroundGraph(TemplateGraph(families, bundles, {}, {}, tuple((k,) for k in range(n))), {})
         peer = DAG()
         peer.add_nodes_from(range(n))
         peer.add_edges_from(pairs)
         drawn = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
-        questions = [Question(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in drawn]
+        questions = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in drawn]
         theirs = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in questions]
-        assert separated(ground, questions).tolist() == theirs
+        assert are_separated(ground, questions).tolist() == theirs
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
 from bnet_transformer._core import torch_context as late
-from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
 from bnet_transformer.learning.training import kept
@@ -58,9 +58,9 @@ def batch_of(net: bt.BNet) -> Batch:
         real = torch.randn(3, count, *of.member.shape, generator=seed, dtype=net.network.dtype)
         x[stack] = real if of.states is None else torch.randint(of.states, (3, count), generator=seed)
     for readout in task.readouts:
-        family = readout.family
-        shape = [3, *(net.network.graph.sizes[plate] for plate in family.plates)]
-        shape += [x[family.words].shape[1]] if family.words is not None else []
+        family = readout.group
+        shape = [3, *(net.network.graph.plate_sizes[plate] for plate in family.plates)]
+        shape += [x[family.word_stack].shape[1]] if family.word_stack is not None else []
         real = torch.randn(*shape, *readout.shape, generator=seed, dtype=net.network.dtype)
         states = readout.tpm.states or 2
         observed[family.name] = real if readout.tpm.kind == "continuous" else torch.randint(states, shape)
@@ -73,7 +73,12 @@ def batch_of(net: bt.BNet) -> Batch:
 
 def run_of(net: bt.BNet) -> Run:
     return Run(
-        infer_trainable_task(net.network), TrainConfig(optimizer=bt.AdamW(clip=1.0)), 10, Ranks(0, 1, CPU), None, {}
+        infer_trainable_task(net.network),
+        TrainConfig(optimizer=bt.AdamW(clip=1.0)),
+        10,
+        DistributedContext(0, 1, CPU),
+        None,
+        {},
     )
 
 
@@ -212,7 +217,14 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     from torch.profiler import ProfilerActivity, profile
 
     net = NETS[name]().to("cuda")
-    run = Run(infer_trainable_task(net.network), TrainConfig(), 20, Ranks(0, 1, torch.device("cuda", 0)), None, {})
+    run = Run(
+        infer_trainable_task(net.network),
+        TrainConfig(),
+        20,
+        DistributedContext(0, 1, torch.device("cuda", 0)),
+        None,
+        {},
+    )
 
     def step():
         run.gradient(run.feed(batch_of(net.to("cpu"))))

@@ -191,12 +191,12 @@ def test_rows_and_entries_of_attention(name):
     names = outcomes(corrupt)
     slow = Slow(clean, corrupt, tuple(names))
     ground = corrupt.ground
-    families = [f for f in ground.folded.by_stem[reader] if ground.folded.into[f.index]]
+    families = [f for f in ground.template.by_stem[reader] if ground.template.in_edges[f.index]]
     rows = {}
     for k, family in enumerate(families):
-        for node in ground.nodes(family).tolist():
-            if slow.corrupt.net.network.members[family.index].tpm.kind == "deterministic" and reading_of(slow, node):
-                rows[(k, *ground.place(node)[1])] = node
+        for node in ground.select_nodes(family).tolist():
+            if slow.corrupt.net.network.specs[family.index].tpm.kind == "deterministic" and reading_of(slow, node):
+                rows[(k, *ground.unravel_index(node)[1])] = node
     found = bt.sweep(clean, corrupt, at=role, metric=metric(names))
     assert found.axes[0] == "slice" and found.axes[-1] == "word" and set(rows) == all_indices(found)
     check(found, slow, {index: reading([rows[index]]) for index in some(rows, len(slow.runs), name)})

@@ -103,9 +103,9 @@ def test_a_path_carries_the_clean_value_alone(name, path):
     clean, corrupt = pair(case(name))
     names, ground = outcomes(corrupt), corrupt.ground
     slow, (first, *rest) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
-    ways = [(node,) for family in ground.folded.by_stem[first] for node in ground.nodes(family).tolist()]
+    ways = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
     for role in rest:
-        ways = [(*way, n) for way in ways for n in ground.children(way[-1]) if ground.family_of(n).stem == role]
+        ways = [(*way, n) for way in ways for n in ground.children(way[-1]) if ground.group_of(n).stem == role]
     found = bt.sweep(clean, corrupt, at=path, metric=metric(names))
     told = {" -> ".join(map(ground.name, way)): way for way in ways}
     assert found.axes == ("path",) and sorted(found.names.values()) == sorted(told) and len(told) == len(ways)

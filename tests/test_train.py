@@ -16,7 +16,7 @@ from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import training
-from bnet_transformer.learning.checkpoint import NAME
+from bnet_transformer.learning.checkpoint import FILE_NAME
 from bnet_transformer.learning.training.configs import schedule_of
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -313,10 +313,10 @@ def test_a_checkpoint_of_another_run_is_refused(kept, net, options, match):
 def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(kept):
     with pytest.raises(bt.BNetError, match="data="):
         bt.train(small(), SENTENCES[1:], steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
-    content = bytearray((kept / NAME).read_bytes())
+    content = bytearray((kept / FILE_NAME).read_bytes())
     content[-9] ^= 1
     for broken in (bytes(content), bytes(content[:100]), b"", b"no such thing" * 9):
-        (kept / NAME).write_bytes(broken)
+        (kept / FILE_NAME).write_bytes(broken)
         with pytest.raises(bt.FileError):
             bt.train(small(), SENTENCES, steps=8, batch=2, checkpoints=bt.Checkpoints(kept, resume=True))
 

@@ -173,7 +173,7 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
         told = asked(model, ids, _all(ids), output_attentions=True)
     for what in (x for x in told if re.search("hidden_states|attentions", x) and "last" not in x):
         seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
-    made = [m.family for m in net.network.members if m.tpm.kind == "deterministic" and m.family.words]
+    made = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
     with torch.no_grad():
         readings, values = net.module().eval().readings(ids, want=[f.name for f in made if f.role != "token"])
     met = set()

@@ -43,7 +43,7 @@ def test_a_stack_without_slices_is_its_prologue_and_epilogue():
     assert net.declaration.stacks[0].slices == 0 and torch.equal(net.module()(vectors), vectors)
     net = jolted(no_slices()).to(D)
     s = net.sentence("cat the")
-    assert s.parents("y_1") == ["x_1"] and list(s.ground.words.values()) == [2]
+    assert s.parents("y_1") == ["x_1"] and list(s.ground.word_counts.values()) == [2]
     trained = bt.train(net, [("the cat", [0, 1]), ("sat", [1])], steps=30, optimizer=bt.AdamW(rate=0.1), progress=False)
     assert trained.losses[-1] < trained.losses[0]
 

@@ -18,38 +18,38 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from bnet_transformer._core.hashing import digest_of
-from bnet_transformer.errors import BNetError, shown
+from bnet_transformer._core.hashing import compute_digest
+from bnet_transformer.errors import BNetError, format_value
 
 S = TypeVar("S")
 N = TypeVar("N")
-PATIENCE = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
-_BY_ITSELF: ContextVar[bool] = ContextVar("by itself", default=False)
+TIMEOUT = timedelta(minutes=10)  # for a rank that lives and does not come; one that died is missed at once
+_IS_SINGLE_PROCESS: ContextVar[bool] = ContextVar("by itself", default=False)
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DistributedContext:
     """This process among those that work together: its rank, how many there are, its device."""
 
     rank: int
-    world: int
+    world_size: int
     device: torch.device
 
     @property
-    def first(self) -> bool:
+    def is_main_process(self) -> bool:
         """True in the process that writes and shows."""
         return self.rank == 0
 
     def shard(self, sentences: S) -> S:
         """This rank's share of a list, a tensor or a corpus: every `world`-th, from its own number on."""
-        if self.world == 1:
+        if self.world_size == 1:
             return sentences
-        share, every = slice(self.rank, None, self.world), cast(Any, sentences)
+        share, every = slice(self.rank, None, self.world_size), cast(Any, sentences)
         return cast(S, every[share] if isinstance(sentences, Tensor | Sequence) else every.take(share))
 
-    def places(self, which: Tensor) -> Tensor:
+    def global_indices(self, indices: Tensor) -> Tensor:
         """Where sentences of the share stand among all."""
-        return self.rank + self.world * which
+        return self.rank + self.world_size * indices
 
     def to_device(self, network: N) -> N:
         """The net on the device of this rank."""
@@ -58,7 +58,7 @@ class Ranks:
 
     def all_reduce(self, value: Tensor) -> Tensor:
         """A tensor, summed over all ranks."""
-        if self.world == 1:
+        if self.world_size == 1:
             return value
         found = value.detach().to(self.device, copy=True).contiguous()
         distributed.all_reduce(found)
@@ -68,12 +68,12 @@ class Ranks:
         """True where it is true in some process."""
         return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
-    def all_gather_object(self, thing: S) -> list[S]:
+    def all_gather_object(self, value: S) -> list[S]:
         """A small thing of each rank, by rank."""
-        if self.world == 1:
-            return [thing]
-        found: list[Any] = [None] * self.world
-        distributed.all_gather_object(found, thing)
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(found, value)
         return found
 
     def all_gather(self, rows: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Ranks:
 
         A rank without a sentence gives anything of length zero.
         """
-        if self.world == 1:
+        if self.world_size == 1:
             return rows
         told = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
         longest, shape, dtype = max(told, key=lambda each: each[0])
@@ -92,45 +92,47 @@ class Ranks:
         distributed.all_gather(every, mine)
         found = torch.empty(sum(count for count, *_ in told), *shape, dtype=dtype, device=self.device)
         for rank, (each, (count, *_)) in enumerate(zip(every, told, strict=True)):
-            found[rank :: self.world] = each[:count]
+            found[rank :: self.world_size] = each[:count]
         return found.to(rows.device)
 
-    def assert_same(self, what: str, **told: object) -> None:
+    def assert_same(self, operation: str, **values: object) -> None:
         """Refuse a question that some rank does not ask, or asks of other data, settings or parameters."""
-        if self.world == 1:
+        if self.world_size == 1:
             return
-        each = self.all_gather_object({"question": what, **{name: digest_of(value) for name, value in told.items()}})
+        each = self.all_gather_object(
+            {"question": operation, **{name: compute_digest(value) for name, value in values.items()}}
+        )
         for rank, other in enumerate(each):
             apart = sorted(name for name in each[0] if each[0][name] != other.get(name))
             if apart:
                 got = other["question"] if "question" in apart else f"other {', '.join(apart)}"
-                raise DisagreementError(
+                raise RankMismatchError(
                     f"torchrun, {each[0]['question']}",
                     expected="the same on every rank",
-                    got=f"{got} on rank {rank}",
+                    actual=f"{got} on rank {rank}",
                     allowed="the same script and data for all; training.alone() for what one rank asks by itself",
                 )
 
     def barrier(self) -> None:
         """Wait for all processes."""
-        if self.world > 1:
+        if self.world_size > 1:
             distributed.barrier()
 
 
-class DisagreementError(BNetError):
+class RankMismatchError(BNetError):
     """Ranks that ask for different things: all of them have this error, and can go on together."""
 
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
+SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))
 
 
-def device_of(device: str | torch.device | None, network: Any) -> torch.device:
+def resolve_device(device: str | torch.device | None, network: Any) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
-    found: torch.device = network.device if device is None else find_device(device)
+    found: torch.device = network.device if device is None else check_device(device)
     return found
 
 
-def find_device(device: Any) -> torch.device:
+def check_device(device: Any) -> torch.device:
     """A device that this machine has, and that holds numbers."""
     wanted = "a device of this machine that computes"
     try:
@@ -138,35 +140,37 @@ def find_device(device: Any) -> torch.device:
         if found.type != "meta":
             float(torch.zeros((), device=found))
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        raise BNetError("device", expected=wanted, got=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
+        raise BNetError("device", expected=wanted, actual=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
     if found.type == "meta":
-        raise BNetError("device", expected=wanted, got=device)
+        raise BNetError("device", expected=wanted, actual=device)
     return found
 
 
 @contextmanager
-def ranks(device: torch.device) -> Iterator[Ranks]:
+def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
     """The processes of this run: those of torchrun, or of a group that the caller has made; else this one alone.
 
     The group that is made here stays open for the next question. An error that not all ranks have alike closes it, so
     that the others fail at once where they would wait for this one.
     """
-    if not several():
-        yield Ranks(0, 1, device)
+    if not is_distributed():
+        yield DistributedContext(0, 1, device)
         return
     try:
-        yield _join(device)
-    except DisagreementError:
+        yield _join_process_group(device)
+    except RankMismatchError:
         raise
     except BaseException as error:
         is_of_another = isinstance(error, RuntimeError) and (
             isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
         )
-        if _GROUP.is_open:
-            _close()
-            _GROUP.ended = str(error).partition("\n")[0] if is_of_another else f"{type(error).__name__}: {error}"
+        if _PROCESS_GROUP.is_open:
+            _destroy_process_group()
+            _PROCESS_GROUP.failure = (
+                str(error).partition("\n")[0] if is_of_another else f"{type(error).__name__}: {error}"
+            )
         if is_of_another:
-            raise _lost(shown(str(error))) from error
+            raise _rank_failure_error(format_value(str(error))) from error
         raise
 
 
@@ -179,37 +183,37 @@ def alone() -> Iterator[None]:
     ...     print("only here")
     only here
     """
-    before = _BY_ITSELF.set(True)
+    before = _IS_SINGLE_PROCESS.set(True)
     try:
         yield
     finally:
-        _BY_ITSELF.reset(before)
+        _IS_SINGLE_PROCESS.reset(before)
 
 
 @dataclass
-class _Group:
+class _ProcessGroup:
     """The group of processes that is made here, so that it is ours to close."""
 
     is_open: bool = False
-    ended: str = ""  # the error that closed the last one
+    failure: str = ""  # the error that closed the last one
 
 
-_GROUP = _Group()
+_PROCESS_GROUP = _ProcessGroup()
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """True where this process works with others: not inside `alone`."""
-    if _BY_ITSELF.get() or not distributed.is_available():
+    if _IS_SINGLE_PROCESS.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
         return distributed.get_world_size() > 1
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def _join(device: torch.device) -> Ranks:
+def _join_process_group(device: torch.device) -> DistributedContext:
     """This process among the others, whom it waits for where it is the first time."""
-    if _GROUP.ended:
-        raise _lost(_GROUP.ended)
+    if _PROCESS_GROUP.failure:
+        raise _rank_failure_error(_PROCESS_GROUP.failure)
     if not distributed.is_initialized():
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -217,38 +221,38 @@ def _join(device: torch.device) -> Ranks:
         try:
             if not 0 <= int(os.environ["RANK"]) < int(os.environ["WORLD_SIZE"]):
                 raise ValueError(f"RANK={os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
-            store, rank, world = next(rendezvous("env://", timeout=PATIENCE))
+            store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
         except (KeyError, ValueError, distributed.DistError) as error:
             names = "WORLD_SIZE, RANK below it, MASTER_ADDR and a free MASTER_PORT"
             raise BNetError(
                 "torchrun",
                 expected=f"{names} in the environment, as torchrun sets them",
-                got=str(error).partition(". ")[0],
+                actual=str(error).partition(". ")[0],
                 allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
             ) from error
         # The store of torchrun outlives ranks that were killed, and still has their addresses.
         store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
-        _GROUP.is_open = True
-        atexit.register(_close)
-    if device.type == "cuda" and _GROUP.is_open:
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+        _PROCESS_GROUP.is_open = True
+        atexit.register(_destroy_process_group)
+    if device.type == "cuda" and _PROCESS_GROUP.is_open:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    return Ranks(distributed.get_rank(), distributed.get_world_size(), device)
+    return DistributedContext(distributed.get_rank(), distributed.get_world_size(), device)
 
 
-def _close() -> None:
+def _destroy_process_group() -> None:
     """End the group that is made here."""
-    if _GROUP.is_open and distributed.is_initialized():
+    if _PROCESS_GROUP.is_open and distributed.is_initialized():
         distributed.destroy_process_group()
-    _GROUP.is_open = False
+    _PROCESS_GROUP.is_open = False
 
 
-def _lost(told: str) -> BNetError:
+def _rank_failure_error(reason: str) -> BNetError:
     return BNetError(
         "torchrun",
         expected="every rank to come to the same point",
-        got=f"one that did not ({told})",
+        actual=f"one that did not ({reason})",
         allowed="the error of that rank says why; torchrun --max-restarts, with bt.Checkpoints(folder, resume=True)",
     )

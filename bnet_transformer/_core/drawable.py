@@ -15,7 +15,7 @@ from bnet_transformer.errors import BNetError
 
 
 @singledispatch
-def picture(result: object, **options: Any) -> Any:
+def make_picture(result: object, **options: Any) -> Any:
     """The figure of a result.
 
     Args:
@@ -25,11 +25,11 @@ def picture(result: object, **options: Any) -> Any:
     Returns:
         A `figures.Picture`.
     """
-    raise BNetError("picture", expected="something with a figure", got=result)
+    raise BNetError("picture", expected="something with a figure", actual=result)
 
 
 @singledispatch
-def draw(result: object, path: str | os.PathLike[str], **options: Any) -> None:
+def write_picture(result: object, path: str | os.PathLike[str], **options: Any) -> None:
     """Write the figure of a result; the suffix of the file says in which format.
 
     Args:
@@ -37,7 +37,7 @@ def draw(result: object, path: str | os.PathLike[str], **options: Any) -> None:
         path: The file.
         **options: The options of its figure.
     """
-    raise BNetError("picture", expected="something with a figure", got=result)
+    raise BNetError("picture", expected="something with a figure", actual=result)
 
 
 class Drawable:
@@ -57,7 +57,7 @@ class Drawable:
         4
         """
         _load_figures()
-        return picture(self, **options)
+        return make_picture(self, **options)
 
     def to_graphviz(self, **options: Any) -> Any:
         """The figure as DOT to edit: its structure with labels and colours, without places.
@@ -88,7 +88,7 @@ class Drawable:
         ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").draw(f"{folder}/roles.svg")
         """
         _load_figures()
-        draw(self, path, **options)
+        write_picture(self, path, **options)
 
 
 def _load_figures() -> None:

@@ -20,12 +20,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, DeclarationError, FileError, shown
+from bnet_transformer.errors import BNetError, DeclarationError, FileError, format_value
 
-KEY = "bnet_transformer"
-LONGEST_HEADER = 2**26
-NAMED = 40  # letters of a file's name in that of its temporary folder: a name has at most 255 bytes
-Digest = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
+METADATA_KEY = "bnet_transformer"
+MAX_HEADER_BYTES = 2**26
+MAX_PREFIX_LENGTH = 40  # letters of a file's name in that of its temporary folder: a name has at most 255 bytes
+DigestFunction = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
 
 
 def as_path(path: object) -> Path:
@@ -36,12 +36,12 @@ def as_path(path: object) -> Path:
     except (TypeError, UnicodeError):  # half of a character names no file
         text = None
     if not isinstance(text, str) or not text or "\0" in text:
-        raise FileError("path", expected="the path of a file, a string or a Path", got=path)
+        raise FileError("path", expected="the path of a file, a string or a Path", actual=path)
     return Path(text)
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
 
     The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
@@ -60,9 +60,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         is_stream = where.exists() and not where.is_file() and not where.is_dir()
         target = where if is_stream else Path(os.path.realpath(where))  # a link stays one
         if not target.parent.is_dir():
-            raise FileError(str(path), expected="a folder that is there", got=f"{target.parent}, which is not")
+            raise FileError(str(path), expected="a folder that is there", actual=f"{target.parent}, which is not")
         beside = None if is_stream else target.parent
-        prefix = f".{target.name[:NAMED]}."
+        prefix = f".{target.name[:MAX_PREFIX_LENGTH]}."
         with tempfile.TemporaryDirectory(".tmp", prefix, beside, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder, "whole")
             temporary.touch()
@@ -78,7 +78,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.replace(target)
     except (OSError, SafetensorError) as error:
         got = getattr(error, "strerror", None) or str(error)
-        raise FileError(str(path), expected="a file that can be written", got=got) from error
+        raise FileError(str(path), expected="a file that can be written", actual=got) from error
 
 
 @contextlib.contextmanager
@@ -101,82 +101,88 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     except Timeout as error:
         wanted, got = "a folder that no other run writes to", "one that another run writes to"
         allowed = "another folder, or this one when that run has ended"
-        raise FileError(folder, expected=wanted, got=got, allowed=allowed) from error
+        raise FileError(folder, expected=wanted, actual=got, allowed=allowed) from error
     except OSError as error:
         got = error.strerror or str(error)
-        raise FileError(folder, expected="a folder that can be written", got=got) from error
+        raise FileError(folder, expected="a folder that can be written", actual=got) from error
     with held:
-        for left in path.parent.glob(f".{glob.escape(path.name[:NAMED])}.????????.tmp"):
+        for left in path.parent.glob(f".{glob.escape(path.name[:MAX_PREFIX_LENGTH])}.????????.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         yield
 
 
-def write_tensors(path: str | os.PathLike[str], head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
-    told = {**head, "sha256": _digest(head, tensors)}
-    with replacing(path) as temporary:
-        save_file(dict(tensors), temporary, metadata={KEY: json.dumps(told)})
+    told = {**header, "sha256": _compute_sha256(header, tensors)}
+    with atomic_write(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={METADATA_KEY: json.dumps(told)})
 
 
 def read_tensors(
-    path: str | os.PathLike[str], wanted: str, form: str, version: int, digest: Digest | None = None
+    path: str | os.PathLike[str],
+    expected: str,
+    file_format: str,
+    version: int,
+    compute_digest: DigestFunction | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The head and the tensors of a file, every bit of it compared with its hash, which `digest` makes of both."""
     where = as_path(path)
-    with opening(where, wanted) as opened:
-        head = read_head(where, opened, wanted, form, version)
+    with open_safetensors(where, expected) as opened:
+        head = read_header(where, opened, expected, file_format, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        if head.pop("sha256", None) != (digest or _digest)(head, tensors):
-            raise FileError(str(where), expected="the content that was saved (its SHA-256)", got="other bytes")
+        if head.pop("sha256", None) != (compute_digest or _compute_sha256)(head, tensors):
+            raise FileError(str(where), expected="the content that was saved (its SHA-256)", actual="other bytes")
     return head, tensors
 
 
-def read_head(where: Path, opened: Any, wanted: str, form: str, known: int) -> dict[str, Any]:
+def read_header(path: Path, file: Any, expected: str, file_format: str, max_version: int) -> dict[str, Any]:
     """The JSON in the metadata of an open file, of a format and a version that this library reads."""
-    head = json.loads((opened.metadata() or {}).get(KEY, "null"))
-    if not isinstance(head, dict) or head.get("format") != form:
-        raise FileError(str(where), expected=wanted, got="safetensors of something else")
+    head = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    if not isinstance(head, dict) or head.get("format") != file_format:
+        raise FileError(str(path), expected=expected, actual="safetensors of something else")
     version = head.get("version")
     if type(version) is not int or version < 1:
-        raise FileError(str(where), expected="a format version, a whole number", got=shown(repr(version)))
-    if version > known:
+        raise FileError(str(path), expected="a format version, a whole number", actual=format_value(repr(version)))
+    if version > max_version:
         by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
         allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
-        raise FileError(str(where), expected=f"format version {known}", got=f"version {version}{by}", allowed=allowed)
+        raise FileError(
+            str(path), expected=f"format version {max_version}", actual=f"version {version}{by}", allowed=allowed
+        )
     return head
 
 
-def is_of(path: str | os.PathLike[str], wanted: str, form: str) -> bool:
+def has_format(path: str | os.PathLike[str], expected: str, file_format: str) -> bool:
     """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
     where = as_path(path)
     try:
-        with opening(where, wanted) as opened:
-            head = json.loads((opened.metadata() or {}).get(KEY, "null"))
+        with open_safetensors(where, expected) as opened:
+            head = json.loads((opened.metadata() or {}).get(METADATA_KEY, "null"))
     except FileError:
         return False
-    return isinstance(head, dict) and head.get("format") == form
+    return isinstance(head, dict) and head.get("format") == file_format
 
 
 @contextlib.contextmanager
-def opening(where: Path, wanted: str) -> Iterator[Any]:
+def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
     """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
 
     Nor does a file that somebody cuts short while it is read end the process, as a mapped one would. What is no file is
     refused: a folder, or a pipe, which would be waited for.
     """
     try:
-        is_plain = stat.S_ISREG(where.stat().st_mode)
+        is_plain = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
         got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FileError(str(where), expected=wanted, got=got) from error
+        raise FileError(str(path), expected=expected, actual=got) from error
     if not is_plain:
-        raise FileError(str(where), expected=wanted, got="a folder" if where.is_dir() else "no plain file")
-    with reading(where, wanted), safe_open(where, framework="pt", backend="pread") as opened:
+        raise FileError(str(path), expected=expected, actual="a folder" if path.is_dir() else "no plain file")
+    with wrap_read_errors(path, expected), safe_open(path, framework="pt", backend="pread") as opened:
         yield opened
 
 
 @contextlib.contextmanager
-def reading(where: Path, wanted: str) -> Iterator[None]:
+def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
     """Whatever goes wrong inside is told as a FileError that names the file."""
     try:
         yield
@@ -184,18 +190,18 @@ def reading(where: Path, wanted: str) -> Iterator[None]:
         raise
     except DeclarationError as error:
         more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
-        raise FileError(str(where), expected=wanted, got=f"a fault: {error.faults[0]}{more}") from error
+        raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{more}") from error
     except SafetensorError as error:
-        raise FileError(str(where), expected=wanted, got=f"no sound safetensors file: {error}") from error
+        raise FileError(str(path), expected=expected, actual=f"no sound safetensors file: {error}") from error
     except BNetError as error:
-        raise FileError(str(where), expected=wanted, got=str(error)) from error
+        raise FileError(str(path), expected=expected, actual=str(error)) from error
     except Exception as error:  # values of a type that nobody foresaw; a stranger's class may fail in any way
-        raise FileError(str(where), expected=wanted, got=f"{type(error).__name__}: {error}") from error
+        raise FileError(str(path), expected=expected, actual=f"{type(error).__name__}: {error}") from error
 
 
-def _digest(head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """What tells a flipped bit: a hash of everything."""
-    found = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -211,6 +217,8 @@ def write(path: str | os.PathLike[str], writers: Writers) -> None:
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
         got = f"{suffix!r}" if suffix else "none"
-        raise BNetError(f"suffix of {path}", expected="one that says how", got=got, allowed=", ".join(sorted(writers)))
-    with replacing(path) as temporary:
+        raise BNetError(
+            f"suffix of {path}", expected="one that says how", actual=got, allowed=", ".join(sorted(writers))
+        )
+    with atomic_write(path) as temporary:
         temporary.write_bytes(writers[suffix]())

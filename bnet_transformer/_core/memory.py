@@ -16,7 +16,7 @@ T = TypeVar("T")
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
-def memory() -> int | None:
+def total_memory() -> int | None:
     """The bytes of the machine's memory; None where the system does not say."""
     with suppress(OSError, ValueError, AttributeError):
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -24,7 +24,7 @@ def memory() -> int | None:
     return None
 
 
-def room_for(what: str, size: int, allowed: str) -> None:
+def check_memory(subject: str, num_bytes: int, allowed: str) -> None:
     """Refuse, before anything is taken, what needs more bytes than there are.
 
     >>> room_for("draws", 10**18, "fewer draws=")
@@ -32,14 +32,14 @@ def room_for(what: str, size: int, allowed: str) -> None:
     ...
     bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
     """
-    there = memory()
-    if there is not None and size > there:
+    there = total_memory()
+    if there is not None and num_bytes > there:
         wanted = f"at most {there:,} bytes, the memory that is here"
-        raise BudgetError(what, expected=wanted, got=f"{size:,} bytes", allowed=allowed)
+        raise BudgetError(subject, expected=wanted, actual=f"{num_bytes:,} bytes", allowed=allowed)
 
 
 @contextmanager
-def within_memory(what: str) -> Iterator[None]:
+def translate_memory_errors(subject: str) -> Iterator[None]:
     """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
 
     >>> with within_memory("a list"):
@@ -49,7 +49,7 @@ def within_memory(what: str) -> Iterator[None]:
     bnet_transformer.errors.BudgetError: a list: expected memory for what is asked; got ...
     """
     try:
-        with _default_device():
+        with _use_cpu_by_default():
             yield
     except (MemoryError, RuntimeError) as error:
         told = str(error).strip().partition("\n")[0]
@@ -58,18 +58,18 @@ def within_memory(what: str) -> Iterator[None]:
         asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
         got = f"none for {asked[1]} more" if asked else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
-        raise BudgetError(what, expected="memory for what is asked", got=got, allowed=allowed) from error
+        raise BudgetError(subject, expected="memory for what is asked", actual=got, allowed=allowed) from error
 
 
-def methods_within_memory(kind: type[T]) -> type[T]:
+def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
     """A class whose every public method is told `within_memory`, under its own name."""
-    for name, method in list(vars(kind).items()):
+    for name, method in list(vars(cls).items()):
         if isfunction(method) and not name.startswith("_"):
-            setattr(kind, name, within_memory(name)(method))
-    return kind
+            setattr(cls, name, translate_memory_errors(name)(method))
+    return cls
 
 
-def _default_device() -> AbstractContextManager[object]:
+def _use_cpu_by_default() -> AbstractContextManager[object]:
     """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
     torch = sys.modules.get("torch")
     elsewhere = torch is not None and torch.get_default_device().type != "cpu"

@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import one_of, put, whole
-from bnet_transformer._core.memory import room_for
+from bnet_transformer._core.checks import check_choice, check_int, set_frozen
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer.errors import BNetError
 
 SLICE, WORD = "slice", "word"
 
-_UP = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
-_DOWN = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+_SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
-_INDEXED = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+_NAME_PATTERN = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
+_ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
 
-def stem_of(stack: str, role: str) -> str:
+def join_stem(stack: str, role: str) -> str:
     """The part of a ground name before its indices.
 
     >>> stem_of("enc", "x"), stem_of("", "W_q")
@@ -38,7 +38,7 @@ def stem_of(stack: str, role: str) -> str:
     return f"{stack}_{role}" if stack else role
 
 
-def join(stem: str, indices: Iterable[int]) -> str:
+def join_name(stem: str, indices: Iterable[int]) -> str:
     """A ground name from its stem and indices.
 
     >>> join("W_q", (1,)), join("q", (1, 3, 2)), join("c", ())
@@ -47,19 +47,19 @@ def join(stem: str, indices: Iterable[int]) -> str:
     return "_".join([stem, *map(str, indices)])
 
 
-def split(name: str) -> tuple[str, tuple[int, ...]]:
+def split_name(name: str) -> tuple[str, tuple[int, ...]]:
     """A ground name's stem and indices: `join` undone.
 
     >>> split("W_q_1"), split("enc_x_0_4"), split("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
     """
-    match = _INDEXED.fullmatch(name)
+    match = _NAME_PATTERN.fullmatch(name)
     if match is None:
         return name, ()
     return match["stem"], tuple(int(index) for index in match["indices"].split("_")[1:])
 
 
-def label(
+def format_label(
     role: str,
     *,
     stack: str = "",
@@ -73,20 +73,20 @@ def label(
     >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
     ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
     """
-    above = "" if slice is None else str(slice).translate(_UP)
-    above += "".join(f"⁽{str(index).translate(_UP)}⁾" for index in plates)
-    below = "" if word is None else str(word).translate(_DOWN)
+    above = "" if slice is None else str(slice).translate(_SUPERSCRIPTS)
+    above += "".join(f"⁽{str(index).translate(_SUPERSCRIPTS)}⁾" for index in plates)
+    below = "" if word is None else str(word).translate(_SUBSCRIPTS)
     name = f"{stack} {role}" if stack else role
     return name + below + above + ("" if token is None else f' "{token}"')
 
 
-def role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
+def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
     """What is wrong with a role as a name, or None.
 
     >>> role_fault("W_q"), role_fault("x_1")
     (None, "the role 'x_1', which ends in _digits")
     """
-    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+    if not isinstance(role, str) or not _ROLE_PATTERN.fullmatch(role):
         return f"the role {role!r}, which is not a plain identifier"
     if re.search(r"_\d+$", role):
         return f"the role {role!r}, which ends in _digits"
@@ -118,41 +118,46 @@ class Reach:
     table: tuple[tuple[bool, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        one_of("reach", self.kind, REACHES)
-        put(self, width=whole(f"{self.kind} width", self.width, least=0))
-        if self.width and self.kind not in WIDE:
-            raise BNetError(f"width of the reach {self.kind}", expected="none", got=self.width, allowed=", ".join(WIDE))
+        check_choice("reach", self.kind, REACH_KINDS)
+        set_frozen(self, width=check_int(f"{self.kind} width", self.width, minimum=0))
+        if self.width and self.kind not in KINDS_WITH_WIDTH:
+            raise BNetError(
+                f"width of the reach {self.kind}",
+                expected="none",
+                actual=self.width,
+                allowed=", ".join(KINDS_WITH_WIDTH),
+            )
         if self.kind == "mask":
-            put(self, table=_table(self.table))
+            set_frozen(self, table=_check_table(self.table))
         elif not isinstance(self.table, tuple) or self.table:
-            raise BNetError(f"table of the reach {self.kind}", expected="none", got=self.table, allowed="mask")
+            raise BNetError(f"table of the reach {self.kind}", expected="none", actual=self.table, allowed="mask")
 
     @property
-    def single(self) -> bool:
+    def is_single(self) -> bool:
         """True where a word reads at most one word, so that the parent's value is no collection."""
         return self.kind in ("same", "before", "rest", "first", "last")
 
     @property
-    def own(self) -> bool:
+    def is_positionwise(self) -> bool:
         """True where no word reads another one."""
         return self.kind in ("same", "rest")
 
     @property
-    def strict(self) -> bool:
+    def is_strictly_causal(self) -> bool:
         """True where a word reads earlier words alone."""
-        return self.kind in ("before", "earlier") or (self.kind == "mask" and self._below(0))
+        return self.kind in ("before", "earlier") or (self.kind == "mask" and self._is_lower_triangular(0))
 
     @property
-    def backward(self) -> bool:
+    def is_causal(self) -> bool:
         """True where no word reads a later one."""
         kinds = ("same", "before", "rest", "earlier", "causal", "recent")
-        return self.kind in kinds or (self.kind == "mask" and self._below(1))
+        return self.kind in kinds or (self.kind == "mask" and self._is_lower_triangular(1))
 
     def matrix(self, children: int, parents: int) -> NDArray[np.bool_]:
         """`[children, parents]`: true where word i of the child has an arrow from word j of the parent."""
-        return _matrix(self, children, parents)
+        return _compute_matrix(self, children, parents)
 
-    def count(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
+    def count_arrows(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
         """How many arrows words i of the child have from words j of the parent, both in order; without their table.
 
         >>> Reach("causal").count(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
@@ -160,15 +165,15 @@ class Reach:
         """
         if self.kind == "mask":
             return int(self.matrix(children, parents)[np.ix_(i, j)].sum())
-        self.check(children, parents)
-        low, high = self.between(i, parents)
+        self.check_word_counts(children, parents)
+        low, high = self.word_range(i, parents)
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
-    def between(self, i: Any, parents: int) -> tuple[Any, Any]:
+    def word_range(self, i: Any, parents: int) -> tuple[Any, Any]:
         """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
-        return RANGES[self.kind](i, parents, self.width)
+        return WORD_RANGES[self.kind](i, parents, self.width)
 
-    def idle(self, children: int, parents: int) -> int | None:
+    def first_empty_row(self, children: int, parents: int) -> int | None:
         """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
 
         >>> Reach("earlier").idle(3, 3), Reach("window", 1).idle(9, 4), Reach("causal").idle(10**9, 10**9)
@@ -180,31 +185,31 @@ class Reach:
         if self.kind in ("earlier", "before", "rest"):
             return 0
         far = parents + self.width
-        return far if self.kind in WIDE and far < children else None
+        return far if self.kind in KINDS_WITH_WIDTH and far < children else None
 
-    def check(self, children: int, parents: int, what: str = "") -> None:
+    def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
         """Refuse word counts that the reach cannot join; `what` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
             wanted = f"{fixed[0]} words that read {fixed[1]}"
             why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
             got = f"{children} words that read {parents}"
-            raise BNetError(f"{what}reach {self.kind}", expected=f"{wanted} ({why})", got=got)
+            raise BNetError(f"{prefix}reach {self.kind}", expected=f"{wanted} ({why})", actual=got)
 
-    def holds(self, i: Any, j: Any, parents: int) -> Any:
+    def has_arrow(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
-        low, high = self.between(i, parents)
+        low, high = self.word_range(i, parents)
         return (low <= j) & (j < high)
 
     def __str__(self) -> str:
-        return f"{self.kind}({self.width})" if self.kind in WIDE else self.kind
+        return f"{self.kind}({self.width})" if self.kind in KINDS_WITH_WIDTH else self.kind
 
-    def _below(self, shift: int) -> bool:
-        return all(not cell for i, row in enumerate(self.table) for cell in row[i + shift :])
+    def _is_lower_triangular(self, diagonal: int) -> bool:
+        return all(not cell for i, row in enumerate(self.table) for cell in row[i + diagonal :])
 
 
 # Of word i of the child, m words of the parent and a width: the first word that is read, and the one after the last.
-RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
+WORD_RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "same": lambda i, m, width: (i, i + 1),
     "every": lambda i, m, width: (0 * i, 0 * i + m),
     "causal": lambda i, m, width: (0 * i, i + 1),
@@ -216,32 +221,32 @@ RANGES: dict[str, Callable[[Any, int, int], tuple[Any, Any]]] = {
     "window": lambda i, m, width: (i - width, i + width + 1),
     "recent": lambda i, m, width: (i - width, i + 1),
 }
-WIDE = ("window", "recent")  # the reaches that have a width
-REACHES = (*RANGES, "mask")
+KINDS_WITH_WIDTH = ("window", "recent")  # the reaches that have a width
+REACH_KINDS = (*WORD_RANGES, "mask")
 
 
-def _table(value: object) -> tuple[tuple[bool, ...], ...]:
+def _check_table(value: object) -> tuple[tuple[bool, ...], ...]:
     """A table of booleans from nested lists or an array."""
     try:
         table = np.asarray(value)
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-        raise BNetError("mask", expected="a table of booleans", got=value) from error
+        raise BNetError("mask", expected="a table of booleans", actual=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
         got = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
-        plain = ", ".join(kind for kind in RANGES if kind not in WIDE)
+        plain = ", ".join(kind for kind in WORD_RANGES if kind not in KINDS_WITH_WIDTH)
         allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
-        raise BNetError("mask", expected="a table [word, word] of booleans", got=got, allowed=allowed)
+        raise BNetError("mask", expected="a table [word, word] of booleans", actual=got, allowed=allowed)
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 
 @lru_cache(maxsize=64, typed=True)  # of each type apart, so that numbers that are not whole are always looked at
-def _matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
-    reach.check(whole("children", children, least=0), whole("parents", parents, least=0))
-    room_for("the matrix of a reach", children * parents, "fewer words")
+def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
+    reach.check_word_counts(check_int("children", children, minimum=0), check_int("parents", parents, minimum=0))
+    check_memory("the matrix of a reach", children * parents, "fewer words")
     if reach.kind == "mask":
         pairs = np.array(reach.table, dtype=bool)
     else:
-        pairs = reach.holds(np.arange(children)[:, None], np.arange(parents)[None, :], parents)
+        pairs = reach.has_arrow(np.arange(children)[:, None], np.arange(parents)[None, :], parents)
     pairs.setflags(write=False)
     return pairs
 
@@ -257,7 +262,7 @@ def as_reach(value: object) -> Reach:
     if isinstance(value, Reach):
         return value
     if isinstance(value, str):
-        if value in (*WIDE, "mask"):
-            raise BNetError("reach", expected="its width or table with it", got=value, allowed="Reach(...)")
+        if value in (*KINDS_WITH_WIDTH, "mask"):
+            raise BNetError("reach", expected="its width or table with it", actual=value, allowed="Reach(...)")
         return Reach(value)
-    return Reach("mask", table=_table(value))
+    return Reach("mask", table=_check_table(value))

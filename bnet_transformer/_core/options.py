@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ParamSpec, TypeVar
 
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, unknown_name_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def name_config_of_options(**configs: tuple[type[Any], ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that an unknown keyword raises an error that names the config with that option.
 
     Args:
@@ -28,11 +28,11 @@ def name_config_of_options(**configs: tuple[type[Any], ...]) -> Callable[[Callab
         UnknownNameError: By the decorated function, for any other keyword that it does not have.
     """
 
-    homes: dict[str, list[str]] = {}  # of each option the ways to write it
+    configs_of_option: dict[str, list[str]] = {}  # of each option the ways to write it
     for parameter, kinds in configs.items():
         for kind in kinds:
             for field in fields(kind):
-                homes.setdefault(field.name, []).append(f"{parameter}=bt.{kind.__name__}({field.name}=...)")
+                configs_of_option.setdefault(field.name, []).append(f"{parameter}=bt.{kind.__name__}({field.name}=...)")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters
@@ -41,10 +41,10 @@ def name_config_of_options(**configs: tuple[type[Any], ...]) -> Callable[[Callab
         @functools.wraps(function)
         def checked(*args: P.args, **options: P.kwargs) -> R:
             for option in options.keys() - known.keys():
-                if option not in homes:
-                    raise unknown(f"{name} option", option, [*known, *sorted(homes)])
-                wanted, ways = f"an option of {name}", " or ".join(homes[option])
-                raise BNetError(option, expected=wanted, got="an option of a config", allowed=ways)
+                if option not in configs_of_option:
+                    raise unknown_name_error(f"{name} option", option, [*known, *sorted(configs_of_option)])
+                wanted, ways = f"an option of {name}", " or ".join(configs_of_option[option])
+                raise BNetError(option, expected=wanted, actual="an option of a config", allowed=ways)
             return function(*args, **options)
 
         return checked

@@ -32,13 +32,13 @@ class TokenizedText:
     segments: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
 
-    def shifted(self, start: int, token: str) -> TokenizedText:
+    def shift_right(self, start_id: int, token: str) -> TokenizedText:
         """Shifted right by one: a start token, special and a word of its own, then all but the last."""
         last = len(self.ids) - 1
         groups = (tuple(k + 1 for k in group if k < last) for group in self.groups)
         return TokenizedText(
             (token, *self.tokens[:-1]),
-            (start, *self.ids[:-1]),
+            (start_id, *self.ids[:-1]),
             (None, *self.spans[:-1]),
             (True, *self.special[:-1]),
             (0, *self.segments[:-1]),
@@ -55,10 +55,10 @@ class Tokenizer:
     Nothing is cut off and nothing is padded, whatever the file says.
     """
 
-    text: str = field(repr=False)
-    segments: str | None = None
-    start: int | None = None
-    apart: bool = False
+    json_text: str = field(repr=False)
+    segments_role: str | None = None
+    start_token_id: int | None = None
+    first_stack_only: bool = False
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -67,15 +67,15 @@ class Tokenizer:
         except ImportError as error:
             needed = "the package tokenizers, which reads text for this net"
             allowed = 'pip install "bnet-transformer[pretrained]", or ids'
-            raise BNetError("tokenizer", expected=needed, got="none", allowed=allowed) from error
-        with _theirs("tokenizer", "a tokenizer.json"):
-            tokenizer = Theirs.from_str(self.text)
+            raise BNetError("tokenizer", expected=needed, actual="none", allowed=allowed) from error
+        with _wrap_tokenizer_errors("tokenizer", "a tokenizer.json"):
+            tokenizer = Theirs.from_str(self.json_text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
 
     @cached_property
-    def _special(self) -> frozenset[int]:
+    def _special_ids(self) -> frozenset[int]:
         added, unknown = self._tokenizer.get_added_tokens_decoder(), getattr(self._tokenizer.model, "unk_token", None)
         return frozenset(k for k, token in added.items() if token.special and token.content != unknown)
 
@@ -84,29 +84,30 @@ class Tokenizer:
         """The id of each token."""
         return dict(self._tokenizer.get_vocab())
 
-    def reads(self, stack: str, first: str) -> bool:
+    def can_encode(self, stack: str, first_stack: str) -> bool:
         """True where the words of a stack are of its vocabulary."""
-        return stack == first or not self.apart
+        return stack == first_stack or not self.first_stack_only
 
-    def is_special(self, ids: Sequence[int]) -> tuple[bool, ...]:
+    def special_tokens_mask(self, ids: Sequence[int]) -> tuple[bool, ...]:
         """Which ids are those of special tokens."""
-        return tuple(k in self._special for k in ids)
+        return tuple(k in self._special_ids for k in ids)
 
-    def read(self, text_or_words: object, pair: object = None) -> TokenizedText:
+    def encode(self, text_or_words: object, pair: object = None) -> TokenizedText:
         """The tokens of a text or a list of words (and of a second one), special tokens where the model has them."""
-        given = [_text("sentence", text_or_words)] + ([] if pair is None else [_text("pair", pair)])
+        given = [_check_text("sentence", text_or_words)] + ([] if pair is None else [_check_text("pair", pair)])
         if len({isinstance(text, str) for text in given}) > 1:
-            raise BNetError("pair", expected="a second sentence, text or words as the first", got=pair)
+            raise BNetError("pair", expected="a second sentence, text or words as the first", actual=pair)
         texts = [text if isinstance(text, str) else " ".join(text) for text in given]
-        with _theirs("sentence", "text that its tokenizer reads"):
+        with _wrap_tokenizer_errors("sentence", "text that its tokenizer reads"):
             encoding = self._tokenizer.encode(*texts)
         if not encoding.ids:
-            raise BNetError("sentence", expected="at least one token", got=text_or_words)
-        flags = zip(encoding.special_tokens_mask, self.is_special(encoding.ids), strict=True)
+            raise BNetError("sentence", expected="at least one token", actual=text_or_words)
+        flags = zip(encoding.special_tokens_mask, self.special_tokens_mask(encoding.ids), strict=True)
         special = tuple(bool(mask) or named for mask, named in flags)
         of_text = encoding.sequence_ids
         spans = tuple(
-            None if text is None else _span(texts[text], at) for text, at in zip(of_text, encoding.offsets, strict=True)
+            None if text is None else _strip_leading_space(texts[text], at)
+            for text, at in zip(of_text, encoding.offsets, strict=True)
         )
         split, single = encoding.word_ids, list(special)
         if not isinstance(text_or_words, str):
@@ -122,38 +123,38 @@ class Tokenizer:
             spans,
             special,
             tuple(encoding.type_ids),
-            _grouped(list(zip(of_text, split, strict=True)), single),
+            _group_by_word(list(zip(of_text, split, strict=True)), single),
         )
 
-    def read_each(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
+    def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
         tokenized = {}
         for stack, each in sentences.items():
             if not is_text(each):
                 continue
-            if not self.reads(stack, stacks[0]):
+            if not self.can_encode(stack, stacks[0]):
                 wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
-            tokenized[stack] = self.read(each)
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
+            tokenized[stack] = self.encode(each)
             if stack == stacks[0]:
                 continue
-            if self.start is None:
+            if self.start_token_id is None:
                 wanted = "ids: the model does not say with which token they start"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, got=each)
-            start = self._tokenizer.id_to_token(self.start) or "[start]"
-            tokenized[stack] = tokenized[stack].shifted(self.start, start)
+                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
+            start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
+            tokenized[stack] = tokenized[stack].shifted(self.start_token_id, start)
         return tokenized
 
 
 @contextmanager
-def _theirs(what: str, wanted: str) -> Iterator[None]:
+def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
     """What the package refuses, as a word that its vocabulary lacks, is told as ours; so is a panic of its Rust."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise BNetError(what, expected=wanted, got=str(error)) from error
+        raise BNetError(subject, expected=expected, actual=str(error)) from error
 
 
 def is_text(value: object) -> bool:
@@ -161,27 +162,29 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, Sequence) and bool(value) and isinstance(value[0], str))
 
 
-def _text(what: str, value: object) -> str | list[str]:
+def _check_text(subject: str, value: object) -> str | list[str]:
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and value and all(isinstance(word, str) and word for word in value):
         return list(value)
-    raise BNetError(what, expected="text, or a list of words, none empty", got=value)
+    raise BNetError(subject, expected="text, or a list of words, none empty", actual=value)
 
 
-def _span(text: str, at: Span) -> Span:
+def _strip_leading_space(text: str, span: Span) -> Span:
     """Where a token stands in its text, without the space before it."""
-    start, end = at
+    start, end = span
     while start < end and text[start].isspace():
         start += 1
     return start, end
 
 
-def _grouped(words: Sequence[tuple[int | None, int | None]], alone: Sequence[bool]) -> tuple[tuple[int, ...], ...]:
+def _group_by_word(
+    word_ids: Sequence[tuple[int | None, int | None]], is_single: Sequence[bool]
+) -> tuple[tuple[int, ...], ...]:
     """The tokens of each word, in order; a token that stands alone is a word of its own."""
     groups: list[list[int]] = []
     before: object = None
-    for k, (word, single) in enumerate(zip(words, alone, strict=True)):
+    for k, (word, single) in enumerate(zip(word_ids, is_single, strict=True)):
         if single or None in word or word != before:
             groups.append([])
         groups[-1].append(k)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LAG = 8  # steps that an accelerator may be ahead of what is read of it
-_TURN = threading.RLock()
+DEFERRED_STEPS = 8  # steps that an accelerator may be ahead of what is read of it
+_RANDOM_LOCK = threading.RLock()
 
 
 @contextmanager
-def with_gradients() -> Iterator[None]:
+def enable_gradients() -> Iterator[None]:
     """Gradients, and tensors that are made on the host, under whatever modes of torch the caller stands.
 
     >>> with torch.inference_mode(), with_gradients():
@@ -31,7 +31,7 @@ def with_gradients() -> Iterator[None]:
 
 
 @contextmanager
-def own_random(device: torch.device) -> Iterator[None]:
+def fork_torch_rng(device: torch.device) -> Iterator[None]:
     """Random numbers that leave those of the caller alone; one thread at a time, for they, and what Pyro keeps of a
     model that runs, belong to the process.
 
@@ -41,12 +41,12 @@ def own_random(device: torch.device) -> Iterator[None]:
     >>> before.equal(torch.get_rng_state())
     True
     """
-    with _TURN, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with _RANDOM_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 @contextmanager
-def same_random() -> Iterator[None]:
+def preserve_python_rng() -> Iterator[None]:
     """Python's own random numbers are after it as they were: pgmpy draws some as it is imported.
 
     >>> before = random.getstate()
@@ -62,7 +62,7 @@ def same_random() -> Iterator[None]:
         random.setstate(state)
 
 
-def reseed(seed: int, device: torch.device) -> None:
+def seed_rngs(seed: int, device: torch.device) -> None:
     """The seed of what is drawn on the host and on the device; no other device is asked, as `own_random` keeps none.
 
     >>> with own_random(torch.device("cpu")):
@@ -86,39 +86,39 @@ class DeferredScalars:
 
     def __init__(self, lag: int) -> None:
         self.lag = lag
-        self._waiting: deque[tuple[Tensor, Any]] = deque()
+        self._pending: deque[tuple[Tensor, Any]] = deque()
 
     @classmethod
-    def on(cls, device: torch.device) -> DeferredScalars:
+    def for_device(cls, device: torch.device) -> DeferredScalars:
         """What suits a device."""
-        return cls(LAG if device.type == "cuda" else 0)
+        return cls(DEFERRED_STEPS if device.type == "cuda" else 0)
 
-    def put(self, numbers: Tensor) -> None:
+    def append(self, numbers: Tensor) -> None:
         """Take the numbers of a step as they are now, wherever they lie."""
         if numbers.device.type != "cuda":
-            self._waiting.append((numbers.detach().clone(), None))
+            self._pending.append((numbers.detach().clone(), None))
             return
         kept = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         kept.copy_(numbers.detach(), non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._waiting.append((kept, copied))
+        self._pending.append((kept, copied))
 
-    def read(self, *, all: bool = False) -> Iterator[list[float]]:
+    def pop_ready(self, *, all: bool = False) -> Iterator[list[float]]:
         """The numbers that are `lag` steps old, oldest first; or `all` that are left, for which this waits."""
-        while len(self._waiting) > (0 if all else self.lag):
-            kept, copied = self._waiting.popleft()
+        while len(self._pending) > (0 if all else self.lag):
+            kept, copied = self._pending.popleft()
             if copied is not None:
                 copied.synchronize()
             found: list[float] = kept.tolist()
             yield found
 
 
-def _anew() -> None:
+def _reset_lock_after_fork() -> None:
     """A turn that nobody has: a thread that had it does not live on in a process that was forked."""
-    global _TURN
-    _TURN = threading.RLock()
+    global _RANDOM_LOCK
+    _RANDOM_LOCK = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_anew)
+    os.register_at_fork(after_in_child=_reset_lock_after_fork)

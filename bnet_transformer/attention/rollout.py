@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.drawable import Drawable
-from bnet_transformer._core.naming import stem_of
+from bnet_transformer._core.naming import join_stem
 from bnet_transformer.attention.heads import Inclusion
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.graph import Family
+from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, of_one_sentence, pieces
@@ -43,52 +43,52 @@ WORK = 2**28  # products while paths are sought
 UNITS = 2**30  # the parts of which a flow is made
 
 
-def check_chain(world: World, readers: Sequence[Member], slices: Sequence[int]) -> None:
+def check_chain(world: World, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
     """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
 
     It may begin at a state that is set.
     """
     way = passed(world, readers, slices)
-    cut = [node for node in sorted(world.do) if world.ground.family_of(node).index in way]
+    cut = [node for node in sorted(world.do) if world.ground.group_of(node).index in way]
     if cut:
         names = [world.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
         raise BNetError(
             f"reads of slices {slices[0]} to {slices[-1]}" if len(slices) > 1 else f"reads of slice {slices[0]}",
             expected="a chain of attention that do does not cut",
-            got=f"{', '.join(names)} set on its way",
+            actual=f"{', '.join(names)} set on its way",
             allowed="slices= before or after them (a chain may begin at a state that is set), or undo(...) first",
         )
 
 
-def passed(world: World, readers: Sequence[Member], slices: Sequence[int]) -> set[int]:
+def passed(world: World, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
     """The families between the state that enters the first slice and the one that leaves the last, by way of values.
 
     What decides who is read (q, k and what they are made of) is not on the way.
     """
-    members, stack = world.network.members, readers[0].family.stack
-    families = [member.family for member in members]
+    members, stack = world.network.specs, readers[0].group.stack
+    families = [member.group for member in members]
     enters = {f.index for f in families if _is_state(f, stack, slices[0])}
     leaves = {f.index for f in families if _is_state(f, stack, slices[-1] + 1)}
     above, below = set(leaves), set(enters)
     for member in reversed(members):
-        if member.family.index in above - enters:
+        if member.group.index in above - enters:
             above |= _carried(member)
     for member in members:
         if member.tpm.kind != "discrete" and _carried(member) & below:
-            below.add(member.family.index)
-    return {reader.family.index for reader in readers} | (above & below - enters)
+            below.add(member.group.index)
+    return {reader.group.index for reader in readers} | (above & below - enters)
 
 
-def _is_state(family: Family, stack: str, slice_: int) -> bool:
+def _is_state(family: NodeGroup, stack: str, slice_: int) -> bool:
     """True of the state that enters a slice: what the slice before has made, or the prologue."""
     return family.stack == stack and family.slice == slice_ and family.step == slice_ - 1
 
 
-def _carried(member: Member) -> set[int]:
+def _carried(member: NodeSpec) -> set[int]:
     """The families whose values go into the value of one, and not only into whom it reads."""
-    reading = set(member.tpm.reading_slots()) if member.reads_words else set()
+    reading = set(member.tpm.reading_slots()) if member.has_word_attention else set()
     apart = reading if reading < set(member.tpm.takes()) else set()
-    return {given.parent for given in member.inputs if given.slot not in apart}
+    return {given.index for given in member.parents if given.slot not in apart}
 
 
 def with_residual(attention: Tensor, share: float) -> Tensor:
@@ -119,7 +119,7 @@ def max_flow(steps: Tensor) -> Tensor:
     if len(each) * n * n > FLOWS:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
         wanted, got = f"at most {FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
-        raise BudgetError("reads by flow", expected=wanted, got=got, allowed=allowed)
+        raise BudgetError("reads by flow", expected=wanted, actual=got, allowed=allowed)
     return torch.stack([_flows(in_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
 
 
@@ -169,7 +169,7 @@ def best_paths(weights: Tensor, steps: Tensor, word: int, count: int) -> list[tu
         work += steps.shape[0] * steps.shape[-1]
         if work > WORK:
             allowed = "fewer slices, or a smaller count; do or evidence on choices"
-            raise BudgetError("paths", expected=f"at most {WORK} products", got="more", allowed=allowed)
+            raise BudgetError("paths", expected=f"at most {WORK} products", actual="more", allowed=allowed)
         share, last = path_shares(weights, steps, words), depth - len(words)
         bounds = (share[:, None] * steps[:, last, words[-1]] * to_go[last]).sum(0)
         for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
@@ -244,9 +244,9 @@ class Reads(Drawable):
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
         """The most probable paths of words from a word of the last state, summed over the choices: exact (A*)."""
-        n, count = len(self.tokens), whole("count", count)
-        if whole("word", word, least=0) >= n:
-            raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
+        n, count = len(self.tokens), check_int("count", count)
+        if check_int("word", word, minimum=0) >= n:
+            raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
         chain, found = self.chain, []
         for probability, words in best_paths(self.weights, chain, word, count):
             shares = path_shares(self.weights, chain, words)
@@ -288,12 +288,12 @@ def reads(
     answers: Answers | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
-    one_of("method", method, ("rollout", "flow"))
-    residual = number("residual", residual)
+    check_choice("method", method, ("rollout", "flow"))
+    residual = check_float("residual", residual)
     if not 0 <= residual <= 1:
-        raise BNetError("residual", expected="a share from 0 to 1", got=residual)
+        raise BNetError("residual", expected="a share from 0 to 1", actual=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
-        raise BNetError("slices", expected="slices that follow one another", got=list(slices))
+        raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
     world = query.world
     readers = [asking.reader(world, t, role) for t in slices]
     check_chain(world, readers, slices)
@@ -306,7 +306,7 @@ def reads(
         own = [torch.einsum("s,shi->hi", shares[part], torch.special.entr(each).sum(-1)) for each in squares]
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
-    stack = readers[0].family.stack
+    stack = readers[0].group.stack
     state = asking.state_of(world.network, stack)
     chain = with_residual(attention, residual)
     return Reads(
@@ -321,27 +321,27 @@ def reads(
         method,
         entropies,
         torch.from_numpy(np.stack([asking.readable(world, member) for member in readers])),
-        stem_of(stack, "x" if state is None else state.role),
+        join_stem(stack, "x" if state is None else state.role),
     )
 
 
 def _average(
-    readers: Sequence[Member], head: int | None, inclusion: Inclusion | None
+    readers: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
     """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
     gates are on, by the posterior of the gates; with all of them off a word reads nobody else."""
     if inclusion is None:
         return lambda _, each: each.mean(1)
     if not isinstance(inclusion, Inclusion):
-        raise BNetError("inclusion", expected="what bt.inclusion found", got=inclusion)
+        raise BNetError("inclusion", expected="what bt.inclusion found", actual=inclusion)
     if head is not None:
-        raise BNetError("head", expected="None, with inclusion=, which weighs all heads", got=head)
-    places = [inclusion.place(member.family.name) for member in readers]
+        raise BNetError("head", expected="None, with inclusion=, which weighs all heads", actual=head)
+    places = [inclusion.place(member.group.name) for member in readers]
     shares, nobody = inclusion.shares()
 
     def average(k: int, each: Tensor) -> Tensor:
         if each.shape[1] != shares.shape[1]:
-            raise BNetError("inclusion", expected=f"{each.shape[1]} heads, as the net has", got=shares.shape[1])
+            raise BNetError("inclusion", expected=f"{each.shape[1]} heads, as the net has", actual=shares.shape[1])
         own = torch.eye(each.shape[-1], dtype=each.dtype)
         return torch.einsum("h,shij->sij", shares[places[k]], each) + nobody[places[k]] * own
 
@@ -350,10 +350,10 @@ def _average(
 
 def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
     """Of which heads, and over which choices, a reading is averaged."""
-    plate = "head" in world.network.graph.sizes
+    plate = "head" in world.network.graph.plate_sizes
     told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
     told = told if inclusion is None else "the mean over heads by their inclusion"
-    names = list(dict.fromkeys(world.ground.family_of(node).name for node in free))
+    names = list(dict.fromkeys(world.ground.group_of(node).name for node in free))
     if not names:
         return told or "one head"
     over = f"averaged over {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
@@ -362,10 +362,10 @@ def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclu
 
 def open_choices(world: World, slices: Sequence[int], role: str | None) -> list[int]:
     """The open choices that decide what is read in some slices."""
-    families = [asking.reader(world, t, role).family for t in slices]
+    families = [asking.reader(world, t, role).group for t in slices]
     if not asking.choice_above(world.network, {family.index for family in families}):
         return []
-    nodes = [node for family in families for node in world.ground.nodes(family).tolist()]
+    nodes = [node for family in families for node in world.ground.select_nodes(family).tolist()]
     return choices(world, {parent for node in nodes for parent in reference.reading_parents(world, node)}, {})
 
 
@@ -405,7 +405,7 @@ def readings_by_state(
         return
     module, first = of_one_sentence(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
     is_one_batch = answers.of_states(first, module).table_fault("reading", readers, ()) is None
-    for part in pieces(world, len(states), {reader.family.index for reader in readers}):
+    for part in pieces(world, len(states), {reader.group.index for reader in readers}):
         if is_one_batch:
             batch = answers.of_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
             batch.prepare(readers)
@@ -424,15 +424,15 @@ def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Ten
     n = reading.shape[-1]
     if reading.shape[-2] != n:
         got = f"{reading.shape[-2]} words that read {n}"
-        raise BNetError(f"slice {slice_}", expected="words that read their own stack", got=got, allowed="role=")
+        raise BNetError(f"slice {slice_}", expected="words that read their own stack", actual=got, allowed="role=")
     each = reading.reshape(len(reading), -1, n, n)
     if head is None:
         return each
     heads = each.shape[1]  # those of all groups, where heads stand in groups
-    if heads % world.network.graph.sizes.get("head", heads + 1):
-        names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+    if heads % world.network.graph.plate_sizes.get("head", heads + 1):
+        names = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
         allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
-        raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
-    if whole("head", head, least=0) >= heads:
-        raise BNetError("head", expected=f"a head from 0 to {heads - 1}", got=head)
+        raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
+    if check_int("head", head, minimum=0) >= heads:
+        raise BNetError("head", expected=f"a head from 0 to {heads - 1}", actual=head)
     return each[:, head : head + 1]

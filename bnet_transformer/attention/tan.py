@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of, whole
-from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.drawable import Drawable
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.attention.rollout import reads
 from bnet_transformer.data.dataset import to_host
-from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.graph import Ground, Quotient, Selection, shrink
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -117,37 +117,39 @@ def tan(
     """
     ground, depths = state.ground, state.network.graph.slices
     if stack is not None and (not isinstance(stack, str) or stack not in depths):
-        raise unknown("stack", stack, depths)
+        raise unknown_name_error("stack", stack, depths)
     if isinstance(boxes, str) or depths:
         depth = asking.depth_of(state.network, stack)
-        if whole("slice", slice_, least=0) >= depth:
-            raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
+        if check_int("slice", slice_, minimum=0) >= depth:
+            raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
     if isinstance(boxes, str):
-        one_of("boxes", boxes, ("words", "roles"))
+        check_choice("boxes", boxes, ("words", "roles"))
         naming, first = box_namer(ground, boxes, slice_, stack)
-        quotient = _without(shrink(ground, naming, Selection(slices=[slice_], weights=False)), OUTSIDE)
+        quotient = _without(shrink(ground, naming, NodeSelection(slices=[slice_], weights=False)), OUTSIDE)
     else:
-        quotient, first = shrink(ground, boxes, Selection(slices=[slice_], weights=False)), None
+        quotient, first = shrink(ground, boxes, NodeSelection(slices=[slice_], weights=False)), None
     chosen = class_box if class_box is not None else first or _likely_class(quotient)
     if not isinstance(chosen, str) or chosen not in quotient.boxes:
-        raise BNetError("class_box", expected="a box", got=chosen, allowed=", ".join(quotient.boxes))
+        raise BNetError("class_box", expected="a box", actual=chosen, allowed=", ".join(quotient.boxes))
     return _classified(quotient, chosen)
 
 
-def box_namer(ground: Ground, boxes: str, slice_: int, stack: str | None = None) -> tuple[Callable[[str], str], str]:
+def box_namer(
+    ground: GroundGraph, boxes: str, slice_: int, stack: str | None = None
+) -> tuple[Callable[[str], str], str]:
     """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
     before = slice_ - 1 if slice_ else -1
-    over = [family for family in ground.folded.families if family.words is not None]
+    over = [family for family in ground.template.groups if family.word_stack is not None]
     states = [f for f in over if (f.slice, f.step) == (slice_, before) and stack in (None, f.stack)]
     if len(states) != 1:
         names = ", ".join(family.name for family in states) or "none"
         several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
         allowed = f"{several}boxes=, a mapping"
-        raise BNetError("slice", expected="a slice that one state enters", got=names, allowed=allowed)
+        raise BNetError("slice", expected="a slice that one state enters", actual=names, allowed=allowed)
     entry, stack = states[0], states[0].stack
 
     def box(name: str) -> str:
-        family, index = ground.locate(name)
+        family, index = ground.parse_name(name)
         if family.index == entry.index:
             return CLASS if boxes == "words" else entry.name
         if family.step != slice_ or family.stack != stack:
@@ -265,10 +267,10 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
     label, table = np.asarray(classes), np.asarray(codes)
     if table.ndim != 2 or len(label) != len(table) or len(table) < 2:
         got = f"{len(label)} classes and codes of shape {table.shape}"
-        raise BNetError("corpus", expected="at least two sentences, a class for each", got=got)
+        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=got)
     if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
         wanted = "codes that differ between sentences of a class"
-        raise BNetError("corpus", expected=wanted, got="boxes that the class determines: their information is zero")
+        raise BNetError("corpus", expected=wanted, actual="boxes that the class determines: their information is zero")
     n = table.shape[1]
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
@@ -327,13 +329,13 @@ def tan_of_corpus(
     """
     network = states[0].network if states else None
     if network is None or len({len(s.tokens[asking.slices_that_read(network, slice_, role)[0]]) for s in states}) != 1:
-        raise BNetError("sentences", expected="sentences of one length, at least one", got="others, or none")
+        raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
         wanted = f"evidence (observe) on each sentence, for {classes} is its class"
-        raise BNetError("sentences", expected=wanted, got="one without", allowed="classes=, a list of labels")
+        raise BNetError("sentences", expected=wanted, actual="one without", allowed="classes=, a list of labels")
     labels = _labels(classes, len(states)) if node is None else [None] * len(states)
-    with ranks(device_of(None, network)) as here:
+    with distributed_context(resolve_device(None, network)) as here:
         data = [(state.encoded.given, state.evidence) for state in states]
         here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
         shard = here.shard([*zip(states, labels, strict=True)])
@@ -368,8 +370,8 @@ def _labels(classes: object, count: int) -> list[Hashable]:
     entries: list[Any] = asking.items(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
-        raise BNetError("classes", expected=f"{count} labels, or a discrete node", got=classes)
+        raise BNetError("classes", expected=f"{count} labels, or a discrete node", actual=classes)
     for label in labels:
         if not isinstance(label, str | int | float) or label != label:
-            raise BNetError("classes", expected="labels that are names or numbers", got=label)
+            raise BNetError("classes", expected="labels that are names or numbers", actual=label)
     return labels

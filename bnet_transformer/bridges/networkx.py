@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.files import Writers
-from bnet_transformer._core.naming import WORD, label
-from bnet_transformer.declare import Member, Network
+from bnet_transformer._core.naming import WORD, format_label
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
 
 if TYPE_CHECKING:
@@ -61,29 +61,29 @@ def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
     import networkx as nx
 
     graph = nx.MultiDiGraph()
-    for member in network.members:
-        family = member.family
-        shown = label(family.role, stack=family.stack, slice=family.slice)
-        words = () if family.words is None else (WORD,)
+    for member in network.specs:
+        family = member.group
+        shown = format_label(family.role, stack=family.stack, slice=family.slice)
+        words = () if family.word_stack is None else (WORD,)
         graph.add_node(family.name, **_common(member), plates=(*family.plates, *words), label=shown)
-    families = network.graph.families
-    for member in network.members:
+    families = network.graph.groups
+    for member in network.specs:
         arrows = [
-            (given.parent, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
-            for given in member.inputs
+            (given.index, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
+            for given in member.parents
         ]
-        selectors = dict.fromkeys(index for given in member.inputs for _, index in given.pick)
+        selectors = dict.fromkeys(index for given in member.parents for _, index in given.pick)
         for index, slot, reach, pick in [*arrows, *((index, "pick", "same", {}) for index in selectors)]:
             parent = families[index]
-            graph.add_edge(parent.name, member.family.name, role=parent.role, slot=slot, reach=reach, pick=pick)
+            graph.add_edge(parent.name, member.group.name, role=parent.role, slot=slot, reach=reach, pick=pick)
     return graph
 
 
 def ground_to_networkx(
     network: Network,
-    ground: Ground,
+    ground: GroundGraph,
     *,
-    selection: Selection | None = None,
+    selection: NodeSelection | None = None,
     tokens: Mapping[str, Sequence[str]] | None = None,
     observed: Collection[int] = (),
     weights: Weights | None = None,
@@ -98,17 +98,17 @@ def ground_to_networkx(
     stack. Past `limit` arrows, those left out not counted, it refuses with the count, before it makes any; `limit=None`
     is no limit.
     """
-    selection = selection or Selection()
+    selection = selection or NodeSelection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
     check_size(ground, selection, limit, weak=weak)
     import networkx as nx
 
     graph = nx.DiGraph()
-    for member in network.members:
-        if ground.kept(member.family, selection):
+    for member in network.specs:
+        if ground.is_selected(member.group, selection):
             graph.add_nodes_from(_nodes(ground, member, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
-    families = network.graph.families
+    families = network.graph.groups
     for bundle, sources, targets in ground.arrows(selection):
         role = {"role": families[bundle.parent].role}
         arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
@@ -145,14 +145,14 @@ def sentence_to_networkx(
     Raises:
         BudgetError: More arrows than `limit` remain.
     """
-    one_of("weights", weights, (True, False))
-    one_of("attention", attention, (True, False))
+    check_choice("weights", weights, (True, False))
+    check_choice("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
     most = limit
     if min_weight is not None:
-        if not 0.0 <= number("min_weight", min_weight) <= 1.0:
-            raise BNetError("min_weight", expected="a probability from 0 to 1", got=min_weight)
-        most = None if limit is None else max(whole("limit", limit, least=0), WEIGHED)
+        if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
+        most = None if limit is None else max(check_int("limit", limit, minimum=0), WEIGHED)
     check_size(state.ground, selection, most)  # before attention is computed: too large whatever is read
     needs_weights = attention or min_weight is not None
     weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
@@ -168,31 +168,31 @@ def sentence_to_networkx(
     )
 
 
-def check_size(ground: Ground, selection: Selection, limit: int | None = LIMIT, *, weak: int = 0) -> None:
+def check_size(ground: GroundGraph, selection: NodeSelection, limit: int | None = LIMIT, *, weak: int = 0) -> None:
     """Refuse more arrows than the limit, with the count, `weak` ones left out; no arrow is made for it."""
     if limit is None:
         return
     arrows = ground.count_arrows(selection) - weak
-    if arrows > whole("limit", limit, least=0):
+    if arrows > check_int("limit", limit, minimum=0):
         raise BudgetError(
             "networkx graph",
             expected=f"at most {limit} arrows (each becomes a Python object)",
-            got=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
+            actual=f"{ground.count_nodes(selection)} nodes and {arrows} arrows",
             allowed=f"fewer slices, words or plates, or limit={arrows} (limit=None for no limit)",
         )
 
 
-def drawn_kind(member: Member) -> str:
+def drawn_kind(member: NodeSpec) -> str:
     """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
     return {"input": "observed", "deterministic": "deterministic"}.get(member.tpm.kind, "stochastic")
 
 
-def _common(member: Member) -> dict[str, Any]:
+def _common(member: NodeSpec) -> dict[str, Any]:
     """The attributes that all nodes of a family share."""
     return {
-        "stack": member.family.stack,
-        "role": member.family.role,
-        "slice": member.family.slice,
+        "stack": member.group.stack,
+        "role": member.group.role,
+        "slice": member.group.slice,
         "kind": drawn_kind(member),
         "learnable": member.learnable,
         "shape": member.shape,
@@ -201,24 +201,30 @@ def _common(member: Member) -> dict[str, Any]:
 
 
 def _nodes(
-    ground: Ground, member: Member, selection: Selection, tokens: Mapping[str, Sequence[str]], observed: Collection[int]
+    ground: GroundGraph,
+    member: NodeSpec,
+    selection: NodeSelection,
+    tokens: Mapping[str, Sequence[str]],
+    observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of a family with their attributes."""
-    family = member.family
+    family = member.group
     axes = ground.axes(family)
     at = axes.index(HEAD) if HEAD in axes else None
     inner = len(family.plates)
-    said = None if family.words is None else tokens.get(family.words)
+    said = None if family.word_stack is None else tokens.get(family.word_stack)
     common = _common(member) | {"plates": axes}
-    kept = ground.indices(family, selection).values()
-    ids = ground.nodes(family, selection).tolist()
+    kept = ground.select_indices(family, selection).values()
+    ids = ground.select_nodes(family, selection).tolist()
     for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
-        word = index[-1] if family.words is not None else None
+        word = index[-1] if family.word_stack is not None else None
         token = None if said is None or word is None else said[word]
-        shown = label(family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token)
+        shown = format_label(
+            family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token
+        )
         head = None if at is None else index[at]
         own = {"index": index, "head": head, "word": word, "token": token, "label": shown}
-        own["do"] = node in ground.cut or node in ground.rows
+        own["do"] = node in ground.cut_nodes or node in ground.retained_parents
         if node in observed:
             own["kind"] = "observed"
         yield ground.names[node], common | own
@@ -250,7 +256,7 @@ def to_json(graph: nx.Graph) -> str:
     try:
         return json.dumps(FORMAT | nx.node_link_data(graph, edges="edges"), allow_nan=False)
     except ValueError as error:
-        raise BNetError("graph", expected="finite numbers", got=str(error)) from error
+        raise BNetError("graph", expected="finite numbers", actual=str(error)) from error
 
 
 def to_graphml(graph: nx.Graph) -> str:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import whole
-from bnet_transformer._core.torch_context import same_random
+from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.torch_context import preserve_python_rng
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.reference import ATOL, BUDGET, Run, World, choices, parents
 from bnet_transformer.tpm.arrays import in_numpy
@@ -49,7 +49,7 @@ class _Plan:
     seen: Tensor | None = None
 
 
-@same_random()
+@preserve_python_rng()
 def to_pgmpy(
     world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
 ) -> DiscreteBayesianNetwork:
@@ -129,7 +129,7 @@ def world_to_tables(
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
     known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
     plans = _plans(free, chosen, seen, known)
-    _count(free, plans, whole("limit", limit), whole("runs", runs))
+    _count(free, plans, check_int("limit", limit), check_int("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.seen is None}
     tables = {}
     with torch.no_grad():
@@ -155,12 +155,12 @@ def _plans(
     `known` is the evidence on continuous nodes, which settles what is below them.
     """
     ground = world.ground
-    families = [m.family for m in world.network.members if m.tpm.kind == "discrete"]
-    nodes = [n for family in families for n in ground.nodes(family).tolist() if n not in world.do]
+    families = [m.group for m in world.network.specs if m.tpm.kind == "discrete"]
+    nodes = [n for family in families for n in ground.select_nodes(family).tolist() if n not in world.do]
     if not nodes:
-        kinds = sorted({type(m.tpm).__name__ for m in world.network.members if m.tpm.is_random})
+        kinds = sorted({type(m.tpm).__name__ for m in world.network.specs if m.tpm.is_random})
         got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
-        raise BNetError("discrete part", expected="at least one discrete random node", got=got)
+        raise BNetError("discrete part", expected="at least one discrete random node", actual=got)
 
     def above(node: int) -> tuple[int, ...]:
         """The discrete random nodes that decide the distribution of a node."""
@@ -185,15 +185,17 @@ def _count(world: World, plans: Sequence[_Plan], limit: int, budget: int) -> Non
         entries = len(plan.states) * math.prod(world.count_states(parent) for parent in plan.parents)
         if dims > MOST_DIMS or entries > limit:
             wanted = f"a table of at most {MOST_DIMS} dims and {limit} entries"
-            raise BudgetError(plan.name, expected=wanted, got=f"{dims} dims and {_said(entries)} entries", allowed=ways)
+            raise BudgetError(
+                plan.name, expected=wanted, actual=f"{dims} dims and {_said(entries)} entries", allowed=ways
+            )
         total += entries
     if total > limit:
         got = f"{_said(total)} in {len(plans)} tables"
-        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", got=got, allowed="limit=")
+        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=got, allowed="limit=")
     count = sum(math.prod(world.count_states(p) for p in parents) for parents in _grouped(plans))
     if count > budget:
         wanted = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
-        raise BudgetError("discrete part", expected=wanted, got=f"{_said(count)} runs", allowed=f"runs={count}")
+        raise BudgetError("discrete part", expected=wanted, actual=f"{_said(count)} runs", allowed=f"runs={count}")
 
 
 def _said(count: int) -> str:
@@ -220,7 +222,7 @@ def _row(run: Run, plan: _Plan, chosen: Tensor | None) -> Tensor:
         return torch.where(states == chosen, 0.0, -math.inf).double()
     row = run.distribution(plan.node).log_prob(states).double()
     if bool(row.isnan().any()):
-        raise EvidenceError(plan.name, expected="a distribution over its states", got="probabilities that are NaN")
+        raise EvidenceError(plan.name, expected="a distribution over its states", actual="probabilities that are NaN")
     return row
 
 
@@ -229,7 +231,7 @@ def _likelihood(table: NDArray[np.float64], name: str, told: Tensor) -> NDArray[
     top = table.max()
     if not top > -math.inf:
         got = f"{told.tolist()}, of probability zero"
-        raise EvidenceError(name, expected="evidence that some state of the net makes possible", got=got)
+        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=got)
     seen = np.exp(table - top)
     return np.concatenate([seen, 1 - seen])
 
@@ -238,13 +240,13 @@ def _states(world: World, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
     member, count = world.member(node), world.count_states(node)
     labels = getattr(member.tpm, "labels", None)
-    words = world.network.vocabularies.get(member.family.stack, ())
-    is_last = member.family.step == world.network.graph.slices.get(member.family.stack)
+    words = world.network.vocabularies.get(member.group.stack, ())
+    is_last = member.group.step == world.network.graph.slices.get(member.group.stack)
     if labels is None and is_last and len(words) == count:
         labels = words
     names = tuple(map(state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
     if len(set(names)) != count:
-        raise BNetError(f"labels of {member.family.name}", expected=f"{count} different ones", got=labels)
+        raise BNetError(f"labels of {member.group.name}", expected=f"{count} different ones", actual=labels)
     return names
 
 

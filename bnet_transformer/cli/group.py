@@ -14,7 +14,7 @@ from typing import Any, Never
 
 import click
 
-from bnet_transformer.errors import UNSEEN, BNetError, shown
+from bnet_transformer.errors import INVISIBLE_CHARACTERS, BNetError, format_value
 
 COMMANDS = {  # each with the module that has it
     **{"draw": "nets", "explore": "nets", "ask": "questions", "sweep": "questions", "fit": "learning"},
@@ -107,7 +107,7 @@ def seen(text: str) -> str:
     >>> seen("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
-    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return INVISIBLE_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def line_of(error: BaseException) -> tuple[str, int]:
@@ -157,4 +157,4 @@ def _told(error: BaseException) -> tuple[str, int]:
         return f"{error.filename}: {error.strerror}", BAD
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return "no space left to write to", BAD
-    return f"{type(error).__name__}: {shown(str(error), 400)}", BUG
+    return f"{type(error).__name__}: {format_value(str(error), 400)}", BUG

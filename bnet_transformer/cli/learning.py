@@ -40,15 +40,15 @@ class Lines:
         """What is observed of a sentence: its next words; behind a tab a word for each of its words, or a label."""
         if self.told is None:
             if wanted not in (None, "next"):
-                raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", got="none")
+                raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", actual="none")
             return "next"
         if wanted == "next":
-            raise BNetError("--observe next", expected="lines without a tab", got="what is observed behind one")
+            raise BNetError("--observe next", expected="lines without a tab", actual="what is observed behind one")
         each = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.told, strict=True)]
         if wanted == "words" and not all(each):
             k = each.index(False)
             wanted_ = "as many words behind the tab as before it (_ for one that is not observed)"
-            raise BNetError(f"sentence {k}", expected=wanted_, got=f"{self.texts[k]} | {self.told[k]}")
+            raise BNetError(f"sentence {k}", expected=wanted_, actual=f"{self.texts[k]} | {self.told[k]}")
         return wanted or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
 
     def pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
@@ -57,10 +57,12 @@ class Lines:
             parted = [text.split() for text in self.texts]
             for words in parted:
                 if len(words) < 2:
-                    raise BNetError("sentence", expected="at least 2 words, the second to be told", got=" ".join(words))
+                    raise BNetError(
+                        "sentence", expected="at least 2 words, the second to be told", actual=" ".join(words)
+                    )
             return [(words[:-1], words[1:]) for words in parted]
         known = {word for words in network.vocabularies.values() for word in words or ()}
-        known.update(label for m in network.members for label in getattr(m.tpm, "labels", None) or ())
+        known.update(label for m in network.specs for label in getattr(m.tpm, "labels", None) or ())
 
         def state(part: str) -> object:
             return part if part in known else -1 if part == UNSEEN else int(part) if is_whole(part) else part
@@ -77,7 +79,7 @@ def lines_of(source: Source) -> Lines:
     for k, parts in enumerate(parted):
         if len(parts) != 2 or not all(parts):
             got = f"{len(parts)} parts in sentence {k}"
-            raise BNetError("SENTENCES", expected="one tab in each, or in none", got=got)
+            raise BNetError("SENTENCES", expected="one tab in each, or in none", actual=got)
     return Lines(tuple(parts[0] for parts in parted), tuple(parts[1] for parts in parted))
 
 
@@ -104,7 +106,7 @@ class Kept:
         if self.checkpoint is not None:
             return Checkpoints(self.checkpoint, "changed" if self.changed else self.resume)
         if self.resume or self.changed:
-            raise BNetError("--resume", expected="--checkpoint with a folder", got="none")
+            raise BNetError("--resume", expected="--checkpoint with a folder", actual="none")
         return None
 
     def interrupted(self, *said: str) -> Interrupted:
@@ -117,7 +119,7 @@ def _saved(model: str, declared: Mapping[str, Any]) -> BNet:
     """The net of a model, which is declared already."""
     if declared:
         got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
-        raise BNetError("--model", expected="no option of a new net beside it", got=got)
+        raise BNetError("--model", expected="no option of a new net beside it", actual=got)
     return shared.net_of(model)
 
 
@@ -187,7 +189,7 @@ def _new_net(data: Lines, observed: str, declared: dict[str, Any], seed: int) ->
         told = _words(data.told or ()) if observed == "words" else data.told or ()
         labels = tuple(sorted({*told} - {UNSEEN}))
         if not labels:
-            raise BNetError("sentences", expected="something that is observed", got="_ alone")
+            raise BNetError("sentences", expected="something that is observed", actual="_ alone")
         readout = Categorical(len(labels), labels=labels, pool="mean" if observed == "label" else None)
     return bayesuvius(**{"dim": 16, **declared}, mask=mask, vocabulary=words, observe=readout, seed=seed)
 
@@ -205,7 +207,9 @@ def _check_splits(net: BNet, observed: str) -> None:
     has_tokenizer = net.network.tokenizer is not None
     if observed == "next" and (has_tokenizer or len(net.network.graph.word_stacks) > 1):
         got = "a tokenizer" if has_tokenizer else "several stacks"
-        raise BNetError("--model", expected="a net of one stack that splits text on spaces", got=got, allowed="bt.fit")
+        raise BNetError(
+            "--model", expected="a net of one stack that splits text on spaces", actual=got, allowed="bt.fit"
+        )
 
 
 def _result(found: Fit[BNet], observed: str) -> Result:
@@ -290,7 +294,7 @@ def train(
 def _new_decoder(data: Lines, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
     """A decoder of a text: its words, and those at the ends of sentences."""
     if data.told is not None:
-        raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", got="tabs")
+        raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", actual="tabs")
     from bnet_transformer.models.decoder import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]

@@ -48,7 +48,7 @@ def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = 
 
     texts = asked.texts()
     if not to.out:
-        raise BNetError("-o", expected="a file to write", got="none", allowed="-o cat.svg")
+        raise BNetError("-o", expected="a file to write", actual="none", allowed="-o cat.svg")
     to.check(len(texts))
     if words is not None:
         options["words"] = shared.states("--words", words)
@@ -85,7 +85,7 @@ def explore(asked: Asked, to: Output, options: dict[str, Any], open_: bool = Fal
     """
     texts = asked.texts()
     if not to.out and not open_:
-        raise BNetError("-o", expected="the page to write, or --open", got="neither", allowed="-o cat.html")
+        raise BNetError("-o", expected="the page to write, or --open", actual="neither", allowed="-o cat.html")
     to.check(len(texts))
     net = shared.net_of(asked.model)
     told: list[dict[str, Any]] = []
@@ -128,12 +128,12 @@ def cost(
         show: What a picture shows.
     """
     if words and (source.sentences or source.file):
-        raise BNetError("cost", expected="sentences, or --words", got="both")
+        raise BNetError("cost", expected="sentences, or --words", actual="both")
     texts = [] if words else Asked(source.sentences, source.file, model).texts()
     counts: list[Any] = [_counts(each) for each in words]
     to.check(len(texts) + len(counts), whole=TABLES)
     net = shared.net_of(model)
-    counts += [net.sentence(shared.words_of(net, text)).ground.words for text in texts]
+    counts += [net.sentence(shared.words_of(net, text)).ground.word_counts for text in texts]
     families = None if want is None else shared.names("--want", want)
     results = []
     for count, text in zip(counts, texts or words, strict=True):
@@ -149,7 +149,7 @@ def _counts(told: str) -> int | dict[str, int]:
     if len(parts) == 1 and is_whole(told):
         return int(told)
     if not all(name and sign and is_whole(count) for name, sign, count in parts):
-        raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", got=told)
+        raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", actual=told)
     return {name: int(count) for name, _, count in parts}
 
 
@@ -195,6 +195,6 @@ def bench(arguments: tuple[str, ...]) -> None:
     homes = [Path.cwd(), *Path.cwd().parents, Path(__file__).resolve().parents[2]]
     home = next((home for home in homes if (home / "benchmarks" / "__main__.py").is_file()), None)
     if home is None:
-        raise BNetError("bench", expected="a clone of the repository", got="no folder benchmarks/ here or above")
+        raise BNetError("bench", expected="a clone of the repository", actual="no folder benchmarks/ here or above")
     environment = {**os.environ, "PYTHONPATH": str(home)}
     raise SystemExit(subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode)

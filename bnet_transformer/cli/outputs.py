@@ -58,9 +58,9 @@ class Result:
             assert self.save is not None
             self.save(out)
             return
-        from bnet_transformer._core.files import replacing
+        from bnet_transformer._core.files import atomic_write
 
-        with replacing(Path(out)) as temporary:  # whole or not at all
+        with atomic_write(Path(out)) as temporary:  # whole or not at all
             temporary.write_bytes(held)
 
 
@@ -88,16 +88,16 @@ class Output:
             path = Path(out)
             if path.suffix.lower() not in self.formats:
                 got, allowed = repr(path.suffix), ", ".join(sorted(self.formats))
-                raise BNetError(f"suffix of {out}", expected="one that says how", got=got, allowed=allowed)
+                raise BNetError(f"suffix of {out}", expected="one that says how", actual=got, allowed=allowed)
             if not path.resolve().parent.is_dir():
-                raise BNetError(out, expected="a folder that is there", got=f"{path.parent}, which is not")
+                raise BNetError(out, expected="a folder that is there", actual=f"{path.parent}, which is not")
             if count is None and "{}" in out:
                 wanted = "a name without {}: one file holds all sentences"
-                raise BNetError(f"-o {out}", expected=wanted, got="{}", allowed=out.replace("{}", ""))
+                raise BNetError(f"-o {out}", expected=wanted, actual="{}", allowed=out.replace("{}", ""))
             if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(whole):
                 allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
                 wanted = f"a name with {{}} for the number of the sentence: there are {count}"
-                raise BNetError(f"-o {out}", expected=wanted, got="one file for all", allowed=allowed)
+                raise BNetError(f"-o {out}", expected=wanted, actual="one file for all", allowed=allowed)
 
     def tell(self, command: str, result: Result, **more: Any) -> None:
         """Write the files of a result that is one for all sentences, and print it; `more` stands before it in JSON."""
@@ -147,7 +147,7 @@ class Listing(Output):
 
     def check(self, count: int | None = None, whole: tuple[str, ...] = ()) -> None:
         if self.all_ and self.top is not None:
-            raise BNetError("rows", expected="--top or --all", got="both")
+            raise BNetError("rows", expected="--top or --all", actual="both")
         super().check(count, whole)
 
     def rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:

@@ -146,7 +146,7 @@ def reads(
         paths: So many paths, of --word: 3 unless told.
     """
     if paths is not None and word is None:
-        raise BNetError("--paths", expected="--word beside it", got="none")
+        raise BNetError("--paths", expected="--word beside it", actual="none")
 
     def answer(s: Sentence) -> Result:
         found = s.reads(**options)
@@ -221,7 +221,7 @@ def sweep(
     to.check()
     texts = _pairs(asked, ablated=ablate is not None)
     if (metric is None) == (answer is None):
-        raise BNetError("sweep", expected="--metric or --answer", got="neither" if metric is None else "both")
+        raise BNetError("sweep", expected="--metric or --answer", actual="neither" if metric is None else "both")
     from bnet_transformer.interventions import Mean, Zero, sweeps
 
     net = shared.net_of(asked.model)
@@ -256,7 +256,7 @@ def _pairs(asked: Asked, *, ablated: bool) -> list[list[str]]:
         return [[clean, corrupt] for (clean,), (corrupt,) in zip(parted[::2], parted[1::2], strict=True)]
     if not all(len(parts) == 2 for parts in parted):
         wanted = "sentences in pairs, clean and corrupt: in a file with a tab between them"
-        raise BNetError("SENTENCES", expected=wanted, got=f"{len(parted)} in all")
+        raise BNetError("SENTENCES", expected=wanted, actual=f"{len(parted)} in all")
     return parted
 
 
@@ -270,7 +270,7 @@ def _metric(told: str) -> dict[str, object]:
     """A node and its state, or two."""
     name, sign, states = told.partition("=")
     if not sign or not name.strip():
-        raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", got=told)
+        raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", actual=told)
     return {name.strip(): _states("--metric", states)}
 
 
@@ -278,7 +278,7 @@ def _states(what: str, told: str) -> object:
     """One state, or two: each a number, or a word."""
     parts = shared.states(what, told)
     if len(parts) > 2:
-        raise BNetError(what, expected="one state or two", got=told)
+        raise BNetError(what, expected="one state or two", actual=told)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
@@ -286,12 +286,14 @@ def _metric_of_answer(s: Sentence, told: str) -> dict[str, object]:
     """The metric of the answer: the readout of the last word, or of the sentence."""
     from bnet_transformer.data.task import infer_task
 
-    readouts = [m.family for m in infer_task(s.state.network).readouts if m.tpm.kind == "discrete"]
+    readouts = [m.group for m in infer_task(s.state.network).readouts if m.tpm.kind == "discrete"]
     if len(readouts) != 1:
         got = ", ".join(family.name for family in readouts) or "none"
-        raise BNetError("--answer", expected="a net with one discrete readout", got=got, allowed="--metric NODE=STATE")
+        raise BNetError(
+            "--answer", expected="a net with one discrete readout", actual=got, allowed="--metric NODE=STATE"
+        )
     (family,) = readouts
-    last = "" if family.words is None else f"_{s.ground.words[family.words] - 1}"
+    last = "" if family.word_stack is None else f"_{s.ground.word_counts[family.word_stack] - 1}"
     return {f"{family.name}{last}": _states("--answer", told)}
 
 

@@ -40,19 +40,19 @@ class Source:
         if source is None:
             return self._of_arguments()
         if self.sentences and self.file is not None:
-            raise BNetError("SENTENCES", expected="sentences, or --file with some", got="both")
+            raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="both")
         where = "standard input" if source == "-" else f"--file {source}"
         if source == "-" and sys.stdin is None:
-            raise BNetError(where, expected="a file that can be read", got="a closed one")
+            raise BNetError(where, expected="a file that can be read", actual="a closed one")
         try:
             with click.open_file(source, encoding="utf-8-sig") as file:
                 found = [line.strip() for line in file if line.strip()]
         except OSError as error:
-            raise BNetError(where, expected="a file that can be read", got=error.strerror or str(error)) from error
+            raise BNetError(where, expected="a file that can be read", actual=error.strerror or str(error)) from error
         except UnicodeError as error:
-            raise BNetError(where, expected="text in UTF-8", got="other bytes") from error
+            raise BNetError(where, expected="text in UTF-8", actual="other bytes") from error
         if not found:
-            raise BNetError(where, expected="sentences, one in each line", got="none")
+            raise BNetError(where, expected="sentences, one in each line", actual="none")
         return _check_text(where, found)
 
     def parted(self) -> list[list[str]]:
@@ -61,12 +61,12 @@ class Source:
 
     def _of_arguments(self) -> list[str]:
         if not self.sentences:
-            raise BNetError("SENTENCES", expected="sentences, or --file with some", got="none")
+            raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="none")
         first = self.sentences[0]
         if len(self.sentences) == 1 and os.path.isfile(first):
-            raise BNetError("SENTENCES", expected="a sentence", got="the name of a file", allowed=f"--file {first}")
+            raise BNetError("SENTENCES", expected="a sentence", actual="the name of a file", allowed=f"--file {first}")
         if not all(text.strip() for text in self.sentences):
-            raise BNetError("SENTENCES", expected="sentences with words", got="an empty one")
+            raise BNetError("SENTENCES", expected="sentences with words", actual="an empty one")
         return _check_text("SENTENCES", list(self.sentences))
 
 
@@ -74,7 +74,7 @@ def _check_text(where: str, texts: list[str]) -> list[str]:
     """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
     for text in texts:
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise BNetError(where, expected="text in UTF-8", got="other bytes")
+            raise BNetError(where, expected="text in UTF-8", actual="other bytes")
     return texts
 
 
@@ -121,7 +121,7 @@ def net_of(model: str) -> BNet:
 
         return load_net(model)
     if model.endswith(".safetensors"):
-        raise FileError(model, expected="a net that save wrote", got="no such file")
+        raise FileError(model, expected="a net that save wrote", actual="no such file")
     from bnet_transformer.pretrained import from_pretrained
 
     return from_pretrained(model)
@@ -131,23 +131,23 @@ def words_of(net: BNet, text: str) -> object:
     """A text as the net takes it: the stacks of a net with several are parted by |."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
-        raise BNetError("sentence", expected="None: the net has no words", got=text)
+        raise BNetError("sentence", expected="None: the net has no words", actual=text)
     if len(stacks) < 2:
         return text or None
     parts = [part.strip() for part in text.split("|")]
     if len(parts) != len(stacks):
         wanted = f"{len(stacks)} texts with | between them, for the stacks {', '.join(stacks)}"
-        raise BNetError("sentence", expected=wanted, got=text)
+        raise BNetError("sentence", expected=wanted, actual=text)
     return dict(zip(stacks, parts, strict=True))
 
 
 def _in_shape(net: BNet, name: str, value: object) -> object:
     """A number of a node of width 1 as its vector."""
-    families = [f for f in net.network.graph.families if name == f.name or name.startswith(f"{f.name}_")]
+    families = [f for f in net.network.graph.groups if name == f.name or name.startswith(f"{f.name}_")]
     family = max(families, key=lambda f: len(f.name), default=None)
     if family is None or not isinstance(value, int | float):
         return value
-    member = net.network.members[family.index]
+    member = net.network.specs[family.index]
     return [value] if member.shape == (1,) and not member.tpm.reads_by_index else value
 
 
@@ -168,9 +168,9 @@ def values(what: str, told: Sequence[str]) -> dict[str, object]:
     for each in told:
         name, sign, value = (part.strip() for part in each.partition("="))
         if not sign or not name or not value:
-            raise BNetError(what, expected="NAME=VALUE", got=each)
+            raise BNetError(what, expected="NAME=VALUE", actual=each)
         if name in found:
-            raise BNetError(f"{what} {name}", expected="one value", got="two")
+            raise BNetError(f"{what} {name}", expected="one value", actual="two")
         found[name] = value_of(value, set_it=what == "--do")
     return found
 
@@ -179,7 +179,7 @@ def states(what: str, told: str) -> list[object]:
     """States with commas between them, each as in `values`: a whole number, or a word, in quotes if it is "7"."""
     parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', told + ",")
     if not all(parts):
-        raise BNetError(what, expected="states with commas between them", got=told)
+        raise BNetError(what, expected="states with commas between them", actual=told)
     return [value_of(part, set_it=False) for part in parts]
 
 
@@ -206,7 +206,7 @@ def names(what: str, told: str) -> list[str]:
     """Names with commas between them."""
     found = [part.strip() for part in told.split(",")]
     if not all(found):
-        raise BNetError(what, expected="names with commas between them", got=told)
+        raise BNetError(what, expected="names with commas between them", actual=told)
     return found
 
 
@@ -215,11 +215,11 @@ def word_number(what: str, told: str, words: Sequence[str]) -> int:
     if told in words:
         if words.count(told) > 1:
             places = ", ".join(str(k) for k, word in enumerate(words) if word == told)
-            raise BNetError(what, expected="a word that stands once", got=told, allowed=f"its number: {places}")
+            raise BNetError(what, expected="a word that stands once", actual=told, allowed=f"its number: {places}")
         return words.index(told)
     if not is_whole(told) or int(told) >= len(words):
         allowed = ", ".join(words[:20])
-        raise BNetError(what, expected=f"a word, or its number up to {len(words) - 1}", got=told, allowed=allowed)
+        raise BNetError(what, expected=f"a word, or its number up to {len(words) - 1}", actual=told, allowed=allowed)
     return int(told)
 
 
@@ -243,5 +243,7 @@ def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]
         homes = [other.name for other in others if name in {field.name for field in fields(other)}]
         if homes and name not in names:
             option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {home}" for home in homes)
-            raise BNetError(option, expected=f"an option of {chosen}", got="one that it does not have", allowed=allowed)
+            raise BNetError(
+                option, expected=f"an option of {chosen}", actual="one that it does not have", allowed=allowed
+            )
     return kind(**{name: options.pop(name) for name in names & options.keys()})

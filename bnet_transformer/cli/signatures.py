@@ -38,7 +38,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # no parameters in cl
         parts = [part.strip() for part in value.split(",")]
         if not all(is_whole(part) for part in parts):
             what = "numbers" if param is None else param.opts[0]
-            raise BNetError(what, expected="whole numbers with commas between them", got=value)
+            raise BNetError(what, expected="whole numbers with commas between them", actual=value)
         return [int(part) for part in parts]
 
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import put
+from bnet_transformer._core.checks import set_frozen
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.declare import Input, Member, Network
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.tpm import At
 
 Values = Tensor | Mapping[str, Tensor]
@@ -34,7 +34,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         batch = len(self.enumerated)
-        put(self, batch=batch, word=batch + 1 + len(self.plates), rank=batch + 2 + len(self.plates))
+        set_frozen(self, batch=batch, word=batch + 1 + len(self.plates), rank=batch + 2 + len(self.plates))
 
     def axis(self, plate: str) -> int:
         """The dim of a plate, or of the word."""
@@ -170,7 +170,7 @@ def states(course: Course, index: int) -> Tensor:
 
 def given_value(course: Course, index: int) -> Tensor | None:
     """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
-    member = course.network.members[index]
+    member = course.network.specs[index]
     if index not in course.known and index not in course.layout.enumerated:
         return None
     found = course.known[index] if index in course.known else states(course, index)
@@ -178,25 +178,25 @@ def given_value(course: Course, index: int) -> Tensor | None:
     return full(course, member, member.tpm.emit(standing(course, member), found)) if discrete else found
 
 
-def full(course: Course, member: Member, value: Tensor) -> Tensor:
+def full(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
     """A value with all dims of the layout: those that a TPM left out lead with size 1."""
     return course.layout.full(value, len(member.shape))
 
 
-def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, list[Tensor]]:
+def seen(course: Course, member: NodeSpec, word: int | None = None) -> tuple[At, list[Tensor]]:
     """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
     read: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     parents = []
-    for given in member.inputs:
-        found = course.values.get(given.parent)
+    for given in member.parents:
+        found = course.values.get(given.index)
         if found is None:  # a value that is read no more in the plan was dropped
-            found = given_value(course, given.parent)
+            found = given_value(course, given.index)
         if found is None:
-            if given.parent not in course.network.graph.recurrent:  # else it is a word that is not there yet
-                raise open_parent(course.network.members[given.parent].family.name)
+            if given.index not in course.network.graph.recurrent:  # else it is a word that is not there yet
+                raise open_parent(course.network.specs[given.index].group.name)
             found = nothing(course, given)
-        words = course.network.members[given.parent].family.words
+        words = course.network.specs[given.index].group.word_stack
         if words is not None and WORD not in dict(given.pick):
             found = _of_words(course, member, given, found, words, word)  # first: a selector picks for the child's word
         for plate, selector in given.pick:
@@ -213,17 +213,17 @@ def seen(course: Course, member: Member, word: int | None = None) -> tuple[At, l
     return brought(course, at, parents) if course.apart else (at, parents)
 
 
-def nothing(course: Course, given: Input) -> Tensor:
+def nothing(course: Course, given: ParentSpec) -> Tensor:
     """What is read of a word that is not there yet: zero, or state 0."""
-    parent = course.network.members[given.parent]
+    parent = course.network.specs[given.index]
     dtype = torch.long if parent.tpm.reads_by_index else course.dtype
     return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
 
 
-def _within_reach(course: Course, member: Member, given: Input, found: Tensor, selector: int) -> Tensor:
+def _within_reach(course: Course, member: NodeSpec, given: ParentSpec, found: Tensor, selector: int) -> Tensor:
     """A picked word that is out of reach gives zero (it has probability zero)."""
-    words = course.network.members[given.parent].family.words or ""
-    n = course.words[member.family.words] if member.family.words is not None else 1
+    words = course.network.specs[given.index].group.word_stack or ""
+    n = course.words[member.group.word_stack] if member.group.word_stack is not None else 1
     reads = _reads(course, given, n, course.words[words])
     state = course.values[selector]
     word = course.count(n)
@@ -231,7 +231,9 @@ def _within_reach(course: Course, member: Member, given: Input, found: Tensor, s
     return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
 
 
-def _of_words(course: Course, member: Member, given: Input, found: Tensor, words: str, word: int | None) -> Tensor:
+def _of_words(
+    course: Course, member: NodeSpec, given: ParentSpec, found: Tensor, words: str, word: int | None
+) -> Tensor:
     """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
     axis = course.layout.word
     n = found.shape[axis]
@@ -284,24 +286,24 @@ def _last(course: Course, found: Tensor, words: str) -> Tensor:
     return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
 
 
-def _who(course: Course, member: Member, given: Input, word: int | None) -> tuple[Tensor, Tensor]:
+def _who(course: Course, member: NodeSpec, given: ParentSpec, word: int | None) -> tuple[Tensor, Tensor]:
     """For a collection: the indices of its entries, and which of them each word reads."""
     network = course.network
     if WORD not in given.over:
-        size = network.graph.sizes[given.over[-1]]
+        size = network.graph.plate_sizes[given.over[-1]]
         return course.count(size), torch.ones(size, dtype=torch.bool, device=course.device)
-    words = network.members[given.parent].family.words or ""
+    words = network.specs[given.index].group.word_stack or ""
     m = course.words[words]
-    key = given.reach, words, member.family.words, word
+    key = given.reach, words, member.group.word_stack, word
     if key not in course.masks:
         course.masks[key] = _mask(course, member, given, words, word)
     return course.count(m), course.masks[key]
 
 
-def _mask(course: Course, member: Member, given: Input, words: str, word: int | None) -> Tensor:
+def _mask(course: Course, member: NodeSpec, given: ParentSpec, words: str, word: int | None) -> Tensor:
     """Which words of a stack each word of a family reads, none that is absent."""
     m = course.words[words]
-    n = 1 if member.family.words is None else course.words[member.family.words]
+    n = 1 if member.group.word_stack is None else course.words[member.group.word_stack]
     mask = _reads(course, given, n, m)
     mask = mask if word is None else mask[word : word + 1]
     if words in course.present:
@@ -312,23 +314,23 @@ def _mask(course: Course, member: Member, given: Input, words: str, word: int | 
     return mask
 
 
-def _absent_and_alone(course: Course, member: Member, mask: Tensor, word: int | None) -> Tensor:
+def _absent_and_alone(course: Course, member: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
     """The padding words that may read nobody: they read everybody, and nobody reads them."""
     alone = ~mask.any(-1, keepdim=True)
-    if member.family.words not in course.present:
+    if member.group.word_stack not in course.present:
         return torch.zeros_like(alone)
-    present = course.present[member.family.words or ""]
+    present = course.present[member.group.word_stack or ""]
     present = present if word is None else present[:, word : word + 1]
     return alone & ~present.reshape(present.shape[0], *[1] * len(course.layout.plates), -1, 1)
 
 
-def _reads(course: Course, given: Input, n: int, m: int) -> Tensor:
+def _reads(course: Course, given: ParentSpec, n: int, m: int) -> Tensor:
     """`[n, m]`: which words each word reads."""
     if given.reach.kind == "mask":
         made = course.tables.get(given.reach)
         return torch.tensor(given.reach.table, device=course.device) if made is None else made.to(course.device)
     i, j = course.count(n), course.count(m)
-    mask: Tensor = given.reach.holds(i[:, None], j[None, :], m)
+    mask: Tensor = given.reach.has_arrow(i[:, None], j[None, :], m)
     return mask
 
 
@@ -349,16 +351,16 @@ def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int |
 
 def standing(
     course: Course,
-    member: Member,
+    member: NodeSpec,
     read: Mapping[str, Tensor] | None = None,
     mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
 ) -> At:
     """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
-    layout, family = course.layout, member.family
+    layout, family = course.layout, member.group
     parameters = {}
     for name in member.parameters:
-        stored = course.parameters[f"{member.owner}.{name}"]
+        stored = course.parameters[f"{member.param_prefix}.{name}"]
         if family.plates:
             shape = [1] * (1 + len(layout.plates) + 1)
             for k, plate in enumerate(family.plates):
@@ -367,9 +369,9 @@ def standing(
         parameters[name] = stored
     if word is not None:
         place = torch.full((1,), word, device=course.device)
-    elif family.words is not None and family.words in course.places:
-        place = course.places[family.words]
+    elif family.word_stack is not None and family.word_stack in course.places:
+        place = course.places[family.word_stack]
     else:
-        place = course.count(1 if family.words is None else course.words[family.words])
+        place = course.count(1 if family.word_stack is None else course.words[family.word_stack])
     turns = course.turns if word is None else {}
     return At(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.tpm import Affine, At, Attention, Bias, Cayley, Dot, Linear
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply
@@ -24,7 +24,7 @@ from bnet_transformer.tpm.combine import apply
 FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
 
 
-def fused(member: Member, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
+def fused(member: NodeSpec, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
 
     `whole` says that every word reads every word, `causal` that it reads those up to itself: no mask is needed then.
@@ -115,10 +115,10 @@ def _spread(y: Tensor, W: Tensor) -> Tensor:
     return y.permute(*order, *wide, y.dim() - 1).squeeze(tuple(range(rank, rank + len(wide))))
 
 
-def is_plain(tpm: Attention, member: Member, parents: Sequence[Tensor]) -> bool:
+def is_plain(tpm: Attention, member: NodeSpec, parents: Sequence[Tensor]) -> bool:
     """True for softmax attention over words by scaled products, all words reading the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
-    plain = plain and tpm.normaliser.kind == "softmax" and member.inputs[1].over == (WORD,) and parents[1].dim() >= 4
+    plain = plain and tpm.normaliser.kind == "softmax" and member.parents[1].over == (WORD,) and parents[1].dim() >= 4
     return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.checks import mapping, whole
+from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values, seen
 from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
 from bnet_transformer.compiler.told import (
@@ -28,8 +28,8 @@ from bnet_transformer.compiler.told import (
 from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.data.encode import check_reads
 from bnet_transformer.data.words import main_input
-from bnet_transformer.declare import Member, Network, network_of
-from bnet_transformer.errors import BNetError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.tpm.arrays import is_plain
 
 T = TypeVar("T")
@@ -46,20 +46,20 @@ class Module(nn.Module):
 
     def __init__(self, network: Network, *, check_values: bool = True) -> None:
         super().__init__()
-        network = network_of(network)
-        network.one_type()
+        network = as_network(network)
+        network.check_single_dtype()
         self.network = network
         self.store = nn.ParameterDict()
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
         self.output = output_of(network)
         self._stacks = network.graph.word_stacks
-        self.widest = max((n for member in network.members for n in member.shape), default=0)
-        self._given = [member for member in network.members if member.tpm.kind == "input"]
-        self._input_indices = frozenset(member.family.index for member in self._given)
+        self.widest = max((n for member in network.specs for n in member.shape), default=0)
+        self._given = [member for member in network.specs if member.tpm.kind == "input"]
+        self._input_indices = frozenset(member.group.index for member in self._given)
         self._memo: dict[Hashable, Any] = {}
         self.check_values = check_values
-        tables = {given.reach for m in network.members for given in m.inputs if given.reach.kind == "mask"}
+        tables = {given.reach for m in network.specs for given in m.parents if given.reach.kind == "mask"}
         self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
         for reach, name in self._tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
@@ -100,10 +100,12 @@ class Module(nn.Module):
 
         A reading is `[*states, batch, *plates, word, word read]`.
         """
-        readers = {m.family.name: m.family.index for m in self.network.members if m.reads_words and not m.tpm.is_random}
+        readers = {
+            m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
+        }
         for name in wanted([] if of is None else of):
             if name not in readers:
-                raise unknown("family that reads words", name, readers)
+                raise unknown_name_error("family that reads words", name, readers)
         asked = {name: readers[name] for name in (readers if of is None else of)}
         names = wanted(want)
         course, plan = self.run(Request(names, x, mask, given, do, readings=frozenset(asked.values())))
@@ -111,10 +113,10 @@ class Module(nn.Module):
         for name, index in asked.items():
             weights = course.readings[index]
             if weights is None:
-                member = self.network.members[index]
+                member = self.network.specs[index]
                 got = "one that is set" if index in course.known else "one that is computed word after word"
-                raise ReadingError(member.family.name, expected="a family that reads all words at once", got=got)
-            found[name] = _bare(course, self.network.members[index], weights)
+                raise UnsupportedError(member.group.name, expected="a family that reads all words at once", actual=got)
+            found[name] = _bare(course, self.network.specs[index], weights)
         own = zip(names, plan.wanted, strict=True)
         return found, {name: self.wanted(course, name, index) for name, index in own}
 
@@ -144,7 +146,7 @@ class Module(nn.Module):
         batch = max([batch, *map(len, gates.values())])
         patches = request.patched or {}
         some = self.told("do", {name: value for name, (value, _) in patches.items()}, words, batch)
-        rows = {self.network.graph.family(name).index: row for name, row in (request.rows or {}).items()}
+        rows = {self.network.graph.get_group(name).index: row for name, row in (request.rows or {}).items()}
         # One weight folds maps into an attention where there are more words than features. Then there are no
         # values v to mix by a row, no P(j | i) to keep and nothing to add to.
         fold = not (readings or nudges or rows) and batch * max([0, *words.values()]) > self.widest
@@ -156,14 +158,14 @@ class Module(nn.Module):
         present = check_mask(request.mask, words, batch, check_values=check_values)
         course = Course(
             self.network,
-            Layout(plan.enumerated, tuple(self.network.graph.sizes)),
+            Layout(plan.enumerated, tuple(self.network.graph.plate_sizes)),
             parameters,
             {},
             words,
             present,
             self.training if request.training is None else request.training,
             {},
-            next((p.dtype for p in parameters.values()), self.network.floating),
+            next((p.dtype for p in parameters.values()), self.network.default_dtype),
             device,
             nudges=nudges,
             apart=any([value.device != device for value in parameters.values()]),  # noqa: C419
@@ -180,7 +182,7 @@ class Module(nn.Module):
         course.gates.update(gates_in(course, gates))
         if present and check_values:
             groups = (*plan.groups, plan.wanted, request.left)
-            check_read(course, (self.network.members[index] for group in groups for index in group))
+            check_read(course, (self.network.specs[index] for group in groups for index in group))
         plan_to_values(plan, course)
         return course, plan
 
@@ -226,7 +228,7 @@ class Module(nn.Module):
         words: Mapping[str, int] | None = None,
     ) -> Needs:
         """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
-        indices = [self.network.graph.family(name).index for name in want]
+        indices = [self.network.graph.get_group(name).index for name in want]
         known, some = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
             ("needs", tuple(indices), known, frozenset(enumerate_too), some),
@@ -235,7 +237,7 @@ class Module(nn.Module):
 
     def wanted(self, course: Course, name: str, index: int) -> Tensor:
         """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
-        member = self.network.members[index]
+        member = self.network.specs[index]
         if index in course.values and (member.tpm.kind == "deterministic" or index in course.known):
             return _bare(course, member, course.values[index])
         at, parents = seen(course, member)
@@ -254,40 +256,40 @@ class Module(nn.Module):
 
     def _check(self, index: int, what: str, value: Tensor, words: Mapping[str, int], batch: int) -> None:
         like = next(iter(self.store.values()), None)
-        check_value(self.network, self.network.members[index], what, value, words=words, batch=batch, like=like)
+        check_value(self.network, self.network.specs[index], what, value, words=words, batch=batch, like=like)
 
     def inputs(self, x: Values | None, given: Mapping[str, Tensor] | None) -> Inputs:
         """What a batch gives, checked; a `Request` takes it in place of `x` and `given`."""
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
-            raise BNetError("x", expected="None: the net has no words", got="a tensor", allowed="given=, do=")
+            raise BNetError("x", expected="None: the net has no words", actual="a tensor", allowed="given=, do=")
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
-            raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), got="one tensor")
+            raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), actual="one tensor")
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
         inputs = by_family(self.network, "given", given)
         for index, (what, _) in inputs.items():
-            if self.network.members[index].tpm.kind != "input":
-                hint = ", ".join(m.family.name for m in self._given) + "; do= sets any node"
-                raise BNetError(what, expected="a node that is given", got="one that is not", allowed=hint)
+            if self.network.specs[index].tpm.kind != "input":
+                hint = ", ".join(m.group.name for m in self._given) + "; do= sets any node"
+                raise BNetError(what, expected="a node that is given", actual="one that is not", allowed=hint)
         words: dict[str, int] = {}
         for stack, value in by_stack.items():
             if stack not in stacks:
-                raise unknown("stack", stack, stacks)
+                raise unknown_name_error("stack", stack, stacks)
             what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
-            member = self._main(stack, what, mapping("given", given))
+            member = self._main(stack, what, check_mapping("given", given))
             if not is_plain(value) or value.dim() < 2:
                 got = tuple(value.shape) if is_plain(value) else value
-                raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", got=got)
+                raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", actual=got)
             words[stack] = value.shape[1]
             if member is not None:
-                inputs[member.family.index] = what, value
+                inputs[member.group.index] = what, value
         for index, (what, value) in inputs.items():
-            family = self.network.members[index].family
-            if family.words is not None:
+            family = self.network.specs[index].group
+            if family.word_stack is not None:
                 if not is_plain(value) or value.dim() < 2 + len(family.plates):
                     got = tuple(value.shape) if is_plain(value) else value
-                    raise BNetError(what, expected=form(self.network.members[index]), got=got)
-                words.setdefault(family.words, value.shape[1 + len(family.plates)])
+                    raise BNetError(what, expected=form(self.network.specs[index]), actual=got)
+                words.setdefault(family.word_stack, value.shape[1 + len(family.plates)])
         return self._complete(inputs, words, by_stack)
 
     def _complete(
@@ -298,20 +300,20 @@ class Module(nn.Module):
         first = given[0] if given else torch.zeros(1)
         for member in self._given:
             default = member.tpm.default
-            words_known = member.family.words is None or member.family.words in words
-            if default is not None and words_known and member.family.index not in inputs:
+            words_known = member.group.word_stack is None or member.group.word_stack in words
+            if default is not None and words_known and member.group.index not in inputs:
                 lead = lead_of(self.network, member, words)
-                inputs[member.family.index] = member.family.name, torch.full((1, *lead), default, device=first.device)
-        missing = [m.family.name for m in self._given if m.family.index not in inputs]
+                inputs[member.group.index] = member.group.name, torch.full((1, *lead), default, device=first.device)
+        missing = [m.group.name for m in self._given if m.group.index not in inputs]
         missing += [f"stack {stack!r}" for stack in self._stacks if stack not in words]
         if missing:
             raise BNetError(
-                "x", expected="a value for every given node and stack", got="none for " + ", ".join(missing)
+                "x", expected="a value for every given node and stack", actual="none for " + ", ".join(missing)
             )
         batch = batch_of(self.network, inputs, first.shape[0] if by_stack else 1)
         if batch == 0:
             what = ", ".join(what for what, _ in inputs.values())
-            raise BNetError(what, expected="at least one sentence", got="none")
+            raise BNetError(what, expected="at least one sentence", actual="none")
         for index, (what, value) in inputs.items():
             self._check(index, what, value, words, batch)
         if not torch.compiler.is_compiling():
@@ -321,35 +323,37 @@ class Module(nn.Module):
     def _check_words(self, words: Mapping[str, int]) -> None:
         """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
         for stack, count in words.items():
-            whole(f"words of stack {stack!r}" if stack else "words", count)
+            check_int(f"words of stack {stack!r}" if stack else "words", count)
         check_reads(self.network, words)
 
-    def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> Member | None:
+    def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> NodeSpec | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
-        over = [member for member in self._given if member.family.words == stack and not member.family.plates]
-        found = main_input([member for member in over if member.family.name not in given])
+        over = [member for member in self._given if member.group.word_stack == stack and not member.group.plates]
+        found = main_input([member for member in over if member.group.name not in given])
         rest = found is None or found.tpm.default is not None
         main = main_input(over)
-        if rest and main is not None and main.family.name in given:
-            name = main.family.name
-            raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", got="two")
+        if rest and main is not None and main.group.name in given:
+            name = main.group.name
+            raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", actual="two")
         return found
 
     def check_mask(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
         """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
         words, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
-        members, present = self.network.members, check_mask(mask, words, len(first))
+        members, present = self.network.specs, check_mask(mask, words, len(first))
         # Whether choices can be summed is no matter of a mask: they are taken as they come.
-        choices = frozenset(m.family.index for m in members if m.tpm.kind == "discrete" and m.family.name not in want)
+        choices = frozenset(m.group.index for m in members if m.tpm.kind == "discrete" and m.group.name not in want)
         plan = self.plan(want, choices, words=words)
-        layout = Layout((), tuple(self.network.graph.sizes))
-        course = Course(self.network, layout, {}, {}, words, present, False, {}, self.network.floating, first.device)
+        layout = Layout((), tuple(self.network.graph.plate_sizes))
+        course = Course(
+            self.network, layout, {}, {}, words, present, False, {}, self.network.default_dtype, first.device
+        )
         check_read(course, (members[index] for group in plan.groups for index in group))
 
 
 def output_of(network: Network) -> str:
     """The family that a module returns by default: the last readout, else the last state."""
-    last = network.members[-1].family
+    last = network.specs[-1].group
     for stack in network.declaration.stacks:
         nodes = stack.epilogue or stack.slice or stack.prologue
         if not nodes:
@@ -360,15 +364,15 @@ def output_of(network: Network) -> str:
     return last.name
 
 
-def _bare(course: Course, member: Member, value: Tensor) -> Tensor:
+def _bare(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
     """A value without the dims that its family has not, and without the states on which it does not depend."""
-    layout, family = course.layout, member.family
+    layout, family = course.layout, member.group
     drop = {k for k in range(layout.batch) if value.shape[k] == 1 and course.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in family.plates}
-    drop |= {layout.word} if family.words is None else set()
+    drop |= {layout.word} if family.word_stack is None else set()
     full = list(value.shape)
     for plate in family.plates:
-        full[layout.axis(plate)] = course.network.graph.sizes[plate]
-    if family.words is not None:
-        full[layout.word] = course.words[family.words]
+        full[layout.axis(plate)] = course.network.graph.plate_sizes[plate]
+    if family.word_stack is not None:
+        full[layout.word] = course.words[family.word_stack]
     return value.expand(full).reshape([size for k, size in enumerate(full) if k not in drop])

@@ -12,32 +12,32 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Values, present_alone
-from bnet_transformer.declare import Input, Member, Network
-from bnet_transformer.errors import BNetError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.tpm.arrays import is_plain
 
 
 def wanted(want: object) -> tuple[str, ...]:
     """The names of wanted families, from a list of them."""
     if isinstance(want, str):
-        raise BNetError("want", expected="a list of families", got=repr(want), allowed=f"want=[{want!r}]")
+        raise BNetError("want", expected="a list of families", actual=repr(want), allowed=f"want=[{want!r}]")
     if not isinstance(want, Sequence) or not all(isinstance(name, str) for name in want):
-        raise BNetError("want", expected="a list of families", got=want)
+        raise BNetError("want", expected="a list of families", actual=want)
     return tuple(want)
 
 
 def by_family(network: Network, what: str, told: object) -> dict[int, tuple[str, Tensor]]:
     """Values by the number of their family, each with how a message calls it; names that are none are refused."""
-    values = {} if told is None else mapping(what, told)
-    return {network.graph.family(name).index: (f"{what}[{name!r}]", value) for name, value in values.items()}
+    values = {} if told is None else check_mapping(what, told)
+    return {network.graph.get_group(name).index: (f"{what}[{name!r}]", value) for name, value in values.items()}
 
 
 def check_value(
     network: Network,
-    member: Member,
+    member: NodeSpec,
     what: str,
     value: object,
     *,
@@ -50,18 +50,22 @@ def check_value(
     `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
     """
     if not is_plain(value):
-        raise BNetError(what, expected="a tensor", got=value, allowed="a dense one" if torch.is_tensor(value) else None)
+        raise BNetError(
+            what, expected="a tensor", actual=value, allowed="a dense one" if torch.is_tensor(value) else None
+        )
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
     states = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if whole and not states:
         wanted_type = "" if like is None else f" ({like.dtype}, as the parameters)"
-        raise BNetError(what, expected=f"real numbers{wanted_type}", got=f"{value.dtype}")
+        raise BNetError(what, expected=f"real numbers{wanted_type}", actual=f"{value.dtype}")
     if not whole and (member.tpm.reads_by_index or not value.is_floating_point()):
         kind = "ids" if member.tpm.kind == "input" else "states"
-        raise BNetError(what, expected=f"whole numbers, the {kind}" if states else "real numbers", got=f"{value.dtype}")
+        raise BNetError(
+            what, expected=f"whole numbers, the {kind}" if states else "real numbers", actual=f"{value.dtype}"
+        )
     if like is not None and not whole and value.dtype != like.dtype:
         hint = f"net.to({value.dtype}), or {what} in {like.dtype}"
-        raise BNetError(what, expected=f"{like.dtype}, as the parameters", got=f"{value.dtype}", allowed=hint)
+        raise BNetError(what, expected=f"{like.dtype}, as the parameters", actual=f"{value.dtype}", allowed=hint)
     lead, shape = lead_of(network, member, words), () if whole else member.shape
     batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
     if not is_one_of(value.shape, [(*b, *lead, *shape) for b in batches]):
@@ -69,7 +73,7 @@ def check_value(
             wanted_shape = f"one value for all sentences, of shape {(*lead, *shape)}"
         else:
             wanted_shape = f"{form(member, state=whole)} of shape {(batch, *lead, *shape)}"
-        raise BNetError(what, expected=wanted_shape, got=f"shape {tuple(value.shape)}")
+        raise BNetError(what, expected=wanted_shape, actual=f"shape {tuple(value.shape)}")
 
 
 def is_one_of(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
@@ -80,17 +84,17 @@ def is_one_of(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
     return False
 
 
-def lead_of(network: Network, member: Member, words: Mapping[str, int]) -> tuple[int, ...]:
+def lead_of(network: Network, member: NodeSpec, words: Mapping[str, int]) -> tuple[int, ...]:
     """How many nodes a family has along each of its plates, the word last."""
-    family = member.family
-    sizes = tuple(network.graph.sizes[plate] for plate in family.plates)
-    return sizes if family.words is None else (*sizes, words[family.words])
+    family = member.group
+    sizes = tuple(network.graph.plate_sizes[plate] for plate in family.plates)
+    return sizes if family.word_stack is None else (*sizes, words[family.word_stack])
 
 
-def form(member: Member, *, state: bool = False) -> str:
+def form(member: NodeSpec, *, state: bool = False) -> str:
     """How a value (or state) of a family lies, as a message says it: `[batch, head, word, 4]`."""
-    family, shape = member.family, () if state else member.shape
-    axes = ["batch", *family.plates, *([WORD] if family.words is not None else []), *map(str, shape)]
+    family, shape = member.group, () if state else member.shape
+    axes = ["batch", *family.plates, *([WORD] if family.word_stack is not None else []), *map(str, shape)]
     return f"[{', '.join(axes)}]"
 
 
@@ -98,9 +102,9 @@ def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: in
     """How many sentences there are: what is told of one of them holds for all."""
     found = [least]
     for index, (_, value) in told.items() if least == 1 else ():
-        member = network.members[index]
+        member = network.specs[index]
         shape = member.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
-        rank = len(member.family.plates) + (member.family.words is not None) + len(shape)
+        rank = len(member.group.plates) + (member.group.word_stack is not None) + len(shape)
         if is_plain(value) and value.dim() == rank + 1:
             found.append(value.shape[0])
     return max(found)
@@ -109,15 +113,15 @@ def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: in
 def laid_out(course: Course, index: int, value: Tensor, shape_of: Sequence[int] | None = None) -> Tensor:
     """A value `[batch, *plates, word, *shape]` (or without batch) in the layout; the shape is the family's own, or ()
     of states, or that which is told."""
-    member = course.network.members[index]
-    family, layout = member.family, course.layout
+    member = course.network.specs[index]
+    family, layout = member.group, course.layout
     own = tuple(shape_of) if shape_of is not None else member.shape if value.is_floating_point() else ()
-    rank = len(own) + len(family.plates) + (family.words is not None)
+    rank = len(own) + len(family.plates) + (family.word_stack is not None)
     value = value if value.dim() > rank else value.unsqueeze(0)
     shape = [1] * layout.batch + [value.shape[0]] + [1] * (len(layout.plates) + 1)
     for k, plate in enumerate(family.plates):
         shape[layout.axis(plate)] = value.shape[1 + k]
-    if family.words is not None:
+    if family.word_stack is not None:
         shape[layout.word] = value.shape[1 + len(family.plates)]
     return value.reshape(*shape, *own)
 
@@ -127,7 +131,7 @@ def received(course: Course, told: Mapping[int, tuple[str, Tensor]]) -> dict[int
     found = {}
     for index, (what, value) in told.items():
         laid = laid_out(course, index, value if value.is_floating_point() else value.long())
-        found[index] = present_alone(course, course.network.members[index].family.words, laid)
+        found[index] = present_alone(course, course.network.specs[index].group.word_stack, laid)
         check_states(course, index, what, found[index])
     return found
 
@@ -136,19 +140,19 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
     """By what the values of families are multiplied, `[batch, *plates]`, by the number of their family."""
     found = {}
     for index, (what, value) in by_family(network, "gates", gates).items():
-        member = network.members[index]
+        member = network.specs[index]
         after, states = index in network.graph.recurrent, member.tpm.kind == "discrete" or member.tpm.states is not None
         if states or after or member.tpm.is_random:
             got = "words one after another" if after else "states" if states else "one that is random"
-            raise ReadingError(what, expected="vectors, a function of their parents, all words at once", got=got)
-        sizes = tuple(network.graph.sizes[plate] for plate in member.family.plates)
+            raise UnsupportedError(what, expected="vectors, a function of their parents, all words at once", actual=got)
+        sizes = tuple(network.graph.plate_sizes[plate] for plate in member.group.plates)
         fits = is_plain(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
         fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
         if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
-            shape = f"[{', '.join(['batch', *member.family.plates])}] of shape {(batch, *sizes)}"
+            shape = f"[{', '.join(['batch', *member.group.plates])}] of shape {(batch, *sizes)}"
             told = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_plain(value) else value
             where = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
-            raise BNetError(what, expected=f"real numbers {shape}{where}", got=told)
+            raise BNetError(what, expected=f"real numbers {shape}{where}", actual=told)
         found[index] = value
     return found
 
@@ -157,9 +161,9 @@ def gates_in(course: Course, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Gates in the layout."""
     found = {}
     for index, value in gates.items():
-        member = course.network.members[index]
+        member = course.network.specs[index]
         own = [1] * len(member.shape)
-        word = [] if member.family.words is None else [1]
+        word = [] if member.group.word_stack is None else [1]
         found[index] = laid_out(course, index, value.reshape(*value.shape, *word, *own), own)
     return found
 
@@ -171,8 +175,8 @@ def check_states(course: Course, index: int, what: str, value: Tensor) -> None:
     low, high = (int(end) for end in value.aminmax())
     states = course.count_states(index)
     if not 0 <= low <= high < states:
-        kind = "ids" if course.network.members[index].tpm.kind == "input" else "states"
-        raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", got=low if low < 0 else high)
+        kind = "ids" if course.network.specs[index].tpm.kind == "input" else "states"
+        raise BNetError(what, expected=f"{kind} from 0 to {states - 1}", actual=low if low < 0 else high)
 
 
 def readable(value: Tensor) -> bool:
@@ -188,41 +192,41 @@ def check_mask(
         return {}
     if not isinstance(mask, Mapping) and len(words) > 1:
         got = "one tensor" if isinstance(mask, Tensor) else mask
-        raise BNetError("mask", expected="a mapping from stack: " + ", ".join(words), got=got)
+        raise BNetError("mask", expected="a mapping from stack: " + ", ".join(words), actual=got)
     if not isinstance(mask, Mapping) and not words:
-        raise BNetError("mask", expected="None: the net has no words", got=mask)
+        raise BNetError("mask", expected="None: the net has no words", actual=mask)
     by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(words)): mask}
     for stack, present in by_stack.items():
         if stack not in words:
-            raise unknown("stack of mask", stack, words)
+            raise unknown_name_error("stack of mask", stack, words)
         what = f"mask[{stack!r}]" if stack else "mask"
         wanted_shape = (batch, words[stack])
         fits = is_plain(present) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
         if not fits or present.dtype != torch.bool:
             told = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
-            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", got=told)
+            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", actual=told)
         if check_values and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])
-            raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", got="none")
+            raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", actual="none")
     return by_stack
 
 
-def check_read(course: Course, members: Iterable[Member]) -> None:
+def check_read(course: Course, members: Iterable[NodeSpec]) -> None:
     """Refuse a mask that leaves a present word nothing to read, where its TPM cannot read nothing."""
     done = set()
     for member in members:
-        if member.family.index in course.known or member.tpm.may_read_nothing:
+        if member.group.index in course.known or member.tpm.may_read_nothing:
             continue
-        for given in member.inputs:
-            parent = course.network.members[given.parent].family
-            key = (given.reach, member.family.words, parent.words)
-            if WORD in given.over and parent.words in course.present and key not in done:
+        for given in member.parents:
+            parent = course.network.specs[given.index].group
+            key = (given.reach, member.group.word_stack, parent.word_stack)
+            if WORD in given.over and parent.word_stack in course.present and key not in done:
                 done.add(key)
-                _check_reach(course, member, given, parent.words or "")
+                _check_reach(course, member, given, parent.word_stack or "")
 
 
-def _check_reach(course: Course, member: Member, given: Input, words: str) -> None:
-    own = member.family.words
+def _check_reach(course: Course, member: NodeSpec, given: ParentSpec, words: str) -> None:
+    own = member.group.word_stack
     if given.reach.kind == "every" or (own == words and given.reach.kind in ("causal", "window", "recent")):
         return  # each sentence has a word, and each word reads itself
     there = course.present[words]
@@ -234,9 +238,9 @@ def _check_reach(course: Course, member: Member, given: Input, words: str) -> No
     nothing = nothing & course.present[own] if own is not None and own in course.present else nothing
     if bool(nothing.any()):
         sentence, word = nothing.nonzero()[0].tolist()
-        who = member.family.name if own is None else f"word {word} of {member.family.name}"
+        who = member.group.name if own is None else f"word {word} of {member.group.name}"
         raise BNetError(
             f"mask, sentence {sentence}, {who}",
-            expected=f"at least one present word of {course.network.members[given.parent].family.name} to read",
-            got=f"none (reach {given.reach})",
+            expected=f"at least one present word of {course.network.specs[given.index].group.name} to read",
+            actual=f"none (reach {given.reach})",
         )

@@ -21,8 +21,8 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, full, given_value, nothing, present_in, seen, standing
 from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, maps, reading_of, told_apart
 from bnet_transformer.compiler.plan import Fold, Plan
-from bnet_transformer.declare import Input, Member
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.tpm import Affine, At, Attention, Recur, Select
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.steps import ACTIVATIONS
@@ -58,7 +58,7 @@ def plan_to_values(plan: Plan, course: Course) -> None:
 
 def _patched(course: Course, index: int) -> Tensor:
     """The value of a family some of whose nodes are set."""
-    (set_, which), member, made = course.patched[index], course.network.members[index], course.values[index]
+    (set_, which), member, made = course.patched[index], course.network.specs[index], course.values[index]
     if member.tpm.kind == "discrete" and not set_.is_floating_point():
         set_ = full(course, member, member.tpm.emit(standing(course, member), set_))
     own = set_.dim() - course.layout.rank
@@ -67,7 +67,7 @@ def _patched(course: Course, index: int) -> Tensor:
 
 def _by_rows(course: Course, index: int) -> Tensor:
     """The value of a family some of whose nodes mix by rows that were set, in place of their `P(j | i)`."""
-    (rows, which), member = course.rows[index], course.network.members[index]
+    (rows, which), member = course.rows[index], course.network.specs[index]
     assert isinstance(member.tpm, Attention)
     _, parents = seen(course, member)
     mix = full(course, member, member.tpm.mix(rows.to(parents[0].device), *parents))
@@ -76,30 +76,30 @@ def _by_rows(course: Course, index: int) -> Tensor:
 
 def value(course: Course, index: int) -> Tensor:
     """The value of one family, for all its words at once."""
-    member = course.network.members[index]
+    member = course.network.specs[index]
     found = given_value(course, index)
     if found is not None:
         return found
     if isinstance(member.tpm, Select) and (dims := _all_states(course, member)):
-        return entries(course.parameters[f"{member.owner}.values"], dims, course.layout.rank)
+        return entries(course.parameters[f"{member.param_prefix}.values"], dims, course.layout.rank)
     at, parents = seen(course, member)
     if index in course.readings:
         return full(course, member, _with_reading(course, member, at, parents))
     return full(course, member, computed(course, member, at, parents))
 
 
-def _all_states(course: Course, member: Member) -> list[int]:
+def _all_states(course: Course, member: NodeSpec) -> list[int]:
     """The dims along which the parents of a family run through all their states; none where some do not."""
     enumerated = course.layout.enumerated
-    each = {given.parent for given in member.inputs}
-    plain = all(not (given.pick or given.over) and given.reach.kind == "same" for given in member.inputs)
+    each = {given.index for given in member.parents}
+    plain = all(not (given.pick or given.over) and given.reach.kind == "same" for given in member.parents)
     plain = plain and not each & course.patched.keys()
-    if member.family.plates or not plain or len(each) < len(member.inputs) or not each <= {*enumerated}:
+    if member.group.plates or not plain or len(each) < len(member.parents) or not each <= {*enumerated}:
         return []
-    return [enumerated.index(given.parent) for given in member.inputs]
+    return [enumerated.index(given.index) for given in member.parents]
 
 
-def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
+def _with_reading(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Tensor:
     """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
     tpm = member.tpm
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
@@ -108,13 +108,13 @@ def _with_reading(course: Course, member: Member, at: At, parents: list[Tensor])
     else:
         told = tpm.reading(at, *parents)
         if told is None:
-            raise ReadingError(member.family.name, expected="attention P(j | i)", got=tpm.why_no_reading())
+            raise UnsupportedError(member.group.name, expected="attention P(j | i)", actual=tpm.why_no_reading())
         weights, found = told, computed(course, member, at, parents)
-    course.readings[member.family.index] = course.layout.full(weights, 1)
+    course.readings[member.group.index] = course.layout.full(weights, 1)
     return found
 
 
-def computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> Tensor:
+def computed(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Tensor:
     """What a TPM makes of what it sees, by a fused operation where there is one."""
     whole, causal = _unmasked(course, member)
     found = fused(member, at, parents, whole=whole, causal=causal)
@@ -123,18 +123,18 @@ def computed(course: Course, member: Member, at: At, parents: list[Tensor]) -> T
     found = member.tpm.value(at, *parents)
     if not isinstance(found, Tensor) or found.shape[max(0, found.dim() - len(member.shape)) :] != member.shape:
         got = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
-        what = f"{member.family.name} ({type(member.tpm).__name__})"
-        raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", got=got)
+        what = f"{member.group.name} ({type(member.tpm).__name__})"
+        raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", actual=got)
     return found
 
 
 def made_together(course: Course, indices: tuple[int, ...]) -> dict[int, Tensor]:
     """Several maps of one vector, as one product."""
-    members = [course.network.members[index] for index in indices]
+    members = [course.network.specs[index] for index in indices]
     seen_ = [seen(course, member) for member in members]
     biases = [at["bias"] if isinstance(m.tpm, Affine) else None for m, (at, _) in zip(members, seen_, strict=True)]
     made = maps([parents[0] for _, parents in seen_], seen_[0][1][1], biases)
-    return {m.family.index: full(course, m, each) for m, each in zip(members, made, strict=True)}
+    return {m.group.index: full(course, m, each) for m, each in zip(members, made, strict=True)}
 
 
 def folded(course: Course, fold: Fold) -> Tensor:
@@ -142,7 +142,7 @@ def folded(course: Course, fold: Fold) -> Tensor:
     at, parents, residual = _folded_in(course, fold)
     mix = computed(course, fold.member, at, parents)
     if fold.W_v is not None:
-        (mix,) = maps([course.values[fold.W_v.parent]], mix, [None])
+        (mix,) = maps([course.values[fold.W_v.index]], mix, [None])
     return full(course, fold.member, mix if residual is None else mix + residual)
 
 
@@ -150,39 +150,39 @@ def _folded_in(course: Course, fold: Fold) -> tuple[At, list[Tensor], Tensor | N
     """What the attention of a fold sees, and the residual that is added to what it makes."""
     at, parents = seen(course, fold.member)
     residual = parents.pop() if fold.residual else None
-    W_q, W_k = course.values[fold.W_q.parent], course.values[fold.W_k.parent]
+    W_q, W_k = course.values[fold.W_q.index], course.values[fold.W_k.index]
     (parents[0],) = maps([W_k.mT @ W_q], parents[0], [None])
     return at, parents, residual
 
 
-def attended(course: Course, member: Member, fold: Fold | None) -> tuple[Reading, Tensor | None, Tensor | None]:
+def attended(course: Course, member: NodeSpec, fold: Fold | None) -> tuple[Reading, Tensor | None, Tensor | None]:
     """What a plain attention reads; then W_v, where it is applied to the mix; then the residual."""
     if fold is not None:
         at, parents, residual = _folded_in(course, fold)
-        W_v = None if fold.W_v is None else course.values[fold.W_v.parent]
+        W_v = None if fold.W_v is None else course.values[fold.W_v.index]
         return _reading(course, fold.member, at, parents), W_v, residual
     at, parents = seen(course, member)
     assert isinstance(member.tpm, Attention)
     return _reading(course, member, at, parents), None, parents[-1] if member.tpm.residual else None
 
 
-def _reading(course: Course, member: Member, at: At, parents: list[Tensor]) -> Reading:
+def _reading(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Reading:
     """What a plain attention reads, from what it sees."""
     assert isinstance(member.tpm, Attention)
     whole, causal = _unmasked(course, member)
     return reading_of(member.tpm, at, parents, whole=whole, causal=causal)
 
 
-def _unmasked(course: Course, member: Member) -> tuple[bool, bool]:
+def _unmasked(course: Course, member: NodeSpec) -> tuple[bool, bool]:
     """Whether all words are there and every one reads every one, or those up to itself: no mask is needed then."""
-    reaches = {_kind(course, given) for given in member.inputs if WORD in given.over}
+    reaches = {_kind(course, given) for given in member.parents if WORD in given.over}
     bare = not course.present
     return bare and reaches == {"every"}, bare and reaches == {"causal"}
 
 
-def _kind(course: Course, given: Input) -> str:
+def _kind(course: Course, given: ParentSpec) -> str:
     """The kind of a reach; that of recent words is causal where no word stands further back."""
-    words = course.words[course.network.members[given.parent].family.words or ""]
+    words = course.words[course.network.specs[given.index].group.word_stack or ""]
     near = given.reach.kind == "recent" and words <= given.reach.width + 1
     return "causal" if near else given.reach.kind
 
@@ -196,8 +196,8 @@ class Scan:
 
     def __init__(self, course: Course, group: Sequence[int]) -> None:
         self.course, self.axis = course, course.layout.word
-        self.members = {index: course.network.members[index] for index in group}
-        self.count = course.words[self.members[group[0]].family.words or ""]
+        self.members = {index: course.network.specs[index] for index in group}
+        self.count = course.words[self.members[group[0]].group.word_stack or ""]
         self.places = course.count(self.count).split(1)
         self.given = {index: found for index in group if (found := given_value(course, index)) is not None}
         self.done = {index: list(self.words(found)) for index, found in self.given.items()}
@@ -251,25 +251,25 @@ class Scan:
                 continue
             beside = self.beside(member)
             found.append(self.together(beside) if beside else self.alone(member))
-            made |= {each.family.index for each in beside}
+            made |= {each.group.index for each in beside}
         return found
 
-    def alone(self, member: Member) -> Turn:
+    def alone(self, member: NodeSpec) -> Turn:
         """One member, by its TPM."""
-        index, tpm, own = member.family.index, member.tpm, len(member.shape)
-        if not all(map(self.is_single, member.inputs)):
+        index, tpm, own = member.group.index, member.tpm, len(member.shape)
+        if not all(map(self.is_single, member.parents)):
             return lambda word: self.put(index, word, self.slowly(member, word))
-        reads = [self.reader(given) for given in member.inputs]
+        reads = [self.reader(given) for given in member.parents]
         at = standing(self.course, member)
         ats = [At(at.parameters, place, {}, {}, at.training, at.dtype) for place in self.places]
         put = self.course.layout.full
         return lambda word: self.put(index, word, put(tpm.value(ats[word], *(read(word) for read in reads)), own))
 
-    def slowly(self, member: Member, word: int) -> Tensor:
+    def slowly(self, member: NodeSpec, word: int) -> Tensor:
         """One member at a word, of which it reads several words, or those that a selector picks."""
-        for given in member.inputs:
+        for given in member.parents:
             selectors = [selector for _, selector in given.pick]
-            for index in {given.parent, *selectors} & self.done.keys():
+            for index in {given.index, *selectors} & self.done.keys():
                 if self.done[index]:
                     self.course.values[index] = self.so_far(index)
         at, parents = seen(self.course, member, word)
@@ -282,21 +282,21 @@ class Scan:
         there = self.done[index]
         return self.joined([*there, *[torch.zeros_like(there[0])] * (self.count - len(there))])
 
-    def is_single(self, given: Input) -> bool:
+    def is_single(self, given: ParentSpec) -> bool:
         """True for a parent of which the own word is read, or the one before, or one without words."""
         return given.reach.kind in ("same", "before") and not given.over and not given.pick
 
-    def reader(self, given: Input) -> Reads:
+    def reader(self, given: ParentSpec) -> Reads:
         """What a slot receives at each word."""
         parts: Sequence[Tensor]
-        if given.parent in self.done:
-            parts = self.done[given.parent]
+        if given.index in self.done:
+            parts = self.done[given.index]
         else:
-            parts = self.words(self.course.values[given.parent])
+            parts = self.words(self.course.values[given.index])
         if given.reach.kind == "same":
             return lambda word: parts[word]
         nobody = torch.zeros_like(parts[0]) if parts else nothing(self.course, given)
-        there = present_in(self.course, self.course.network.members[given.parent].family.words)
+        there = present_in(self.course, self.course.network.specs[given.index].group.word_stack)
         if there is None:
             return lambda word: parts[word - 1] if word else nobody
         own = nobody.dim() - there.dim()
@@ -305,13 +305,13 @@ class Scan:
 
     # recurrent maps of the same words, as one product
 
-    def beside(self, member: Member) -> list[Member]:
+    def beside(self, member: NodeSpec) -> list[NodeSpec]:
         """The recurrent maps that are made together with one: of the same x from outside, and of the same h."""
         if not self.is_plain(member):
             return []
 
-        def where(each: Member) -> list[tuple[object, ...]]:
-            return [(given.parent, given.reach) for given in each.inputs]
+        def where(each: NodeSpec) -> list[tuple[object, ...]]:
+            return [(given.index, given.reach) for given in each.parents]
 
         beside = [
             other
@@ -320,27 +320,27 @@ class Scan:
         ]
         return sorted(beside, key=_activation)
 
-    def is_plain(self, member: Member) -> bool:
+    def is_plain(self, member: NodeSpec) -> bool:
         """True for a recurrent map without plates of a word from outside and of what came before it in the group."""
-        if not isinstance(member.tpm, Recur) or member.family.plates:
+        if not isinstance(member.tpm, Recur) or member.group.plates:
             return False
-        x, h = member.inputs
-        inside = x.parent not in self.done and h.parent in self.done and h.reach.kind == "before"
+        x, h = member.parents
+        inside = x.index not in self.done and h.index in self.done and h.reach.kind == "before"
         return inside and self.is_single(x) and self.is_single(h)
 
-    def together(self, members: Sequence[Member]) -> Turn:
+    def together(self, members: Sequence[NodeSpec]) -> Turn:
         """Several recurrent maps: `W x + b` of all words, then at each word `+ U h`, and their activations."""
         ats = [standing(self.course, member) for member in members]
-        x, h = (self.reader(given) for given in members[0].inputs)
+        x, h = (self.reader(given) for given in members[0].parents)
         W, U = (torch.cat([at[name] for at in ats]) for name in "WU")
-        whole = self.course.values[members[0].inputs[0].parent]
+        whole = self.course.values[members[0].parents[0].index]
         bias = torch.cat([at.parameters.get("bias", W.new_zeros(len(at["W"]))) for at in ats])
-        if members[0].inputs[0].reach.kind == "same":
+        if members[0].parents[0].reach.kind == "same":
             ready = self.words(functional.linear(whole, W, bias))
         else:
             ready = [functional.linear(x(word), W, bias) for word in range(self.count)]
         kinds = dict.fromkeys(map(_activation, members))
-        alike = {kind: [(m.family.index, m.shape[0]) for m in members if _activation(m) == kind] for kind in kinds}
+        alike = {kind: [(m.group.index, m.shape[0]) for m in members if _activation(m) == kind] for kind in kinds}
         acts = [(ACTIVATIONS[kind], some) for kind, some in alike.items()]
         widths = [sum(width for _, width in some) for _, some in acts]
 
@@ -362,6 +362,6 @@ def _mapped(U: Tensor, h: Tensor, ready: Tensor) -> Tensor:
     return flat.reshape(ready.shape)
 
 
-def _activation(member: Member) -> str:
+def _activation(member: NodeSpec) -> str:
     assert isinstance(member.tpm, Recur)
     return member.tpm.activation

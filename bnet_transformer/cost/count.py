@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from bnet_transformer._core.checks import whole
+from bnet_transformer._core.checks import check_int
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import wanted
 from bnet_transformer.cost.counting import ZERO, Amount, Counting, Polynomial, Powers, Size, Sizes, number, order
 from bnet_transformer.cost.paths import links, longest_path, steps
 from bnet_transformer.data.encode import check_reads
-from bnet_transformer.declare import Member, Network, network_of
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, unknown_name_error
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,17 +171,17 @@ def cost(
     are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
     reading treats in the same way.
     """
-    network = network_of(network)
+    network = as_network(network)
     counted = _words(network, words)
-    whole("batch", batch)
+    check_int("batch", batch)
     check_reads(network, counted)
     module = Module(network)
     names = (module.output,) if want is None else wanted(want)
     fold = batch * max([0, *counted.values()]) > module.widest
     counting = Counting(module.plan(names, frozenset(), fold=fold), Sizes(network, counted, batch))
-    templates: dict[tuple[str, str, str], list[Member]] = {}
-    for member in network.members:
-        templates.setdefault((member.family.stack, _block(network, member), member.family.role), []).append(member)
+    templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
+    for member in network.specs:
+        templates.setdefault((member.group.stack, _block(network, member), member.group.role), []).append(member)
     rows = tuple(_row(counting, block, members) for (_, block, _), members in templates.items())
     stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
     return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_slices(counting, s) for s in stacks))
@@ -209,40 +209,46 @@ def _words(network: Network, words: object) -> dict[str, int]:
     """How many words each stack has."""
     stacks = network.graph.word_stacks
     if not stacks and words not in (None, {}):
-        raise BNetError("words", expected="None: the net has no words", got=words)
+        raise BNetError("words", expected="None: the net has no words", actual=words)
     if not stacks:
         return {}
     if not isinstance(words, Mapping):
-        return dict.fromkeys(stacks, whole("words", words))
+        return dict.fromkeys(stacks, check_int("words", words))
     for name in words:
         if name not in stacks:
-            raise unknown("stack", name, stacks)
+            raise unknown_name_error("stack", name, stacks)
     for name in stacks:
         if name not in words:
-            raise BNetError("words", expected="a number for each stack: " + ", ".join(stacks), got=f"none for {name!r}")
-    return {name: whole(f"words of {name!r}", words[name]) for name in stacks}
+            raise BNetError(
+                "words", expected="a number for each stack: " + ", ".join(stacks), actual=f"none for {name!r}"
+            )
+    return {name: check_int(f"words of {name!r}", words[name]) for name in stacks}
 
 
-def _block(network: Network, member: Member) -> str:
+def _block(network: Network, member: NodeSpec) -> str:
     """Where a template stands: the block of its stack, or outside the stacks."""
-    step = member.family.step
+    step = member.group.step
     if step is None:
         return "outside"
-    return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[member.family.stack] else "slice"
+    return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[member.group.stack] else "slice"
 
 
-def _row(counting: Counting, block: str, members: Sequence[Member]) -> Row:
+def _row(counting: Counting, block: str, members: Sequence[NodeSpec]) -> Row:
     """One template: all its slices together, parameters that they share once."""
     network, words = counting.sizes.network, _symbols(counting.sizes)
-    store = {f"{m.owner}.{name}": network.parameters[f"{m.owner}.{name}"] for m in members for name in m.parameters}
-    flops = counting.flops(member.family.index for member in members)
+    store = {
+        f"{m.param_prefix}.{name}": network.parameters[f"{m.param_prefix}.{name}"]
+        for m in members
+        for name in m.parameters
+    }
+    flops = counting.flops(member.group.index for member in members)
     first = members[0]
-    weights = first.family.index in network.graph.wordless
+    weights = first.group.index in network.graph.word_independent
     size = 8 if first.tpm.reads_by_index else network.dtype.itemsize
-    made = [m.family.index for m in members if m.family.index in counting.products and not weights]
+    made = [m.group.index for m in members if m.group.index in counting.products and not weights]
     kept = sum((counting.values[index] for index in made), Amount()).exact * number(size)
     return Row(
-        template=first.family.stem,
+        template=first.group.stem,
         block=block,
         tpm=type(first.tpm).__name__,
         slices=len(members),
@@ -272,7 +278,7 @@ def _slices(counting: Counting, stack: str) -> SliceCost:
     sizes = counting.sizes
     network, words = sizes.network, _symbols(sizes)
     count = network.graph.slices[stack]
-    inside = [m.family for m in network.members if m.family.stack == stack and _block(network, m) == "slice"]
+    inside = [m.group for m in network.specs if m.group.stack == stack and _block(network, m) == "slice"]
     flops = counting.flops(family.index for family in inside)
     word, width = sizes.word(stack), sizes.widths[stack]
     side = (word, Size(sizes.symbols[width], width))

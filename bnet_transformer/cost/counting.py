@@ -19,7 +19,7 @@ from functools import cached_property
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.fused import FEW
 from bnet_transformer.compiler.plan import Fold, Plan
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
 Powers = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted
@@ -160,8 +160,8 @@ class Sizes:
         """The width of each stack: that of the states that its slices make, else of its first vector over words."""
         found: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
-            over = [m for m in self.network.members if m.family.words == stack.name and len(m.shape) == 1]
-            states = [m for m in over if m.family.stack == stack.name and m.family.role in stack.states]
+            over = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
+            states = [m for m in over if m.group.stack == stack.name and m.group.role in stack.states]
             for member in states[-1:] or over[:1]:
                 found[stack.name] = member.shape[0]
         return found
@@ -169,8 +169,8 @@ class Sizes:
     @cached_property
     def features(self) -> dict[int, str]:
         """The symbol of each width of words that are given: whose it is."""
-        given = [m for m in self.network.members if m.tpm.kind == "input" and m.family.words is not None]
-        return {width: f"|{m.family.name}|" for m in reversed(given) for width in m.shape}
+        given = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
+        return {width: f"|{m.group.name}|" for m in reversed(given) for width in m.shape}
 
     @cached_property
     def symbols(self) -> dict[int, str]:
@@ -185,27 +185,27 @@ class Sizes:
         symbol = f"n_{stack}" if len(self.words) > 1 else "n"
         return Size(symbol, self.words[stack], symbol)
 
-    def dim(self, dim: object, member: Member) -> Size:
+    def dim(self, dim: object, member: NodeSpec) -> Size:
         """One dim of a value that a member makes."""
         if dim == BATCH:
             return Size("", self.batch)
         if dim == WORD:
-            return self.word(member.family.words)
+            return self.word(member.group.word_stack)
         if isinstance(dim, str):
-            return Size(dim, self.network.graph.sizes[dim])
+            return Size(dim, self.network.graph.plate_sizes[dim])
         assert isinstance(dim, int)
-        choice = self.network.members[dim]
+        choice = self.network.specs[dim]
         if choice.tpm.states is None:
-            return self.word(self.network.stack_read(choice))
-        return Size(f"|{choice.family.name}|", choice.tpm.states)
+            return self.word(self.network.get_source_stack(choice))
+        return Size(f"|{choice.group.name}|", choice.tpm.states)
 
-    def of(self, member: Member, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> Amount:
+    def of(self, member: NodeSpec, dims: Dims, widths: Sequence[int], axes: Sequence[Size] = ()) -> Amount:
         """A product of these sizes: a plate times a width that make up a stack's width count as that width."""
         found = [*(self.dim(dim, member) for dim in sorted(dims, key=str)), *axes]
         rest = list(widths)
         told = []
         for size in found:
-            is_plate = size.symbol in self.network.graph.sizes
+            is_plate = size.symbol in self.network.graph.plate_sizes
             share = next((width for width in rest if is_plate and size.count * width in self.symbols), 0)
             if share:
                 rest.remove(share)
@@ -213,17 +213,17 @@ class Sizes:
             told.append(size)
         return Amount.of([*told, *(Size(self._width(member, width), width) for width in rest)])
 
-    def _width(self, member: Member, width: int) -> str:
+    def _width(self, member: NodeSpec, width: int) -> str:
         """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
         known = {**self.features, **self.symbols, 1: ""}
         if width in known:
             return known[width]
         if width in (*member.shape, member.tpm.states):
-            return f"|{member.family.role}|"
-        for given in member.inputs:
-            parent = self.network.members[given.parent]
+            return f"|{member.group.role}|"
+        for given in member.parents:
+            parent = self.network.specs[given.index]
             if width in parent.shape:
-                return f"|{parent.family.role}|"
+                return f"|{parent.group.role}|"
         fields = dataclasses.fields(member.tpm)
         names = [each.name for each in fields if getattr(member.tpm, each.name) == width and len(each.name) > 1]
         return names[0] if names else str(width)
@@ -243,16 +243,16 @@ class Counting:
     def __post_init__(self) -> None:
         network = self.sizes.network
         for group in self.plan.groups:
-            member = network.members[group[0]]
+            member = network.specs[group[0]]
             if group[0] in self.plan.folds:
                 self._folded(self.plan.folds[group[0]])
-            elif len(group) == 1 and all(given.parent != group[0] for given in member.inputs):
+            elif len(group) == 1 and all(given.index != group[0] for given in member.parents):
                 self._made(member)
             else:
-                self._scan([network.members[index] for index in group])
+                self._scan([network.specs[index] for index in group])
         for index in self.plan.wanted:
-            if network.members[index].tpm.is_random and index not in self.known:
-                self._readout(network.members[index])
+            if network.specs[index].tpm.is_random and index not in self.known:
+                self._readout(network.specs[index])
 
     def flops(self, families: Iterable[int]) -> Amount | None:
         """Twice the multiplications of those of some families that are computed; None where one is not known."""
@@ -260,25 +260,25 @@ class Counting:
         known = [count for count in counts if count is not None]
         return sum(known, Amount()).repeated(number(2)) if len(known) == len(counts) else None
 
-    def dims_of(self, member: Member, seen: Iterable[Seen]) -> Dims:
+    def dims_of(self, member: NodeSpec, seen: Iterable[Seen]) -> Dims:
         """The dims of a family's value, from what it sees."""
-        family, tpm = member.family, member.tpm
+        family, tpm = member.group, member.tpm
         own: Dims = frozenset(family.plates)
-        word: Dims = NONE if family.words is None else frozenset({WORD})
+        word: Dims = NONE if family.word_stack is None else frozenset({WORD})
         if family.index in self.plan.enumerated:
             return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
         if tpm.kind == "input" or family.index in self.known:
             return own | {BATCH} | word
         return _dims_made(member, seen)
 
-    def seen(self, member: Member, there: Mapping[int, Dims] | None = None) -> list[Seen]:
+    def seen(self, member: NodeSpec, there: Mapping[int, Dims] | None = None) -> list[Seen]:
         """What a family sees in each of its slots.
 
         At one word of a scan, `there` are the families of the group that have a word already.
         """
         found = []
-        for given in member.inputs:
-            dims = self.dims.get(given.parent) if there is None else {**there, **self.dims}.get(given.parent)
+        for given in member.parents:
+            dims = self.dims.get(given.index) if there is None else {**there, **self.dims}.get(given.index)
             if dims is None:
                 found.append(Seen(NONE, (), WORD in given.over))
                 continue
@@ -293,51 +293,51 @@ class Counting:
             found.append(Seen(dims if there is None else dims - {WORD}, axes, WORD in given.over))
         return found
 
-    def _made(self, member: Member) -> None:
-        index = member.family.index
+    def _made(self, member: NodeSpec) -> None:
+        index = member.group.index
         comes = index in self.plan.enumerated or index in self.known  # its value is not computed
         seen = [] if comes else self.seen(member)
         self.products[index] = Amount() if comes else self._computed(member, seen)
         self._valued(member, self.dims_of(member, seen))
 
-    def _valued(self, member: Member, dims: Dims) -> None:
-        self.dims[member.family.index] = dims
+    def _valued(self, member: NodeSpec, dims: Dims) -> None:
+        self.dims[member.group.index] = dims
         shape = () if member.tpm.reads_by_index else member.shape
-        self.values[member.family.index] = self.sizes.of(member, dims, shape)
+        self.values[member.group.index] = self.sizes.of(member, dims, shape)
 
-    def _computed(self, member: Member, seen: Sequence[Seen]) -> Amount | None:
+    def _computed(self, member: NodeSpec, seen: Sequence[Seen]) -> Amount | None:
         """By the fused attention where it applies, else as the TPM says."""
         tpm = member.tpm
-        if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and member.inputs[1].over == (WORD,):
+        if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and member.parents[1].over == (WORD,):
             plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiled reading fuses these
             q, k, v = seen[:3]
             if plain and WORD not in k.dims | v.dims:  # with positions, each word's q and k are its own
                 return self._attention(member, q, k, v, turned=tpm.score.rotary is not None or tpm.bias is not None)
         return self._said(member, seen)
 
-    def _attention(self, member: Member, q: Seen, k: Seen, v: Seen, *, turned: bool) -> Amount:
+    def _attention(self, member: NodeSpec, q: Seen, k: Seen, v: Seen, *, turned: bool) -> Amount:
         """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
-        read = self.sizes.word(self.sizes.network.members[member.inputs[1].parent].family.words)
+        read = self.sizes.word(self.sizes.network.specs[member.parents[1].index].group.word_stack)
         axes = [read] if turned or WORD in k.axes else []
-        asked = q.dims | {WORD} if turned and member.family.words is not None else q.dims
-        rows = self.sizes.word(member.family.words).count if WORD in asked else 1
+        asked = q.dims | {WORD} if turned and member.group.word_stack is not None else q.dims
+        rows = self.sizes.word(member.group.word_stack).count if WORD in asked else 1
         many = rows * (read.count if axes else 1) > FEW
         scored = asked | k.dims | (v.dims if many else NONE)
-        scores = self.sizes.of(member, scored, member.parents[1].shape, axes)
-        return scores + self.sizes.of(member, asked | k.dims | v.dims, member.parents[2].shape, axes)
+        scores = self.sizes.of(member, scored, member.tpm_parents[1].shape, axes)
+        return scores + self.sizes.of(member, asked | k.dims | v.dims, member.tpm_parents[2].shape, axes)
 
-    def _said(self, member: Member, seen: Sequence[Seen], *, drop: Dims = NONE) -> Amount | None:
+    def _said(self, member: NodeSpec, seen: Sequence[Seen], *, drop: Dims = NONE) -> Amount | None:
         """As the TPM says, without the dims of `drop`."""
-        products = member.tpm.products(*member.parents)
+        products = member.tpm.products(*member.tpm_parents)
         if products is None:
             return None
         return sum((self._product(member, seen, product, drop) for product in products), Amount())
 
-    def _product(self, member: Member, seen: Sequence[Seen], product: Product, drop: Dims) -> Amount:
+    def _product(self, member: NodeSpec, seen: Sequence[Seen], product: Product, drop: Dims) -> Amount:
         def place(parent: Parent) -> int:
-            return next(k for k, told in enumerate(member.parents) if told is parent)
+            return next(k for k, told in enumerate(member.tpm_parents) if told is parent)
 
-        dims: Dims = frozenset(member.family.plates) if product.own else NONE
+        dims: Dims = frozenset(member.group.plates) if product.own else NONE
         for parent in product.of:
             each = seen[place(parent)]
             dims |= each.dims
@@ -345,7 +345,7 @@ class Counting:
                 dims |= {WORD}  # what is read differs from word to word
         axes = []
         for parent in product.over:
-            words = self.sizes.network.members[member.inputs[place(parent)].parent].family.words
+            words = self.sizes.network.specs[member.parents[place(parent)].index].group.word_stack
             for axis in seen[place(parent)].axes:
                 axes.append(self.sizes.word(words) if axis == WORD else self.sizes.dim(axis, member))
         return self.sizes.of(member, dims - drop, product.sizes, axes)
@@ -354,47 +354,47 @@ class Counting:
         """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
         network, member = self.sizes.network, fold.member
         told = [
-            dataclasses.replace(parent, shape=network.members[given.parent].shape)
-            for parent, given in zip(member.parents, member.inputs, strict=True)
+            dataclasses.replace(parent, shape=network.specs[given.index].shape)
+            for parent, given in zip(member.tpm_parents, member.parents, strict=True)
         ]
         member = dataclasses.replace(member, parents=tuple(told))
         seen = self.seen(member)
         q, k, v = seen[:3]
-        (keys, d_q), (_, d_k) = (network.members[W.parent].shape for W in (fold.W_q, fold.W_k))
-        weights = self.dims[fold.W_q.parent] | self.dims[fold.W_k.parent]
+        (keys, d_q), (_, d_k) = (network.specs[W.index].shape for W in (fold.W_q, fold.W_k))
+        weights = self.dims[fold.W_q.index] | self.dims[fold.W_k.index]
         folded = self.sizes.of(member, weights, (d_k, keys, d_q))
         mapped = self.sizes.of(member, weights | q.dims, (d_k, d_q))
         seen[0] = dataclasses.replace(q, dims=q.dims | weights)
         attended = self._computed(member, seen)
         dims = seen[0].dims | k.dims | v.dims
         if fold.W_v is not None:
-            dims |= self.dims[fold.W_v.parent]
-            mapped += self.sizes.of(member, dims, network.members[fold.W_v.parent].shape)
+            dims |= self.dims[fold.W_v.index]
+            mapped += self.sizes.of(member, dims, network.specs[fold.W_v.index].shape)
         made = None if attended is None else folded + mapped + attended
-        self.products[member.family.index] = made
+        self.products[member.group.index] = made
         self._valued(member, dims | (seen[-1].dims if fold.residual else NONE))
         for index in fold.away:
             self.products[index], self.values[index] = Amount(), Amount()
 
-    def _readout(self, member: Member) -> None:
+    def _readout(self, member: NodeSpec) -> None:
         """The logits or the mean of a random family that is wanted."""
-        index = member.family.index
+        index = member.group.index
         seen = self.seen(member)
         self.products[index] = self._said(member, seen)
         dims = _dims_made(member, seen)
         states = (self.sizes.dim(index, member),) if member.tpm.kind == "discrete" else ()
         self.values[index] = self.sizes.of(member, dims, () if states else member.shape, states)
 
-    def _scan(self, group: Sequence[Member]) -> None:
+    def _scan(self, group: Sequence[NodeSpec]) -> None:
         """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
-        stack = group[0].family.words
+        stack = group[0].group.word_stack
         word = self.sizes.word(stack)
         there: dict[int, Dims] = {}
-        made: dict[int, list[Amount | None]] = {member.family.index: [] for member in group}
+        made: dict[int, list[Amount | None]] = {member.group.index: [] for member in group}
         for _ in range(word.count):
             before = dict(there)
             for member in group:
-                index = member.family.index
+                index = member.group.index
                 comes = index in self.plan.enumerated or index in self.known
                 seen = [] if comes else self.seen(member, there)
                 made[index].append(Amount() if comes else self._said(member, seen, drop=frozenset({WORD})))
@@ -402,18 +402,18 @@ class Counting:
             if there == before:
                 break
         for member in group:
-            index = member.family.index
+            index = member.group.index
             self.products[index] = _over_words(made[index], word)
             self._valued(member, there[index])
 
 
-def _dims_made(member: Member, seen: Iterable[Seen]) -> Dims:
+def _dims_made(member: NodeSpec, seen: Iterable[Seen]) -> Dims:
     """The dims of what a TPM makes of what it sees."""
     found = frozenset(dim for each in seen for dim in each.dims)
     if member.parameters:
-        found |= frozenset(member.family.plates)
-    placed = not member.inputs and not isinstance(member.tpm, Weight)
-    return found | {WORD} if member.family.words is not None and (placed or member.word_inputs) else found
+        found |= frozenset(member.group.plates)
+    placed = not member.parents and not isinstance(member.tpm, Weight)
+    return found | {WORD} if member.group.word_stack is not None and (placed or member.word_parents) else found
 
 
 def _over_words(made: Sequence[Amount | None], word: Size) -> Amount | None:

@@ -15,8 +15,8 @@ import networkx as nx
 import numpy as np
 from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
-from bnet_transformer._core.naming import WIDE, Reach
-from bnet_transformer.declare import Member, Network
+from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
+from bnet_transformer.declare import Network, NodeSpec
 
 MOST_PLACES = 4096  # rows of a table of who reaches whom
 
@@ -34,7 +34,7 @@ class Joint:
 class Links:
     """The nodes of the last slice of a stack and the arrows within it; the state that leaves is the one that enters."""
 
-    nodes: tuple[Member, ...]
+    nodes: tuple[NodeSpec, ...]
     joints: tuple[Joint, ...]
     states: frozenset[int]
 
@@ -46,17 +46,17 @@ def links(network: Network, stack: str) -> Links:
     """
     declared = next(each for each in network.declaration.stacks if each.name == stack)
     step = declared.slices - 1
-    inside = [m for m in network.members if m.family.stack == stack and m.family.step == step]
-    nodes = [m for m in inside if m.family.words in (stack, None)]
-    place = {m.family.index: k for k, m in enumerate(nodes)}
-    roles = {m.family.role: k for k, m in enumerate(nodes)}
+    inside = [m for m in network.specs if m.group.stack == stack and m.group.step == step]
+    nodes = [m for m in inside if m.group.word_stack in (stack, None)]
+    place = {m.group.index: k for k, m in enumerate(nodes)}
+    roles = {m.group.role: k for k, m in enumerate(nodes)}
     states = {role for role in declared.states if role in roles}
-    for member in network.members:
-        if member.family.stack == stack and member.family.slice == step and member.family.role in states:
-            place[member.family.index] = roles[member.family.role]
+    for member in network.specs:
+        if member.group.stack == stack and member.group.slice == step and member.group.role in states:
+            place[member.group.index] = roles[member.group.role]
     joints = []
     for k, member in enumerate(nodes):
-        for bundle in network.graph.into[member.family.index]:
+        for bundle in network.graph.in_edges[member.group.index]:
             if bundle.parent in place:
                 joints += [Joint(place[bundle.parent], k, reach) for reach in bundle.reaches]
     return _merged(Links(tuple(nodes), tuple(joints), frozenset(roles[role] for role in states)))
@@ -69,8 +69,8 @@ def _merged(found: Links) -> Links:
         graph.add_nodes_from(range(len(found.nodes)))
     for joint in found.joints:
         arrows.add_edge(joint.parent, joint.child)
-        wordless = None in (found.nodes[joint.parent].family.words, found.nodes[joint.child].family.words)
-        if joint.reach.kind in ("same", "every", "causal", *WIDE) and not wordless:
+        wordless = None in (found.nodes[joint.parent].group.word_stack, found.nodes[joint.child].group.word_stack)
+        if joint.reach.kind in ("same", "every", "causal", *KINDS_WITH_WIDTH) and not wordless:
             own.add_edge(joint.parent, joint.child)
     below = found.states.union(*(nx.descendants(arrows, state) for state in found.states))
     above = found.states.union(*(nx.ancestors(arrows, state) for state in found.states))
@@ -86,14 +86,16 @@ def longest_path(found: Links, n: int) -> tuple[int | None, str]:
     """The longest path between two of n words (None: no word is joined to another), and its order where it is known
     for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
     overs = [
-        (joint.reach, [found.nodes[k].family.words for k in (joint.parent, joint.child)]) for joint in found.joints
+        (joint.reach, [found.nodes[k].group.word_stack for k in (joint.parent, joint.child)]) for joint in found.joints
     ]
-    kinds = {reach for reach, words in overs if None not in words and not reach.own}
-    kinds = {reach for reach in kinds if reach.kind not in WIDE or reach.width}  # those that join two words
-    one_piece = len(found.nodes) == 1 and found.nodes[0].family.words is not None  # hops follow freely on one another
+    kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
+    kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
+    one_piece = (
+        len(found.nodes) == 1 and found.nodes[0].group.word_stack is not None
+    )  # hops follow freely on one another
     if one_piece and all(reach.kind in _SHIFTS for reach in kinds):
         return _by_shifts(kinds, n) if kinds else (None, "")
-    if sum(1 if node.family.words is None else n for node in found.nodes) > MOST_PLACES:
+    if sum(1 if node.group.word_stack is None else n for node in found.nodes) > MOST_PLACES:
         return None, "unknown"
     return _by_table(found, n), ""
 
@@ -117,14 +119,14 @@ def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
 
 def _by_table(found: Links, n: int) -> int | None:
     """By a table of the hops from each node and word to each other; None where no two words are joined."""
-    sizes = [1 if node.family.words is None else n for node in found.nodes]
+    sizes = [1 if node.group.word_stack is None else n for node in found.nodes]
     starts = np.cumsum([0, *sizes])
     hops = np.full((starts[-1], starts[-1]), np.inf)
     for joint in found.joints:
         rows = slice(starts[joint.parent], starts[joint.parent + 1])
         columns = slice(starts[joint.child], starts[joint.child + 1])
         n_parent, n_child = sizes[joint.parent], sizes[joint.child]
-        leaves, enters = (found.nodes[k].family.words is None for k in (joint.parent, joint.child))
+        leaves, enters = (found.nodes[k].group.word_stack is None for k in (joint.parent, joint.child))
         if leaves:
             reads, steps = np.ones((n_parent, n_child), bool), np.full((n_parent, n_child), 0.0 if enters else 1.0)
         elif enters:
@@ -132,7 +134,7 @@ def _by_table(found: Links, n: int) -> int | None:
         else:
             reads, steps = joint.reach.matrix(n_child, n_parent).T, 1 - np.eye(n)
         hops[rows, columns] = np.minimum(hops[rows, columns], np.where(reads, steps, np.inf))
-    states = sorted(k for k in found.states if found.nodes[k].family.words is not None)
+    states = sorted(k for k in found.states if found.nodes[k].group.word_stack is not None)
     if not states:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
@@ -147,12 +149,12 @@ def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
     their order, where it is known."""
     step = next(each for each in network.declaration.stacks if each.name == stack).slices - 1
     longest, waits = 1, False
-    for group in network.graph.groups:
-        members = [network.members[index] for index in group]
+    for group in network.graph.components:
+        members = [network.specs[index] for index in group]
         place = {index: k for k, index in enumerate(group)}
-        inside = [(place[g.parent], k, g.reach) for k, m in enumerate(members) for g in m.inputs if g.parent in place]
-        one = members[0].family
-        if inside and one.stack == stack and one.step == step and one.words is not None:
+        inside = [(place[g.index], k, g.reach) for k, m in enumerate(members) for g in m.parents if g.index in place]
+        one = members[0].group
+        if inside and one.stack == stack and one.step == step and one.word_stack is not None:
             longest, waits = max(longest, _chain(inside, n)), True
     return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.hashing import digest_of
+from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.data.words import word_encoder
 from bnet_transformer.declare import Network
@@ -103,11 +103,11 @@ class Batch:
         """
         wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
         if not isinstance(which, slice) and not (isinstance(which, Tensor) and which.dim() == 1):
-            raise BNetError("which", expected=wanted, got=which)
+            raise BNetError("which", expected=wanted, actual=which)
         try:
             return self.map(lambda value: value[which])
         except (IndexError, TypeError, ValueError) as error:
-            raise BNetError("which", expected=wanted, got=which) from error
+            raise BNetError("which", expected=wanted, actual=which) from error
 
     def shard(self, rank: int, world: int) -> Batch:
         """The share of one of `world` processes: every `world`-th sentence.
@@ -152,8 +152,12 @@ class Batch:
         """Sentences of one length without their padding; `lengths` has the words of each stack."""
 
         def cut(name: str, value: Tensor) -> Tensor:
-            family = network.graph.family(name)
-            return value if family.words is None else value.narrow(1 + len(family.plates), 0, lengths[family.words])
+            family = network.graph.get_group(name)
+            return (
+                value
+                if family.word_stack is None
+                else value.narrow(1 + len(family.plates), 0, lengths[family.word_stack])
+            )
 
         evidence = {name: each.map(partial(cut, name)) for name, each in self.evidence.items()}
         x = {stack: value[:, : lengths[stack]] for stack, value in self.x.items()}
@@ -178,7 +182,7 @@ class Batch:
 
     def digest(self) -> str:
         """A hash of every number."""
-        return digest_of(self._tensors())
+        return compute_digest(self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
@@ -266,24 +270,24 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
         BNetError: where there is no sentence, another number of pairs, or a net whose words fill no input.
     """
     if isinstance(sentences, str) or not isinstance(sentences, Sequence) or not len(sentences):
-        raise BNetError("sentences", expected="a list of sentences, at least one", got=sentences)
+        raise BNetError("sentences", expected="a list of sentences, at least one", actual=sentences)
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
     if pairs is not None and not (is_list and len(pairs) == len(sentences)):
         got = len(pairs) if is_list else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", got=got)
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=got)
     encoded = [
         encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
     ]
     given = {}
     for name in encoded[0].given:
-        family = network.graph.family(name)
+        family = network.graph.get_group(name)
         given[name] = pad([each.given[name] for each in encoded], len(family.plates))
     x, mask = {}, {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is not None:
-            x[stack] = given.pop(encoder.member.family.name)
+            x[stack] = given.pop(encoder.member.group.name)
         mask[stack] = present([each.words[stack] for each in encoded]).to(network.device)
     if len(mask) == 1 and not x:
-        raise BNetError("batch", expected="a net whose words are given", got="one without a node for them")
+        raise BNetError("batch", expected="a net whose words are given", actual="one without a node for them")
     return Batch(x, mask or None, {}, given)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer._core.hashing import compute_digest, derive_seed
 from bnet_transformer.data.batch import Batch, split_gaps
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.data.examples import (
@@ -78,7 +78,7 @@ class Dataset:
     def in_order(self) -> list[Batch]:
         """All examples once, as they come, in minibatches."""
         if self.size is None:
-            raise BNetError("held_out", expected=WAYS, got="a function of the step")
+            raise BNetError("held_out", expected=WAYS, actual="a function of the step")
         return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
     def take(self, which: Tensor, *, mask_padding: bool = False) -> Batch:
@@ -94,7 +94,7 @@ class Dataset:
             return "a function of the step"
         if self.example is None:
             return cast(Batch, self.whole).digest()
-        return digest_of([self.size, self.example(0), self.example(self.size - 1)])
+        return compute_digest([self.size, self.example(0), self.example(self.size - 1)])
 
 
 @lru_cache(maxsize=4)
@@ -152,7 +152,7 @@ def read_batch(
         data, task = _inputs_of(task, data), replace(task, next_word=None)
         observed = "none"
     if isinstance(data, str | Path) or callable(data):
-        raise BNetError(what, expected=wanted, got="a function" if callable(data) else data)
+        raise BNetError(what, expected=wanted, actual="a function" if callable(data) else data)
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, option=option)
     dataset = read_dataset(reader, own_arrays(data, what), what=what, wanted=wanted)
     batch = dataset.whole or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
@@ -172,7 +172,7 @@ def encode_sentences(network: Network, data: object, what: str = "sentences") ->
     """
     rows = _inputs_of(infer_task(network), _to_rows(data, what))
     if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray) or not len(rows):
-        raise BNetError(what, expected="a list of sentences, at least one", got=data)
+        raise BNetError(what, expected="a list of sentences, at least one", actual=data)
     encoded = []
     for k, row in enumerate(rows):
         stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row
@@ -234,7 +234,7 @@ def read_dataset(
         def fresh(step: int) -> Batch:
             made = read_dataset(reader, make(step), words=words, what=what)
             if made.size is None:
-                raise BNetError(what, expected=WAYS, got="a function that returns a function")
+                raise BNetError(what, expected=WAYS, actual="a function that returns a function")
             return made.take(torch.arange(made.size))
 
         return Dataset(task, None, reader, batch, seed, fresh)
@@ -245,7 +245,7 @@ def read_dataset(
         size, window = read_windows(task, data, words, name)
         return Dataset(task, size, window, batch, seed)
     if words is not None:
-        raise BNetError("words", expected="None: only a stream of tokens is cut in windows", got=words)
+        raise BNetError("words", expected="None: only a stream of tokens is cut in windows", actual=words)
     return replace(_read_rows(reader, data, what, wanted), batch=batch, seed=seed)
 
 
@@ -256,9 +256,9 @@ def _read_rows(reader: ExampleReader, data: object, what: str, wanted: str) -> D
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
             got = [tuple(part.shape) for part in parts]
-            raise BNetError(what, expected="as many observations as sentences", got=got)
+            raise BNetError(what, expected="as many observations as sentences", actual=got)
         if not len(parts[0]):
-            raise BNetError(what, expected="at least one example", got="arrays of none")
+            raise BNetError(what, expected="at least one example", actual="arrays of none")
 
         def example(k: int) -> Example:
             return read_example(reader, k, tuple(part[k] for part in parts), what)
@@ -272,9 +272,9 @@ def _read_rows(reader: ExampleReader, data: object, what: str, wanted: str) -> D
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
     data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
     if not isinstance(data, Sequence) or not data:
-        raise BNetError(what, expected=wanted, got=data)
+        raise BNetError(what, expected=wanted, actual=data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError(what, expected=wanted, got="a list of ids", allowed="[ids], for a single sentence")
+        raise BNetError(what, expected=wanted, actual="a list of ids", allowed="[ids], for a single sentence")
     read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
 
@@ -289,7 +289,7 @@ def _to_rows(data: object, what: str) -> object:
     lengths = {name: len(column) for name, column in columns.items()} if listed else {}
     if not lengths or len(set(lengths.values())) > 1:
         got = lengths or data
-        raise BNetError(what, expected="columns of one length, a list for each stack and readout", got=got)
+        raise BNetError(what, expected="columns of one length, a list for each stack and readout", actual=got)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -326,14 +326,14 @@ def _pair_lists(task: Task, data: object, what: str) -> object:
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
         got = "what could be two pairs, and could be sentences and what is observed of them"
         allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
-        raise BNetError(what, expected="a list of pairs, or a tuple (x, y)", got=got, allowed=allowed)
+        raise BNetError(what, expected="a list of pairs, or a tuple (x, y)", actual=got, allowed=allowed)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
     x, y = data
     if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
-        raise BNetError(what, expected=PAIRS, got=data, allowed="[(sentence, observed)] for a single one")
+        raise BNetError(what, expected=PAIRS, actual=data, allowed="[(sentence, observed)] for a single one")
     if len(x) != len(y):
-        raise BNetError(what, expected="as many observations as sentences", got=f"{len(x)} and {len(y)}")
+        raise BNetError(what, expected="as many observations as sentences", actual=f"{len(x)} and {len(y)}")
     return list(zip(x, y, strict=True))
 
 
@@ -341,7 +341,7 @@ def _check_observed(batch: Batch, what: str) -> Batch:
     """Refuse data in which nothing is observed of a readout."""
     for name, evidence in batch.evidence.items():
         if evidence.observed is not None and not bool(evidence.observed.any()):
-            raise BNetError(what, expected=f"something observed of {name}", got="nothing")
+            raise BNetError(what, expected=f"something observed of {name}", actual="nothing")
     return batch
 
 
@@ -355,7 +355,7 @@ def to_host(what: str, data: object) -> object:
     if not isinstance(data, Tensor):
         return data
     if data.is_meta or not is_plain(data):
-        raise BNetError(what, expected="arrays with a number in each place", got=data)
+        raise BNetError(what, expected="arrays with a number in each place", actual=data)
     return data.cpu()
 
 
@@ -368,7 +368,7 @@ def own_arrays(data: object, what: str) -> object:
     try:
         return tuple(own_tensor(part) for part in data)
     except (TypeError, ValueError) as problem:
-        raise BNetError(what, expected=PAIRS, got=str(problem)) from problem
+        raise BNetError(what, expected=PAIRS, actual=str(problem)) from problem
 
 
 def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], what: str) -> Batch | None:
@@ -379,7 +379,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], wha
     examples stay there until they are wanted, and of images, whose words are patches.
     """
     task = reader.task
-    names = [*task.stacks, *(readout.family.name for readout in task.readouts)]
+    names = [*task.stacks, *(readout.group.name for readout in task.readouts)]
     if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
         return None
     tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
@@ -427,16 +427,16 @@ def map_tokens(path: str | Path) -> np.ndarray:
     name, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
     if Path(path).suffix not in (".npy", ".bin"):
         got = f"the suffix {Path(path).suffix!r}"
-        raise FileError(name, expected=wanted, got=got, allowed="a sentence is told in a list")
+        raise FileError(name, expected=wanted, actual=got, allowed="a sentence is told in a list")
     try:
         if Path(path).suffix == ".npy":
             tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
         else:
             tokens = np.memmap(path, dtype=np.uint16, mode="r")
     except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
-        raise FileError(name, expected=wanted, got=str(error) or type(error).__name__) from error
+        raise FileError(name, expected=wanted, actual=str(error) or type(error).__name__) from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise FileError(name, expected=wanted, got=f"{tokens.dtype} of shape {tokens.shape}")
+        raise FileError(name, expected=wanted, actual=f"{tokens.dtype} of shape {tokens.shape}")
     return tokens
 
 
@@ -448,24 +448,24 @@ def read_windows(
     stack = task.next_word
     if stack is None or len(task.stacks) > 1:
         wanted = "sentences: a stream is for a net of one stack that tells the next word"
-        raise BNetError("data", expected=wanted, got=f"a stream of {len(stream)} tokens")
+        raise BNetError("data", expected=wanted, actual=f"a stream of {len(stream)} tokens")
     if words is None:
-        raise BNetError("words", expected="how many words a window of the stream has", got="None")
-    of, readout = task.words[stack], task.readouts[0].family.name
+        raise BNetError("words", expected="how many words a window of the stream has", actual="None")
+    of, readout = task.words[stack], task.readouts[0].group.name
     states = of.states or 0
     of.check_length(words)
     if len(stream) < 2:
-        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", got=len(stream))
+        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", actual=len(stream))
     if of.exact is not None and (len(stream) - 1) % words:
         got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", got=got)
+        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", actual=got)
 
     def window(k: int) -> Example:
         ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
         strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
         if strange:
             what, got = f"{name}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
-            raise BNetError(what, expected=f"ids from 0 to {states - 1}", got=got)
+            raise BNetError(what, expected=f"ids from 0 to {states - 1}", actual=got)
         return Example({stack: ids[:-1]}, {readout: ids[1:]})
 
     return -(-(len(stream) - 1) // words), window

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
 from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, to_reals, word_encoder
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, shown, unknown
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
 from bnet_transformer.reference import World, words_read
 from bnet_transformer.tpm.arrays import is_plain
 
@@ -53,8 +53,8 @@ class EncodedSentence:
             member = None if encoder is None else encoder.member
             if stack in self.tokenized:
                 flags += self.tokenized[stack].special
-            elif member and member.tpm.reads_by_index and tokenizer and tokenizer.reads(stack, first):
-                flags += tokenizer.is_special(self.given[member.family.name].tolist())
+            elif member and member.tpm.reads_by_index and tokenizer and tokenizer.can_encode(stack, first):
+                flags += tokenizer.special_tokens_mask(self.given[member.group.name].tolist())
             else:
                 is_image = member is not None and member.tpm.image is not None
                 flags += [is_image and k == 0 for k in range(len(tokens))]
@@ -110,20 +110,20 @@ def encode_sentence(
     >>> encoded.tokens, [value.shape for value in encoded.given.values()]
     ({'': ('the', 'cat', 'sat')}, [torch.Size([3])])
     """
-    network.one_type()
-    stacks, inputs = network.graph.word_stacks, [m.family.name for m in network.members if m.tpm.kind == "input"]
-    extra = dict(mapping("given", given))
+    network.check_single_dtype()
+    stacks, inputs = network.graph.word_stacks, [m.group.name for m in network.specs if m.tpm.kind == "input"]
+    extra = dict(check_mapping("given", given))
     tokenized = _tokenized(network.tokenizer, sentence, pair, stacks, extra)
     for what, value in (("sentence", sentence), ("x", x)):
         if value is not None and not stacks:
             allowed = "given=, for the nodes that are given; observe and do, for the others"
-            raise BNetError(what, expected="None: the net has no words", got=shown(value), allowed=allowed)
+            raise BNetError(what, expected="None: the net has no words", actual=format_value(value), allowed=allowed)
     text_by = {} if sentence is None else by_stack("sentence", sentence, stacks)
     x_by = {} if x is None else by_stack("x", x, stacks)
     text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
     for name in extra:
         if name not in inputs:
-            raise unknown("given", name, inputs)
+            raise unknown_name_error("given", name, inputs)
     tokens: Tokens = {}
     values: dict[str, Tensor] = {}
     for stack in stacks:
@@ -132,9 +132,9 @@ def encode_sentence(
     tokens |= {stack: text.tokens for stack, text in tokenized.items()}
     unnamed = frozenset(s for s in stacks if s not in text_by or _has_rows(text_by[s]))
     encoded = EncodedSentence(tokens, values, tokenized, unnamed)
-    for member in network.members:
-        if member.tpm.kind == "input" and member.family.name not in values:
-            values[member.family.name] = _given(network, member, extra, encoded.words)
+    for member in network.specs:
+        if member.tpm.kind == "input" and member.group.name not in values:
+            values[member.group.name] = _given(network, member, extra, encoded.words)
     for stack, words in text_by.items():
         _check_same_ids(network, stack, words, extra, values)
     check_reads(network, encoded.words)
@@ -157,25 +157,27 @@ def _encode_stack(
     name, encoder = name_of_sentence(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
-            raise BNetError("x", expected="a net whose words are given as vectors", got=f"vectors for {name}")
+            raise BNetError("x", expected="a net whose words are given as vectors", actual=f"vectors for {name}")
         if words is not None and encoder.member.tpm.image is not None:
-            raise BNetError(name, expected="an image [channel, row, column], or its words as vectors (x=)", got="both")
+            raise BNetError(
+                name, expected="an image [channel, row, column], or its words as vectors (x=)", actual="both"
+            )
         value = encoder.encode_vectors(x, "x").to(network.dtype)
         if not bool(value.isfinite().all()):  # the net's type may hold less than the numbers came in
-            raise BNetError("x", expected="finite numbers", got=f"numbers that {network.dtype} cannot hold")
+            raise BNetError("x", expected="finite numbers", actual=f"numbers that {network.dtype} cannot hold")
         tokens = encoder.name_words(x if words is None else words, value)
         if len(tokens) != len(value):
-            raise BNetError(name, expected=f"{len(value)} words, as x has rows", got=f"{len(tokens)}")
-        return tokens, {encoder.member.family.name: value}
+            raise BNetError(name, expected=f"{len(value)} words, as x has rows", actual=f"{len(tokens)}")
+        return tokens, {encoder.member.group.name: value}
     if encoder is None and words is None:
         words = _count_words(network, stack, extra)
     if words is None:
-        raise BNetError(name, expected="at least one word", got="none")
+        raise BNetError(name, expected="at least one word", actual="none")
     if encoder is None:
         return _name_words(network, stack, words), {}
     value = encoder.encode(words)
     tokens = encoder.name_words(words, value)
-    return tokens, {encoder.member.family.name: value.to(network.dtype) if value.is_floating_point() else value}
+    return tokens, {encoder.member.group.name: value.to(network.dtype) if value.is_floating_point() else value}
 
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
@@ -186,7 +188,7 @@ def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
         return tuple(tokens)
     ids = to_integers(name, words).flatten().tolist()
     if not ids:
-        raise BNetError(name, expected="at least one word", got=shown(words))
+        raise BNetError(name, expected="at least one word", actual=format_value(words))
     return tuple(vocabulary[i] if vocabulary and 0 <= i < len(vocabulary) else str(i) for i in ids)
 
 
@@ -198,11 +200,13 @@ def _tokenized(
     if tokenizer is None or several or not is_text(sentence):
         if pair is not None:
             wanted = "one sentence: a pair is for text, and a net with a tokenizer"
-            raise BNetError("pair", expected=wanted, got=pair)
-        return tokenizer.read_each(sentence, stacks) if tokenizer and several and isinstance(sentence, Mapping) else {}
-    text = tokenizer.read(sentence, pair)
-    if tokenizer.segments is not None:
-        extra.setdefault(tokenizer.segments, list(text.segments))
+            raise BNetError("pair", expected=wanted, actual=pair)
+        return (
+            tokenizer.encode_stacks(sentence, stacks) if tokenizer and several and isinstance(sentence, Mapping) else {}
+        )
+    text = tokenizer.encode(sentence, pair)
+    if tokenizer.segments_role is not None:
+        extra.setdefault(tokenizer.segments_role, list(text.segments))
     return {stacks[0]: text}
 
 
@@ -211,23 +215,23 @@ def by_stack(what: str, value: object, stacks: Sequence[str], told: str | None =
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
-                raise unknown("stack", stack, stacks)
+                raise unknown_name_error("stack", stack, stacks)
         return dict(value)
     others = [stack for stack in stacks if stack != told] or stacks
     if len(others) != 1:
         names = ", ".join(repr(stack) for stack in stacks)
-        raise BNetError(what, expected=f"a mapping from stack ({names})", got=shown(value))
+        raise BNetError(what, expected=f"a mapping from stack ({names})", actual=format_value(value))
     return {others[0]: value}
 
 
 def _count_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
     """Numbers for words, where all that is given of a stack is the value of its input nodes."""
     for name, value in extra.items():
-        family = network.member(name).family
+        family = network.get_spec(name).group
         if isinstance(value, Tensor) and not is_plain(value):
             continue  # which is refused where it is read
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
-        if family.words == stack and len(shape) > len(family.plates):
+        if family.word_stack == stack and len(shape) > len(family.plates):
             return [str(i) for i in range(shape[len(family.plates)])]
     return None
 
@@ -239,41 +243,41 @@ def _check_same_ids(
     encoder = word_encoder(network, stack)
     if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
         return
-    name = encoder.member.family.name
+    name = encoder.member.group.name
     if encoder.vocabulary is not None or split_words(encoder.name, words) is None:
         ids = encoder.encode(words).tolist()
         if ids != values[name].tolist():
             expected = f"{ids}, the ids of the words of the sentence, or no words"
-            raise BNetError(f"given[{name!r}]", expected=expected, got=values[name].tolist())
+            raise BNetError(f"given[{name!r}]", expected=expected, actual=values[name].tolist())
 
 
-def _given(network: Network, member: Member, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
-    family, default = member.family, member.tpm.default
-    lead = [network.graph.sizes[plate] for plate in family.plates]
-    lead += [] if family.words is None else [words[family.words]]
+def _given(network: Network, member: NodeSpec, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
+    family, default = member.group, member.tpm.default
+    lead = [network.graph.plate_sizes[plate] for plate in family.plates]
+    lead += [] if family.word_stack is None else [words[family.word_stack]]
     if family.name not in extra and default is not None:
         return torch.full(lead, default)
     if family.name not in extra:
         wanted, allowed = "a value, for it is given with the sentence", f"given={{{family.name!r}: ...}}"
-        raise BNetError(family.name, expected=wanted, got="none", allowed=allowed)
+        raise BNetError(family.name, expected=wanted, actual="none", allowed=allowed)
     shape = (*lead, *member.shape)
     value = extra[family.name]
     if member.tpm.reads_by_index:
         tensor = to_integers(family.name, value, "whole numbers")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
-            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", got=value)
+            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", actual=value)
     else:
         tensor = _finite(family.name, value, network.dtype, BNetError)
     if tuple(tensor.shape) != shape:
-        raise BNetError(family.name, expected=f"a value of shape {shape}", got=f"shape {tuple(tensor.shape)}")
+        raise BNetError(family.name, expected=f"a value of shape {shape}", actual=f"shape {tuple(tensor.shape)}")
     return tensor
 
 
 def encode_value(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = world.ground.name(node)
-    family = world.ground.family_of(node)
-    member = world.network.members[family.index]
+    family = world.ground.group_of(node)
+    member = world.network.specs[family.index]
     discrete = member.tpm.kind == "discrete" or member.tpm.reads_by_index
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
@@ -281,24 +285,24 @@ def encode_value(world: World, node: int, value: object, *, evidence: bool) -> T
         count = world.count_states(node)
         state = operator.index(value) if _is_index(value) else -1  # type: ignore[arg-type]
         if not 0 <= state < count:
-            raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", got=value)
+            raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", actual=value)
         read = range(count) if evidence or member.tpm.states is not None else words_read(world, node)
         if state not in read:
-            raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", got=value)
+            raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", actual=value)
         return torch.tensor(state, device=world.network.device)
     tensor = _finite(name, value, world.network.dtype, EvidenceError).to(world.network.device)
     if tuple(tensor.shape) != member.shape:
         way = way_to_one_value(world.network, tensor, member.shape)
         hint = None if way is None else f"a value for one state of what it depends on: {way}"
         got = f"shape {tuple(tensor.shape)}"
-        raise EvidenceError(name, expected=f"a value of shape {member.shape}", got=got, allowed=hint)
+        raise EvidenceError(name, expected=f"a value of shape {member.shape}", actual=got, allowed=hint)
     return tensor
 
 
 def way_to_one_value(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
     """The `do` after which a value with a dim for each open choice is one of that shape; None for any other value."""
     graph = network.graph
-    choices = [m.family.name for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]]
+    choices = [m.group.name for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]]
     leads = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
     return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and leads else None
 
@@ -307,40 +311,42 @@ def once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[
     """Nodes told by a mapping and by keyword, none by both."""
     for name in nodes:
         if name in named:
-            raise EvidenceError(f"{what} of {name}", expected="one value", got="two, in the mapping and by keyword")
+            raise EvidenceError(f"{what} of {name}", expected="one value", actual="two, in the mapping and by keyword")
     return {**nodes, **named}
 
 
 def check_reads(network: Network, words: Mapping[str, int]) -> None:
     """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
-    for member in network.members:
-        family = member.family
-        n = 1 if family.words is None else words[family.words]
+    for member in network.specs:
+        family = member.group
+        n = 1 if family.word_stack is None else words[family.word_stack]
         longest = member.tpm.longest
         if longest is not None and n > longest:
-            raise BNetError(family.name, expected=f"at most {longest} words, its learned positions", got=f"{n} words")
-        for given in member.inputs:
-            parent = network.members[given.parent].family
-            if parent.words is not None:
-                given.reach.check(n, words[parent.words], f"{parent.name} -> {family.name}, ")
-                empty = given.reach.idle(n, words[parent.words])
+            raise BNetError(
+                family.name, expected=f"at most {longest} words, its learned positions", actual=f"{n} words"
+            )
+        for given in member.parents:
+            parent = network.specs[given.index].group
+            if parent.word_stack is not None:
+                given.reach.check_word_counts(n, words[parent.word_stack], f"{parent.name} -> {family.name}, ")
+                empty = given.reach.first_empty_row(n, words[parent.word_stack])
                 if WORD in given.over and empty is not None and not member.tpm.may_read_nothing:
                     wanted = f"at least one word of {parent.name} to read"
-                    got = f"none (reach {given.reach}, {words[parent.words]} words)"
-                    raise BNetError(f"word {empty} of {family.name}", expected=wanted, got=got)
+                    got = f"none (reach {given.reach}, {words[parent.word_stack]} words)"
+                    raise BNetError(f"word {empty} of {family.name}", expected=wanted, actual=got)
 
 
-def _state_of_label(network: Network, member: Member, name: str, label: str) -> int:
+def _state_of_label(network: Network, member: NodeSpec, name: str, label: str) -> int:
     """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
     labels = getattr(member.tpm, "labels", None)
-    readout = member.family.step == network.graph.slices.get(member.family.stack) and member.tpm.kind == "discrete"
+    readout = member.group.step == network.graph.slices.get(member.group.stack) and member.tpm.kind == "discrete"
     if labels is None and (readout or member.tpm.kind == "input"):
-        labels = network.vocabularies.get(member.family.stack)
+        labels = network.vocabularies.get(member.group.stack)
     if labels is None or len(labels) != member.tpm.states:
-        raise EvidenceError(name, expected="a state or a tensor: its states have no labels", got=label)
+        raise EvidenceError(name, expected="a state or a tensor: its states have no labels", actual=label)
     if label not in labels:
-        error: UnknownNameError = unknown("", label, labels)
-        raise EvidenceError(name, expected="one of its labels", got=label, allowed=error.allowed)
+        error: UnknownNameError = unknown_name_error("", label, labels)
+        raise EvidenceError(name, expected="one of its labels", actual=label, allowed=error.allowed)
     return tuple(labels).index(label)
 
 
@@ -355,7 +361,7 @@ def _finite(name: str, value: object, dtype: torch.dtype, error: type[BNetError]
     try:
         tensor = to_reals(name, value).to(dtype)
     except BNetError as problem:
-        raise error(name, expected=problem.expected, got=problem.got) from problem
+        raise error(name, expected=problem.expected, actual=problem.actual) from problem
     if not bool(tensor.isfinite().all()):
-        raise error(name, expected="finite numbers", got="NaN or infinity")
+        raise error(name, expected="finite numbers", actual="NaN or infinity")
     return tensor

@@ -14,8 +14,8 @@ from torch import Tensor
 from bnet_transformer.data.batch import UNSEEN, Batch, Evidence, gap, pad, present, split_gaps
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.words import is_text_array, to_integers, to_reals
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import in_numpy
 
 COLUMNS = (
@@ -60,7 +60,7 @@ class ExampleReader:
         """Refuse words around what is told, where they would have no effect."""
         for what, word in (("start", self.start), ("stop", self.stop)):
             if word is not None:
-                raise BNetError(what, expected=f"None: {why}", got=word)
+                raise BNetError(what, expected=f"None: {why}", actual=word)
 
     def __call__(self, row: object) -> Example:
         """Read an example.
@@ -80,7 +80,7 @@ class ExampleReader:
             return self._read_parts(row)
         names = list(task.stacks)
         if len(names) == 1 and task.next_word is None and not self.inputs_only:
-            names += [readout.family.name for readout in task.readouts] or ["observed"]
+            names += [readout.group.name for readout in task.readouts] or ["observed"]
         if len(names) == 1:
             return self._read_parts({names[0]: row})
         if not isinstance(row, tuple | list) or len(row) != len(names):
@@ -91,26 +91,26 @@ class ExampleReader:
         """The error of what is no example; a series of real-valued words is to be cut into pairs."""
         wanted, allowed = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
-            stacks = [readout.family.words for readout in self.task.readouts]
+            stacks = [readout.group.word_stack for readout in self.task.readouts]
             if stacks == list(self.task.stacks) and all(of.states is None for of in self.task.words.values()):
                 allowed = "training.windows(series, words, ahead), which makes pairs of a series"
             row = f"an array of shape {tuple(row.shape)}"
         elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
             row = f"{len(row)} of them"
         wanted = f"a pair {wanted}" if len(names) == 2 else wanted
-        return BNetError("example", expected=wanted, got=row, allowed=allowed)
+        return BNetError("example", expected=wanted, actual=row, allowed=allowed)
 
     def _read_parts(self, row: Mapping[str, object]) -> Example:
         task, words, observed = self.task, {}, {}
-        readouts = {readout.family.name: readout for readout in task.readouts}
+        readouts = {readout.group.name: readout for readout in task.readouts}
         if self.inputs_only:
             row = {name: part for name, part in row.items() if name in task.words or name not in readouts}
         for name in row:
             if name not in task.words and name not in readouts and task.readouts:
-                raise unknown("example", name, [*task.words, *readouts])
+                raise unknown_name_error("example", name, [*task.words, *readouts])
         for stack, of in task.words.items():
             if stack not in row:
-                raise BNetError("example", expected=f"words of stack {stack!r}", got=f"only {', '.join(row)}")
+                raise BNetError("example", expected=f"words of stack {stack!r}", actual=f"only {', '.join(row)}")
             words[stack] = of.encode(row[stack])
         next_word = task.next_word
         expected = () if self.inputs_only else readouts or [name for name in row if name not in task.words]
@@ -120,7 +120,7 @@ class ExampleReader:
             elif next_word is not None:
                 words[next_word], observed[name] = self._shifted(next_word, words[next_word])
             else:
-                raise BNetError("example", expected=f"what is observed of {name}", got=f"only {', '.join(row)}")
+                raise BNetError("example", expected=f"what is observed of {name}", actual=f"only {', '.join(row)}")
         for stack, of in task.words.items():
             of.check_length(len(words[stack]))
         for name, value in observed.items():
@@ -133,18 +133,18 @@ class ExampleReader:
         ends = [None if word is None else of.encode_word(word) for word in (self.start, self.stop)]
         words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
         if len(words) < 2:
-            raise BNetError("example", expected="at least 2 words, the second to be told by the first", got="1")
+            raise BNetError("example", expected="at least 2 words, the second to be told by the first", actual="1")
         return words[:-1], words[1:]
 
-    def observed(self, readout: Member | None, value: object) -> Tensor:
+    def observed(self, readout: NodeSpec | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
             array = in_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
             return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
-        family = readout.family
+        family = readout.group
         if readout.tpm.kind == "continuous":
             return to_reals(family.name, value)
-        encoder = self.task.words[family.words] if family.words is not None else None
+        encoder = self.task.words[family.word_stack] if family.word_stack is not None else None
         labels = self._labels(readout)
         value = value.tolist() if is_text_array(value) else value
         if isinstance(value, str) and encoder is not None:
@@ -160,21 +160,21 @@ class ExampleReader:
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
-    def _labels(self, readout: Member) -> Mapping[str, int]:
+    def _labels(self, readout: NodeSpec) -> Mapping[str, int]:
         """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
             return {label: state for state, label in enumerate(labels)}
-        words = self.task.words.get(readout.family.stack)
+        words = self.task.words.get(readout.group.stack)
         return words.place if words is not None and len(words.place) == readout.tpm.states else {}
 
     def check(
-        self, readout: Member | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
+        self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
     ) -> None:
         """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
         if readout is None:
             return
-        family, discrete = readout.family, readout.tpm.kind == "discrete"
+        family, discrete = readout.group, readout.tpm.kind == "discrete"
         _check_shape(self.task.network, readout, value, family.name, lead, words)
         if not discrete and bool(self.is_bad(value).any()):
             wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
@@ -182,13 +182,13 @@ class ExampleReader:
             helps = self.option is not None and self.missing is False and whole_words
             allowed = f"{self.option}, where NaN says that nothing of a word was observed" if helps else None
             got = "infinity" if bool(value.isinf().any()) else "NaN"
-            raise BNetError(family.name, expected=wanted, got=got, allowed=allowed)
+            raise BNetError(family.name, expected=wanted, actual=got, allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
             if low < UNSEEN or high >= states:
                 wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
-                raise BNetError(family.name, expected=wanted, got=low if low < UNSEEN else high)
+                raise BNetError(family.name, expected=wanted, actual=low if low < UNSEEN else high)
 
 
 def _states(what: str, labels: Mapping[str, int], value: object) -> object:
@@ -197,7 +197,7 @@ def _states(what: str, labels: Mapping[str, int], value: object) -> object:
         return UNSEEN
     if isinstance(value, str):
         if value not in labels:
-            raise unknown(f"label of {what}", value, labels)
+            raise unknown_name_error(f"label of {what}", value, labels)
         return labels[value]
     return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
@@ -212,7 +212,9 @@ def read_example(reader: ExampleReader, k: int, row: object, what: str) -> Examp
 
 def in_row(error: BNetError, what: str, k: int) -> BNetError:
     """An error of a part of a row, with the number of the row."""
-    return type(error)(f"{what}[{k}], {error.what}", expected=error.expected, got=error.got, allowed=error.allowed)
+    return type(error)(
+        f"{what}[{k}], {error.subject}", expected=error.expected, actual=error.actual, allowed=error.allowed
+    )
 
 
 def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:
@@ -227,7 +229,7 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
         The batch, real numbers in the net's floating type.
     """
     if not examples:
-        raise BNetError("data", expected="at least one example in a batch", got="none")
+        raise BNetError("data", expected="at least one example in a batch", actual="none")
     graph, x, mask = task.network.graph, {}, {}
     for stack in task.stacks:
         rows = [example.words[stack] for example in examples]
@@ -236,9 +238,9 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
         if len(set(lengths)) > 1 and (mask_padding or task.masks(stack)):
             mask[stack] = present(lengths)
     evidence = {}
-    known = {readout.family.name for readout in task.readouts}
+    known = {readout.group.name for readout in task.readouts}
     for name in examples[0].observed:
-        axis = len(graph.family(name).plates) if name in known else 0
+        axis = len(graph.get_group(name).plates) if name in known else 0
         rows = [example.observed[name] for example in examples]
         value = pad(rows, axis, gap(rows[0]))
         evidence[name] = split_gaps(value) if name in known else Evidence(value)
@@ -265,32 +267,32 @@ def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[s
     by_node = _by_node(task, data, what)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
-    random = {member.family.name: member for member in task.readouts}
-    inputs = {m.family.name: m for m in network.members if m.tpm.kind == "input"}
+    random = {member.group.name: member for member in task.readouts}
+    inputs = {m.group.name: m for m in network.specs if m.tpm.kind == "input"}
     for name, column in by_node.items():
         if name not in random and name not in inputs:
-            raise unknown(f"node of {what}", name, [*random, *inputs])
+            raise unknown_name_error(f"node of {what}", name, [*random, *inputs])
         member = random.get(name) or inputs[name]
         if member.scope == "corpus":
             got = "one that is drawn once for the corpus"
-            raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", got=got)
+            raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", actual=got)
         if name in inputs:
             read = to_integers if member.tpm.reads_by_index else to_reals
             given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
-    needed = [m.family.name for m in network.members if m.tpm.kind == "input" and m.tpm.default is None]
+    needed = [m.group.name for m in network.specs if m.tpm.kind == "input" and m.tpm.default is None]
     missing = [name for name in needed if name not in by_node]
     if missing:
-        raise BNetError(what, expected="a column for every given node", got=f"none for {', '.join(missing)}")
+        raise BNetError(what, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
         got = ", ".join(f"{n} of {name}" for name, n in counts.items())
-        raise BNetError(what, expected="columns of one length, at least one sentence", got=got)
+        raise BNetError(what, expected="columns of one length, at least one sentence", actual=got)
     for name, value in given.items():
         _check_shape(network, inputs[name], value, f"{what}, {name}", (len(value),), {})
         if not bool(value.isfinite().all()):
-            raise BNetError(f"{what}, {name}", expected="finite numbers", got="NaN or infinity")
+            raise BNetError(f"{what}, {name}", expected="finite numbers", actual="NaN or infinity")
     for name, value in observed.items():
         reader.check(random[name], value, {}, lead=(len(value),))
     return given, observed
@@ -306,13 +308,13 @@ def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
         names = dict.fromkeys(name for row in data for name in row)
         by_node = {name: [row.get(name) for row in data] for name in names}
     else:
-        leaves = [m.family.name for m in task.readouts if not task.network.graph.out_of[m.family.index]]
+        leaves = [m.group.name for m in task.readouts if not task.network.graph.out_edges[m.group.index]]
         alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
         if len(leaves) != 1 or not alone:
-            raise BNetError(what, expected=COLUMNS, got=data)
+            raise BNetError(what, expected=COLUMNS, actual=data)
         by_node = {leaves[0]: data}
     if not by_node or not all(isinstance(name, str) for name in by_node):
-        raise BNetError(what, expected=COLUMNS, got=data)
+        raise BNetError(what, expected=COLUMNS, actual=data)
     return by_node
 
 
@@ -321,23 +323,23 @@ def is_frame(data: Any) -> TypeGuard[Any]:
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 
 
-def _of_series(member: Member, column: Any) -> Any:
+def _of_series(member: NodeSpec, column: Any) -> Any:
     """A Series of pandas as a list, None where it has no value; a number of a node of width 1 is its vector."""
     if not hasattr(column, "isna"):
         return column
     values = [None if absent else value for value, absent in zip(column, column.isna(), strict=True)]
-    if member.shape != (1,) or member.family.plates:
+    if member.shape != (1,) or member.group.plates:
         return values
     return [[value] if isinstance(value, numbers.Real) else value for value in values]
 
 
-def _with_missing(network: Network, member: Member, column: object) -> object:
+def _with_missing(network: Network, member: NodeSpec, column: object) -> object:
     """A column in which None says that a state, and NaN that a real number was not observed."""
     if member.tpm.kind == "discrete":
         return _whole_states(column)
     if not isinstance(column, list | tuple):
         return column
-    sizes = [network.graph.sizes[plate] for plate in member.family.plates]
+    sizes = [network.graph.plate_sizes[plate] for plate in member.group.plates]
     return [np.full((*sizes, *member.shape), np.nan) if value is None else value for value in column]
 
 
@@ -356,12 +358,12 @@ def _whole_states(column: Any) -> Any:
 
 
 def _check_shape(
-    network: Network, member: Member, value: Tensor, what: str, lead: tuple[int, ...], words: Mapping[str, Tensor]
+    network: Network, member: NodeSpec, value: Tensor, what: str, lead: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
     """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
-    family, is_state = member.family, member.tpm.kind == "discrete" or member.tpm.reads_by_index
-    shape = (*lead, *(network.graph.sizes[plate] for plate in family.plates))
-    shape += (len(words[family.words]),) if family.words is not None else ()
+    family, is_state = member.group, member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    shape = (*lead, *(network.graph.plate_sizes[plate] for plate in family.plates))
+    shape += (len(words[family.word_stack]),) if family.word_stack is not None else ()
     shape += () if is_state else member.shape
     if tuple(value.shape) != shape:
-        raise BNetError(what, expected=f"values of shape {shape}", got=f"shape {tuple(value.shape)}")
+        raise BNetError(what, expected=f"values of shape {shape}", actual=f"shape {tuple(value.shape)}")

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.data.words import WordEncoder, word_encoder
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 
 
 def backward(reach: Reach) -> bool:
     """True where no word reads a later one, whatever the kind of the reach: by its table, by its width."""
-    return reach.backward or reach.kind == "first" or reach == Reach("window", 0)
+    return reach.is_causal or reach.kind == "first" or reach == Reach("window", 0)
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Task:
     """
 
     network: Network
-    readouts: tuple[Member, ...]
+    readouts: tuple[NodeSpec, ...]
     words: dict[str, WordEncoder]
     next_word: str | None
 
@@ -33,10 +33,10 @@ class Task:
 
     def masks(self, stack: str) -> bool:
         """True where padding at the end of a stack could be read by a word that is there."""
-        for member in self.network.members:
-            for given in member.inputs:
-                words = self.network.members[given.parent].family.words
-                if words == stack and (member.family.words != stack or not backward(given.reach)):
+        for member in self.network.specs:
+            for given in member.parents:
+                words = self.network.specs[given.index].group.word_stack
+                if words == stack and (member.group.word_stack != stack or not backward(given.reach)):
                     return True
         return False
 
@@ -53,12 +53,12 @@ def infer_task(network: Network) -> Task:
     Raises:
         BNetError: where a stack has words that are not given with the sentence.
     """
-    readouts = tuple(m for m in network.members if m.tpm.is_random and not network.graph.out_of[m.family.index])
+    readouts = tuple(m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index])
     words = {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is None:
-            raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", got="none")
+            raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", actual="none")
         words[stack] = encoder
     return Task(network, readouts, words, _next_word(network, readouts, words))
 
@@ -77,58 +77,58 @@ def infer_fit_task(network: Network) -> Task:
     """
     task = infer_task(network)
     if not task.words:
-        task = replace(task, readouts=tuple(m for m in network.members if m.tpm.is_random))
+        task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
         wanted = "a readout: a net without observe= has no likelihood to fit"
         got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, got=got, allowed="observe= of the net")
+        raise BNetError("net", expected=wanted, actual=got, allowed="observe= of the net")
     return replace(task, next_word=None)
 
 
 def check_has_words(network: Network, what: str, allowed: str | None = None) -> None:
     """Refuse a net without words, where all that is asked is of words."""
     if not network.graph.word_stacks:
-        raise BNetError(what, expected="a net with words", got="a net without words", allowed=allowed)
+        raise BNetError(what, expected="a net with words", actual="a net without words", allowed=allowed)
 
 
-def _next_word(network: Network, readouts: tuple[Member, ...], words: dict[str, WordEncoder]) -> str | None:
+def _next_word(network: Network, readouts: tuple[NodeSpec, ...], words: dict[str, WordEncoder]) -> str | None:
     """The stack whose next word the one readout tells, having read no later word."""
     if len(readouts) != 1:
         return None
     (readout,) = readouts
-    stack = readout.family.words
-    if stack is None or readout.family.plates or not _tells_words(readout, words[stack], among=len(words)):
+    stack = readout.group.word_stack
+    if stack is None or readout.group.plates or not _tells_words(readout, words[stack], among=len(words)):
         return None
     return stack if later(network, readout, stack) is None else None
 
 
-def _tells_words(readout: Member, words: WordEncoder, among: int) -> bool:
+def _tells_words(readout: NodeSpec, words: WordEncoder, among: int) -> bool:
     """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
     if readout.tpm.kind == "discrete":
         return readout.tpm.states is not None and readout.tpm.states == words.states
     return among > 1 and words.states is None and readout.shape == words.member.shape
 
 
-def later(network: Network, member: Member, stack: str) -> str | None:
+def later(network: Network, member: NodeSpec, stack: str) -> str | None:
     """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
-    needed = network.ancestral_members(member)
+    needed = network.ancestral_specs(member)
     decided = decided_by(network, needed)
     for child in needed:
-        for given in child.inputs:
-            parent = network.members[given.parent].family
-            if stack not in decided[given.parent]:
+        for given in child.parents:
+            parent = network.specs[given.index].group
+            if stack not in decided[given.index]:
                 continue
-            if child.family.words != stack or parent.words != stack or not backward(given.reach):
-                return f"{parent.name} -> {child.family.name} ({given.reach})"
+            if child.group.word_stack != stack or parent.word_stack != stack or not backward(given.reach):
+                return f"{parent.name} -> {child.group.name} ({given.reach})"
     return None
 
 
-def decided_by(network: Network, members: list[Member]) -> dict[int, frozenset[str]]:
+def decided_by(network: Network, members: list[NodeSpec]) -> dict[int, frozenset[str]]:
     """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
     stacks: dict[int, frozenset[str]] = {}
     for member in members:
-        index, words = member.family.index, member.family.words
-        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.into[index])
+        index, words = member.group.index, member.group.word_stack
+        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
         stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
     return stacks
 
@@ -147,19 +147,19 @@ def infer_trainable_task(network: Network, *, generates: bool = False) -> Task:
         BNetError: where the net has no readout, or a random choice beneath one.
     """
     task = infer_task(network)
-    out_of = network.graph.out_of
-    choices = [m.family.name for m in network.members if m.tpm.is_random and out_of[m.family.index]]
+    out_of = network.graph.out_edges
+    choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
     if not task.readouts:
         wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
         if generates:
             wanted, ways = "a readout that tells the next word", ""
         got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, got=got, allowed=f"observe= or readout= of the net{ways}")
+        raise BNetError("net", expected=wanted, actual=got, allowed=f"observe= or readout= of the net{ways}")
     if choices:
         other = "a net with combine='concat'"
         wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
         if generates:
             wanted, ways = "each word is chosen from one distribution", other
         wanted = f"no random choice beneath the readouts: {wanted}"
-        raise BNetError("net", expected=wanted, got=", ".join(choices[:4]), allowed=ways)
+        raise BNetError("net", expected=wanted, actual=", ".join(choices[:4]), allowed=ways)
     return task

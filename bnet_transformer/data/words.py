@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import own_tensor
 
 
@@ -33,7 +33,7 @@ class WordEncoder:
     """
 
     stack: str
-    member: Member
+    member: NodeSpec
     vocabulary: tuple[str, ...] | None
     longest: int | None = None
     tokenizer: Tokenizer | None = None
@@ -71,20 +71,20 @@ class WordEncoder:
         """
         sentence = sentence.tolist() if is_text_array(sentence) else sentence
         if self.tokenizer is not None and is_text(sentence):
-            sentence = list(self.tokenizer.read(sentence).ids)
+            sentence = list(self.tokenizer.encode(sentence).ids)
         words = split_words(self.name, sentence)
         if not isinstance(sentence, str | Sequence | Tensor | np.ndarray) or isinstance(sentence, bytes):
-            raise BNetError(self.name, expected="text, a list of words, ids, or vectors", got=sentence)
+            raise BNetError(self.name, expected="text, a list of words, ids, or vectors", actual=sentence)
         if self.states is None:
             return self.encode_vectors(sentence) if words is None else self._draw_vectors(words)
         ids = to_integers(self.name, sentence) if words is None else torch.tensor([self.id(word) for word in words])
         if ids.dim() != 1:
-            raise BNetError(self.name, expected="text, a list of words, or ids", got=sentence)
+            raise BNetError(self.name, expected="text, a list of words, or ids", actual=sentence)
         if not len(ids):
-            raise BNetError(self.name, expected="at least one word", got=sentence)
+            raise BNetError(self.name, expected="at least one word", actual=sentence)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= self.states:
-            raise BNetError(self.name, expected=f"ids from 0 to {self.states - 1}", got=low if low < 0 else high)
+            raise BNetError(self.name, expected=f"ids from 0 to {self.states - 1}", actual=low if low < 0 else high)
         return ids
 
     def id(self, word: object) -> int:
@@ -93,9 +93,9 @@ class WordEncoder:
             return int(self.encode([word])[0])
         if self.vocabulary is None:
             allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
-            raise BNetError(self.name, expected="ids: the net has no vocabulary", got=word, allowed=allowed)
+            raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, allowed=allowed)
         if word not in self.place:
-            raise unknown(f"word of the {self.name}", word, self.place)
+            raise unknown_name_error(f"word of the {self.name}", word, self.place)
         return self.place[word]
 
     def encode_word(self, word: object) -> Tensor:
@@ -129,10 +129,10 @@ class WordEncoder:
         """
         if self.exact is not None and (words > self.exact or (words < self.exact and not begun)):
             wanted = f"{'at most ' if begun else ''}{self.exact} words, for the mask is a table for so many"
-            raise BNetError(self.name, expected=wanted, got=f"{words} words")
+            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
         if self.longest is not None and words > self.longest:
             wanted = f"at most {self.longest} words, the learned positions"
-            raise BNetError(self.name, expected=wanted, got=f"{words} words")
+            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
 
     def encode_vectors(self, vectors: object, what: str | None = None) -> Tensor:
         """Encode words that are vectors, or the patches of an image; messages call them `what`."""
@@ -142,10 +142,10 @@ class WordEncoder:
             value = image.read(value)
         if not value.dim() or tuple(value.shape[1:]) != self.member.shape or not len(value):
             wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))}), at least one word"
-            raise BNetError(what, expected=wanted, got=f"shape {tuple(value.shape)}")
+            raise BNetError(what, expected=wanted, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise BNetError(what, expected="finite numbers", got=f"a NaN or an infinite one at word {word}")
+            raise BNetError(what, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
         return value
 
     def _draw_vectors(self, words: Sequence[str]) -> Tensor:
@@ -154,7 +154,7 @@ class WordEncoder:
         if is_image or len(self.member.shape) != 1:
             image = "an image [channel, row, column], or its words as vectors (x=)"
             wanted = image if is_image else f"values of shape {self.member.shape} for each word (x=)"
-            raise BNetError(self.name, expected=wanted, got=" ".join(words))
+            raise BNetError(self.name, expected=wanted, actual=" ".join(words))
         return torch.stack([word_vector(word, self.member.shape[0], self.seed) for word in words])
 
 
@@ -172,20 +172,20 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
     """
     over = [
         member
-        for member in network.members
-        if member.tpm.kind == "input" and member.family.words == stack and not member.family.plates
+        for member in network.specs
+        if member.tpm.kind == "input" and member.group.word_stack == stack and not member.group.plates
     ]
-    main = main_input([member for member in over if member.family.name not in (given or {})])
+    main = main_input([member for member in over if member.group.name not in (given or {})])
     # A family with a default is filled by words only where no other family of the net would be.
     if main is None or (main.tpm.default is not None and main is not main_input(over)):
         return None
-    bounds = [m.tpm.longest for m in network.members if m.family.words == stack and m.tpm.longest is not None]
+    bounds = [m.tpm.longest for m in network.specs if m.group.word_stack == stack and m.tpm.longest is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
-    longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.family.stack)
+    longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.group.stack)
     return WordEncoder(stack, main, vocabulary, longest, tokenizer, _table_length(network, stack), network.seed)
 
 
-def main_input(members: Sequence[Member]) -> Member | None:
+def main_input(members: Sequence[NodeSpec]) -> NodeSpec | None:
     """Of a stack's input families over words, the one that its words fill: the discrete one, none with a default."""
     needed = [m for m in members if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
@@ -193,11 +193,11 @@ def main_input(members: Sequence[Member]) -> Member | None:
 
 def _table_length(network: Network, stack: str) -> int | None:
     """How many words a stack has, where a mask is a table of who reads whom."""
-    for member in network.members:
-        for given in member.inputs:
-            if given.reach.kind == "mask" and member.family.words == stack:
+    for member in network.specs:
+        for given in member.parents:
+            if given.reach.kind == "mask" and member.group.word_stack == stack:
                 return len(given.reach.table)
-            if given.reach.kind == "mask" and network.members[given.parent].family.words == stack:
+            if given.reach.kind == "mask" and network.specs[given.index].group.word_stack == stack:
                 return len(given.reach.table[0])
     return None
 
@@ -236,11 +236,11 @@ def split_words(what: str, sentence: object) -> list[str] | None:
     if not isinstance(words, Sequence) or isinstance(words, bytes):
         return None
     if not words:
-        raise BNetError(what, expected="at least one word", got=sentence)
+        raise BNetError(what, expected="at least one word", actual=sentence)
     if not all(isinstance(word, str) for word in words):
         return None
     if not all(words):
-        raise BNetError(what, expected="words, none empty", got=list(words))
+        raise BNetError(what, expected="words, none empty", actual=list(words))
     return list(words)
 
 
@@ -254,20 +254,20 @@ def to_integers(what: str, value: object, wanted: str = "text, a list of words, 
     try:
         ids = own_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
-        raise BNetError(what, expected=wanted, got=value) from problem
+        raise BNetError(what, expected=wanted, actual=value) from problem
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise BNetError(what, expected=wanted, got=value)
+        raise BNetError(what, expected=wanted, actual=value)
     return ids.long()
 
 
 def to_reals(what: str, value: object) -> Tensor:
     """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `what`."""
     if value is None:
-        raise BNetError(what, expected="real numbers", got=value)
+        raise BNetError(what, expected="real numbers", actual=value)
     try:
         reals = own_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise BNetError(what, expected="real numbers", got=value) from problem
+        raise BNetError(what, expected="real numbers", actual=value) from problem
     if reals.is_complex() or reals.dtype == torch.bool:
-        raise BNetError(what, expected="real numbers", got=str(reals.dtype))
+        raise BNetError(what, expected="real numbers", actual=str(reals.dtype))
     return reals if reals.is_floating_point() else reals.double()

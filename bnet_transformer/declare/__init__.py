@@ -4,6 +4,17 @@ Passes: `declaration_to_graph`, by way of templates, then shapes and parameters 
 """
 
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Plate, Stack
-from bnet_transformer.declare.network import Input, Member, Network, declare, network_of
+from bnet_transformer.declare.network import Network, NodeSpec, ParentSpec, as_network, declare
 
-__all__ = ["Arrow", "Declaration", "Input", "Member", "Network", "Node", "Plate", "Stack", "declare", "network_of"]
+__all__ = [
+    "Arrow",
+    "Declaration",
+    "Network",
+    "Node",
+    "NodeSpec",
+    "ParentSpec",
+    "Plate",
+    "Stack",
+    "as_network",
+    "declare",
+]

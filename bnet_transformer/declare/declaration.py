@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer._core.checks import listed, mapping, one_of, put, whole
+from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_sequence, set_frozen
 from bnet_transformer._core.naming import Reach, as_reach
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, Shape, shape_of
 
-SLICES = ("same", "next", "first", "last")
+SLICE_RULES = ("same", "next", "first", "last")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Plate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise BNetError("plate name", expected="a string", got=self.name)
-        put(self, size=whole(f"plate {self.name}", self.size))
+            raise BNetError("plate name", expected="a string", actual=self.name)
+        set_frozen(self, size=check_int(f"plate {self.name}", self.size))
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,15 @@ class Arrow:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise BNetError("arrow", expected="the role that it comes from, a string", got=self.role)
-        put(self, reach=as_reach(self.reach), pick=dict(mapping("pick", self.pick)))
+            raise BNetError("arrow", expected="the role that it comes from, a string", actual=self.role)
+        set_frozen(self, reach=as_reach(self.reach), pick=dict(check_mapping("pick", self.pick)))
         if isinstance(self.slice, str):
-            one_of("arrow slice", self.slice, SLICES)
+            check_choice("arrow slice", self.slice, SLICE_RULES)
         elif self.slice is not None:
-            put(self, slice=whole("arrow slice", self.slice, least=0))
+            set_frozen(self, slice=check_int("arrow slice", self.slice, minimum=0))
         for plate, role in self.pick.items():
             if not isinstance(role, str):
-                raise BNetError(f"pick of {plate}", expected="the role of a discrete node", got=role)
+                raise BNetError(f"pick of {plate}", expected="the role of a discrete node", actual=role)
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class Node:
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise BNetError("node", expected="a role, a string", got=self.role)
+            raise BNetError("node", expected="a role, a string", actual=self.role)
         if not isinstance(self.tpm, TPM):
-            raise BNetError(f"node {self.role}", expected="a TPM", got=self.tpm, allowed="see bnet_transformer.tpm")
-        put(self, parents=listed(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
-        put(self, plates=listed(f"plates of node {self.role}", self.plates, str))
-        one_of("shared", self.shared, (True, False))
-        one_of("scope", self.scope, ("sentence", "corpus"))
+            raise BNetError(f"node {self.role}", expected="a TPM", actual=self.tpm, allowed="see bnet_transformer.tpm")
+        set_frozen(self, parents=check_sequence(f"parents of node {self.role}", self.parents, Arrow, as_arrow))
+        set_frozen(self, plates=check_sequence(f"plates of node {self.role}", self.plates, str))
+        check_choice("shared", self.shared, (True, False))
+        check_choice("scope", self.scope, ("sentence", "corpus"))
         if self.shape is not None:
-            put(self, shape=shape_of("shape", self.shape))
+            set_frozen(self, shape=shape_of("shape", self.shape))
 
     @property
     def arrows(self) -> tuple[Arrow, ...]:
@@ -132,13 +132,13 @@ class Stack:
 
     def __post_init__(self) -> None:
         for what in ("slice", "prologue", "epilogue"):
-            put(self, **{what: listed(f"stack {what}", getattr(self, what), Node)})
+            set_frozen(self, **{what: check_sequence(f"stack {what}", getattr(self, what), Node)})
         if not isinstance(self.name, str):
-            raise BNetError("stack name", expected="a string", got=self.name)
-        count = whole("slices", self.slices, least=1 if self.slice else 0)
-        put(self, slices=count if self.slice else 0)
+            raise BNetError("stack name", expected="a string", actual=self.name)
+        count = check_int("slices", self.slices, minimum=1 if self.slice else 0)
+        set_frozen(self, slices=count if self.slice else 0)
         if self.vocabulary is not None:
-            put(self, vocabulary=vocabulary_of(self.vocabulary))
+            set_frozen(self, vocabulary=check_vocabulary(self.vocabulary))
 
     @property
     def states(self) -> frozenset[str]:
@@ -172,9 +172,9 @@ class Declaration:
 
     def __post_init__(self) -> None:
         for what, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
-            put(self, **{what: listed(what, getattr(self, what), kind)})
+            set_frozen(self, **{what: check_sequence(what, getattr(self, what), kind)})
         if not isinstance(self.name, str):
-            raise BNetError("declaration name", expected="a string", got=self.name)
+            raise BNetError("declaration name", expected="a string", actual=self.name)
 
 
 def as_arrow(parent: object) -> Arrow:
@@ -183,17 +183,17 @@ def as_arrow(parent: object) -> Arrow:
         return parent
     if isinstance(parent, str):
         return Arrow(parent)
-    raise BNetError("parent", expected="a role or an Arrow", got=parent)
+    raise BNetError("parent", expected="a role or an Arrow", actual=parent)
 
 
-def vocabulary_of(words: object) -> tuple[str, ...]:
+def check_vocabulary(words: object) -> tuple[str, ...]:
     """A vocabulary: different words, none empty."""
     if isinstance(words, str) or not isinstance(words, Sequence):
-        raise BNetError("vocabulary", expected="a list of different words", got=words)
-    told = listed("vocabulary", words, str)
+        raise BNetError("vocabulary", expected="a list of different words", actual=words)
+    told = check_sequence("vocabulary", words, str)
     if not told or not all(told):
-        raise BNetError("vocabulary", expected="words, none empty", got="an empty word" if told else "no word")
+        raise BNetError("vocabulary", expected="words, none empty", actual="an empty word" if told else "no word")
     if len(set(told)) != len(told):
         twice = next(word for word, count in Counter(told).items() if count > 1)
-        raise BNetError("vocabulary", expected="different words", got=f"{twice!r} twice")
+        raise BNetError("vocabulary", expected="different words", actual=f"{twice!r} twice")
     return told

@@ -27,50 +27,57 @@ from safetensors.torch import save as save_bytes, save_file
 from torch import Tensor
 
 from bnet_transformer import declare as networks, tpm
-from bnet_transformer._core.files import KEY, LONGEST_HEADER, as_path, read_tensors, reading, replacing
+from bnet_transformer._core.files import (
+    MAX_HEADER_BYTES,
+    METADATA_KEY,
+    as_path,
+    atomic_write,
+    read_tensors,
+    wrap_read_errors,
+)
 from bnet_transformer._core.naming import Reach
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare import Declaration, Network
-from bnet_transformer.declare.network import check_parameters, outline
-from bnet_transformer.errors import BNetError, FileError, unknown
+from bnet_transformer.declare.network import build_structure, check_parameters
+from bnet_transformer.errors import BNetError, FileError, unknown_name_error
 
 FORMAT = "bnet_transformer net"
 VERSION = 1
-WANTED = "a net that save wrote"
-DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
+EXPECTED = "a net that save wrote"
+STORABLE_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def save(network: Network, path: str | os.PathLike[str]) -> None:
     """Write a net to one safetensors file, whole or not at all; it refuses a net that `load` would not give back."""
-    tensors, metadata = _content(network)
-    with replacing(path) as temporary:
+    tensors, metadata = _serialize(network)
+    with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
-def as_bytes(network: Network) -> bytes:
+def to_bytes(network: Network) -> bytes:
     """The file that `save` writes."""
-    return save_bytes(*_content(network))
+    return save_bytes(*_serialize(network))
 
 
-def _content(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _serialize(network: Network) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a net's file."""
     if not isinstance(network, Network):
-        raise BNetError("save", expected="a Network", got=network)
+        raise BNetError("save", expected="a Network", actual=network)
     for name, value in network.parameters.items():
         if name not in network.shapes:
-            raise unknown("parameter", name, network.shapes)
+            raise unknown_name_error("parameter", name, network.shapes)
         if value.is_meta or value.layout is not torch.strided:
-            raise BNetError(name, expected="a dense tensor with values", got=f"{value.layout} on {value.device}")
-        if value.dtype not in DTYPES:
-            allowed = ", ".join(map(str, DTYPES))
-            raise BNetError(name, expected="a type that a file can hold", got=value.dtype, allowed=allowed)
-    check_parameters(network.shapes, network.parameters, network.tables)
+            raise BNetError(name, expected="a dense tensor with values", actual=f"{value.layout} on {value.device}")
+        if value.dtype not in STORABLE_DTYPES:
+            allowed = ", ".join(map(str, STORABLE_DTYPES))
+            raise BNetError(name, expected="a type that a file can hold", actual=value.dtype, allowed=allowed)
+    check_parameters(network.shapes, network.parameters, network.logit_names)
     # Copies on the CPU, each with a storage of its own and plain strides: safetensors takes no other.
     tensors = {
         name: torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value.detach())
         for name, value in network.parameters.items()
     }
-    return tensors, {KEY: _header(network, tensors)}
+    return tensors, {METADATA_KEY: _serialize_header(network, tensors)}
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Network:
@@ -81,38 +88,38 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     """
     where = as_path(path)
     if not isinstance(trust, bool | Collection):
-        raise BNetError("trust", expected="True, or the names of classes or modules", got=trust)
-    header, tensors = read_tensors(where, WANTED, FORMAT, VERSION, _digest)
-    with reading(where, WANTED):
-        return _read_net(where, header, trust).with_parameters(tensors)
+        raise BNetError("trust", expected="True, or the names of classes or modules", actual=trust)
+    header, tensors = read_tensors(where, EXPECTED, FORMAT, VERSION, _compute_sha256)
+    with wrap_read_errors(where, EXPECTED):
+        return _read_network(where, header, trust).with_parameters(tensors)
 
 
-def _header(network: Network, tensors: Mapping[str, Tensor]) -> str:
+def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
     """The JSON that tells all but the parameters, proved to read back as the declaration that it is."""
     try:
-        library = importlib.metadata.version(KEY)
+        library = importlib.metadata.version(METADATA_KEY)
     except importlib.metadata.PackageNotFoundError:
         library = "unknown"
-    plain = to_plain(network.declaration, "declaration")
+    plain = to_json_data(network.declaration, "declaration")
     head = {"format": FORMAT, "version": VERSION, "library": library, "seed": network.seed, "declaration": plain}
     if network.tokenizer is not None:
         reader = network.tokenizer
-        told = [reader.text, reader.segments, reader.start, reader.apart]
-        short = 4 if reader.apart else 2 if reader.start is None else 3
+        told = [reader.json_text, reader.segments_role, reader.start_token_id, reader.first_stack_only]
+        short = 4 if reader.first_stack_only else 2 if reader.start_token_id is None else 3
         head["tokenizer"] = told[:short]
     try:
-        text = json.dumps({**head, "sha256": _digest(head, tensors)}, allow_nan=False)
-        same = from_plain(json.loads(text)["declaration"], "declaration") == network.declaration
+        text = json.dumps({**head, "sha256": _compute_sha256(head, tensors)}, allow_nan=False)
+        same = from_json_data(json.loads(text)["declaration"], "declaration") == network.declaration
     except (ValueError, TypeError, RecursionError) as error:
-        raise BNetError("declaration", expected="one that reads back from JSON", got=f"{error}") from error
+        raise BNetError("declaration", expected="one that reads back from JSON", actual=f"{error}") from error
     if not same:
-        raise BNetError("declaration", expected="one that reads back from JSON as it is", got="another")
-    if len(text) > LONGEST_HEADER // 2:
-        raise BNetError("declaration", expected=f"at most {LONGEST_HEADER // 2} bytes of JSON", got=len(text))
+        raise BNetError("declaration", expected="one that reads back from JSON as it is", actual="another")
+    if len(text) > MAX_HEADER_BYTES // 2:
+        raise BNetError("declaration", expected=f"at most {MAX_HEADER_BYTES // 2} bytes of JSON", actual=len(text))
     return text
 
 
-def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """What tells a flipped bit: a hash of the seed, the declaration, the tokenizer and every tensor."""
     told = [header["tokenizer"]] if "tokenizer" in header else []
     found = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *told]).encode())
@@ -123,42 +130,42 @@ def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
-def _read_net(where: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
+def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
     """The net without its parameters, its declaration checked as any other."""
     plain = header["declaration"]
     trusted = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else tuple(trust)
     strange = [
         name
-        for name in dict.fromkeys(strangers(plain))
+        for name in dict.fromkeys(find_untrusted_classes(plain))
         if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
     ]
     if strange:
         wanted = "classes of this package: to load others runs their code"
         allowed = f"where you trust them, trust={tuple(strange)!r}"
-        raise FileError(str(where), expected=wanted, got=", ".join(strange), allowed=allowed)
-    declaration = from_plain(plain, f"{where}: declaration")
+        raise FileError(str(path), expected=wanted, actual=", ".join(strange), allowed=allowed)
+    declaration = from_json_data(plain, f"{path}: declaration")
     if not isinstance(declaration, Declaration):
-        raise FileError(str(where), expected="a Declaration", got=type(declaration).__name__)
+        raise FileError(str(path), expected="a Declaration", actual=type(declaration).__name__)
     return dataclasses.replace(
-        outline(declaration, header["seed"]), tokenizer=_tokenizer(where, header.get("tokenizer"))
+        build_structure(declaration, header["seed"]), tokenizer=_read_tokenizer(path, header.get("tokenizer"))
     )
 
 
-def _tokenizer(where: Path, told: object) -> Tokenizer | None:
+def _read_tokenizer(path: Path, fields: object) -> Tokenizer | None:
     """The tokenizer of a net that has one."""
-    match told:
+    match fields:
         case None:
             return None
         case [str(), None | str()] | [str(), None | str(), int()] | [str(), None | str(), None | int(), True]:
-            return Tokenizer(*told)  # type: ignore[arg-type]
-    raise FileError(str(where), expected="a tokenizer: its text and the role that takes segments", got=told)
+            return Tokenizer(*fields)  # type: ignore[arg-type]
+    raise FileError(str(path), expected="a tokenizer: its text and the role that takes segments", actual=fields)
 
 
 # declarations as JSON data
 
-OURS = __name__.partition(".")[0] + ".models."
+MODELS_PREFIX = __name__.partition(".")[0] + ".models."
 
-REGISTRY: dict[str, type] = {
+CLASS_REGISTRY: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(getattr(tpm, name) for name in tpm.__all__),
@@ -169,7 +176,7 @@ REGISTRY: dict[str, type] = {
 }
 
 
-def to_plain(value: object, where: str) -> Any:
+def to_json_data(value: object, location: str) -> Any:
     """A value as JSON data; refuses what would not come back as it is."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -178,95 +185,101 @@ def to_plain(value: object, where: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if type(value) in (tuple, torch.Size):
-        return [to_plain(part, f"{where}[{k}]") for k, part in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+        return [to_json_data(part, f"{location}[{k}]") for k, part in enumerate(value)]  # type: ignore[arg-type, var-annotated]
     if type(value) is list:
-        return {"list": [to_plain(part, f"{where}[{k}]") for k, part in enumerate(value)]}
+        return {"list": [to_json_data(part, f"{location}[{k}]") for k, part in enumerate(value)]}
     if isinstance(value, Mapping):
-        return {"dict": [[to_plain(key, where), to_plain(part, f"{where}[{key!r}]")] for key, part in value.items()]}
+        return {
+            "dict": [
+                [to_json_data(key, location), to_json_data(part, f"{location}[{key!r}]")] for key, part in value.items()
+            ]
+        }
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         allowed = "dataclasses, tuples, lists, mappings, strings, numbers, true, false and None"
-        raise BNetError(where, expected="a value that a file can hold", got=value, allowed=allowed)
-    name = _name(type(value), where)
+        raise BNetError(location, expected="a value that a file can hold", actual=value, allowed=allowed)
+    name = _format_class_name(type(value), location)
     stored = [field.name for field in dataclasses.fields(value) if field.init]
-    return {"class": name, **{field: to_plain(getattr(value, field), f"{where}.{field}") for field in stored}}
+    return {"class": name, **{field: to_json_data(getattr(value, field), f"{location}.{field}") for field in stored}}
 
 
-def _name(kind: type, where: str) -> str:
+def _format_class_name(kind: type, location: str) -> str:
     """The name under which a class is stored."""
-    if REGISTRY.get(kind.__name__) is kind:
+    if CLASS_REGISTRY.get(kind.__name__) is kind:
         return kind.__name__
     got = f"{kind.__module__}.{kind.__qualname__}"
     if "__dataclass_fields__" not in vars(kind):
-        raise BNetError(where, expected="a class that is itself a dataclass (@dataclass(frozen=True))", got=got)
+        raise BNetError(location, expected="a class that is itself a dataclass (@dataclass(frozen=True))", actual=got)
     if "<locals>" in kind.__qualname__:
-        raise BNetError(where, expected="a class at the top of a module, which can be imported", got=got)
+        raise BNetError(location, expected="a class at the top of a module, which can be imported", actual=got)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def strangers(plain: object) -> Iterator[str]:
+def find_untrusted_classes(data: object) -> Iterator[str]:
     """The import paths of all classes in JSON data that are not of this package (of its registry or its models)."""
-    stack = [plain]
+    stack = [data]
     while stack:
         part = stack.pop()
         if isinstance(part, dict):
             name = part.get("class")
-            if isinstance(name, str) and ":" in name and not name.startswith(OURS):
+            if isinstance(name, str) and ":" in name and not name.startswith(MODELS_PREFIX):
                 yield name
             stack.extend(part.values())
         elif isinstance(part, list):
             stack.extend(part)
 
 
-def from_plain(plain: object, where: str) -> Any:
+def from_json_data(data: object, location: str) -> Any:
     """The value of JSON data. It imports the classes that are named: ask `strangers` first."""
-    if isinstance(plain, list):
-        return tuple(from_plain(part, f"{where}[{k}]") for k, part in enumerate(plain))
-    if not isinstance(plain, dict):
-        return plain
-    if "class" in plain:
-        return _object(plain, where)
-    match plain:
+    if isinstance(data, list):
+        return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
+    if not isinstance(data, dict):
+        return data
+    if "class" in data:
+        return _build_object(data, location)
+    match data:
         case {"list": list(parts), **rest} if not rest:
-            return [from_plain(part, f"{where}[{k}]") for k, part in enumerate(parts)]
+            return [from_json_data(part, f"{location}[{k}]") for k, part in enumerate(parts)]
         case {"dict": list(pairs), **rest} if not rest and all(isinstance(p, list) and len(p) == 2 for p in pairs):
-            return {from_plain(key, where): from_plain(part, f"{where}[{key!r}]") for key, part in pairs}
+            return {from_json_data(key, location): from_json_data(part, f"{location}[{key!r}]") for key, part in pairs}
         case {"float": "inf" | "-inf" | "nan" as name, **rest} if not rest:
             return float(name)
-    raise FileError(where, expected="an object with a class, a list, a dict or a float", got=plain)
+    raise FileError(location, expected="an object with a class, a list, a dict or a float", actual=data)
 
 
-def _object(plain: dict[str, Any], where: str) -> Any:
-    kind = _class(plain["class"], where)
+def _build_object(data: dict[str, Any], location: str) -> Any:
+    kind = _find_class(data["class"], location)
     wanted = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    given = {name: from_plain(part, f"{where}.{name}") for name, part in plain.items() if name != "class"}
+    given = {name: from_json_data(part, f"{location}.{name}") for name, part in data.items() if name != "class"}
     for name in given:
         if name not in wanted:
-            raise FileError(where, expected=f"fields of {plain['class']}: {', '.join(wanted)}", got=name)
+            raise FileError(location, expected=f"fields of {data['class']}: {', '.join(wanted)}", actual=name)
     for name, field in wanted.items():
         bare = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if bare and name not in given:
-            raise FileError(where, expected=f"the field {name} of {plain['class']}", got="none")
+            raise FileError(location, expected=f"the field {name} of {data['class']}", actual="none")
     return kind(**given)
 
 
-def _class(name: object, where: str) -> type:
+def _find_class(name: object, location: str) -> type:
     """The class of that name or import path, a dataclass."""
     if not isinstance(name, str):
-        raise FileError(where, expected="the name of a class", got=name)
+        raise FileError(location, expected="the name of a class", actual=name)
     module, colon, path = name.partition(":")
     if not colon:
-        if name not in REGISTRY:
-            known = ", ".join(sorted(REGISTRY))
-            raise FileError(where, expected="a class of this package", got=name, allowed=known)
-        return REGISTRY[name]
+        if name not in CLASS_REGISTRY:
+            known = ", ".join(sorted(CLASS_REGISTRY))
+            raise FileError(location, expected="a class of this package", actual=name, allowed=known)
+        return CLASS_REGISTRY[name]
     try:
         held = importlib.import_module(module)
         found: Any = functools.reduce(inspect.getattr_static, path.split("."), held)  # what asks nobody runs nothing
     except Exception as error:  # a stranger's module may fail in any way
         got = f"{name} ({type(error).__name__}: {error})"
-        raise FileError(where, expected="a class that can be imported", got=got) from error
+        raise FileError(location, expected="a class that can be imported", actual=got) from error
     if not isinstance(found, type) or not dataclasses.is_dataclass(found) or inspect.isabstract(found):
-        raise FileError(where, expected="the path of a dataclass", got=name, allowed="a TPM, a Score, a part of one")
+        raise FileError(
+            location, expected="the path of a dataclass", actual=name, allowed="a TPM, a Score, a part of one"
+        )
     if (found.__module__, found.__qualname__) != (module, path):  # who trusts a module trusts none that it imports
-        raise FileError(where, expected="a class where it is defined", got=name)
+        raise FileError(location, expected="a class where it is defined", actual=name)
     return found

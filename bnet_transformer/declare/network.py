@@ -12,41 +12,41 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_names, mapping
-from bnet_transformer._core.memory import room_for
+from bnet_transformer._core.checks import check_mapping, check_names
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare.declaration import Declaration
-from bnet_transformer.declare.templates import Template, collection_of, declaration_to_graph
-from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, shown
-from bnet_transformer.graph.folded import Family, FoldedGraph
+from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
+from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
+from bnet_transformer.graph.folded import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.arrays import is_plain
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
-MOST_FAMILIES = 50_000
+MAX_GROUPS = 50_000
 
 
 @dataclass(frozen=True)
-class Input:
+class ParentSpec:
     """What fills one slot of a node: a family, its reach, the selectors that pick, the axes of a collection."""
 
     slot: str
-    parent: int
+    index: int
     reach: Reach
     pick: tuple[tuple[str, int], ...]
     over: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeSpec:
     """All that readings need to know of one family besides its place in the graph."""
 
-    family: Family
+    group: NodeGroup
     tpm: TPM
-    inputs: tuple[Input, ...]
-    parents: tuple[Parent, ...]
+    parents: tuple[ParentSpec, ...]
+    tpm_parents: tuple[Parent, ...]
     shape: Shape
-    owner: str
+    param_prefix: str
     scope: str
     parameters: Mapping[str, Parameter]
 
@@ -56,14 +56,14 @@ class Member:
         return any(parameter.learnable for parameter in self.parameters.values())
 
     @cached_property
-    def word_inputs(self) -> tuple[Input, ...]:
+    def word_parents(self) -> tuple[ParentSpec, ...]:
         """The inputs that are collections of words."""
-        return tuple(given for given in self.inputs if WORD in given.over)
+        return tuple(given for given in self.parents if WORD in given.over)
 
     @cached_property
-    def reads_words(self) -> bool:
+    def has_word_attention(self) -> bool:
         """True where the TPM has an attention distribution `P(j | i)` over words."""
-        return type(self.tpm).reading is not TPM.reading and bool(self.word_inputs)
+        return type(self.tpm).reading is not TPM.reading and bool(self.word_parents)
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Network:
     """
 
     declaration: Declaration
-    graph: FoldedGraph
-    members: tuple[Member, ...]
+    graph: TemplateGraph
+    specs: tuple[NodeSpec, ...]
     parameters: Mapping[str, Tensor]
     seed: int = 0
-    floating: torch.dtype = torch.float32
+    default_dtype: torch.dtype = torch.float32
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
@@ -90,41 +90,41 @@ class Network:
     @cached_property
     def learnable(self) -> frozenset[str]:
         """The names of the parameters that training changes."""
-        return frozenset(name for name, (_, parameter) in self.wanted.items() if parameter.learnable)
+        return frozenset(name for name, (_, parameter) in self.parameter_specs.items() if parameter.learnable)
 
     @cached_property
-    def functional_families(self) -> frozenset[int]:
+    def functional_groups(self) -> frozenset[int]:
         """The numbers of the families whose nodes are functions of their parents."""
-        return frozenset(m.family.index for m in self.members if m.tpm.kind == "deterministic")
+        return frozenset(m.group.index for m in self.specs if m.tpm.kind == "deterministic")
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """The shape of every parameter, plates leading."""
-        return {name: shape for name, (shape, _) in self.wanted.items()}
+        return {name: shape for name, (shape, _) in self.parameter_specs.items()}
 
     @cached_property
-    def wanted(self) -> dict[str, tuple[Shape, Parameter]]:
+    def parameter_specs(self) -> dict[str, tuple[Shape, Parameter]]:
         """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
         wanted: dict[str, tuple[Shape, Parameter]] = {}
-        for member in self.members:
-            plates = tuple(self.graph.sizes[plate] for plate in member.family.plates)
+        for member in self.specs:
+            plates = tuple(self.graph.plate_sizes[plate] for plate in member.group.plates)
             for name, parameter in member.parameters.items():
-                wanted.setdefault(f"{member.owner}.{name}", ((*plates, *parameter.shape), parameter))
+                wanted.setdefault(f"{member.param_prefix}.{name}", ((*plates, *parameter.shape), parameter))
         return wanted
 
     @cached_property
-    def tables(self) -> frozenset[str]:
+    def logit_names(self) -> frozenset[str]:
         """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
         return frozenset(
-            f"{member.owner}.logits"
-            for member in self.members
+            f"{member.param_prefix}.logits"
+            for member in self.specs
             if member.tpm.kind == "discrete" and "logits" in member.parameters
         )
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating type of the parameters."""
-        return next((p.dtype for p in self.parameters.values()), self.floating)
+        return next((p.dtype for p in self.parameters.values()), self.default_dtype)
 
     @property
     def log_dtype(self) -> torch.dtype:
@@ -142,144 +142,152 @@ class Network:
         return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
 
     @cached_property
-    def choices(self) -> tuple[Member, ...]:
+    def choices(self) -> tuple[NodeSpec, ...]:
         """The discrete members that something reads."""
-        reads = self.graph.out_of
-        return tuple(m for m in self.members if m.tpm.kind == "discrete" and reads[m.family.index])
+        reads = self.graph.out_edges
+        return tuple(m for m in self.specs if m.tpm.kind == "discrete" and reads[m.group.index])
 
     @cached_property
-    def plain_tables(self) -> tuple[str, ...]:
+    def unconditional_logit_names(self) -> tuple[str, ...]:
         """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
-        weighted = {m.owner for m in self.members if "weight" in m.parameters}
-        return tuple(name for name in self.shapes if name in self.tables and name[: -len(".logits")] not in weighted)
+        weighted = {m.param_prefix for m in self.specs if "weight" in m.parameters}
+        return tuple(
+            name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in weighted
+        )
 
-    def count_states(self, index: int, words: Mapping[str, int]) -> int:
+    def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:
         """How many states a discrete family has.
 
         Args:
             index: The family.
             words: How many words each stack has: a state may be a word that is read.
         """
-        member = self.members[index]
-        return words[self.stack_read(member)] if member.tpm.states is None else member.tpm.states
+        member = self.specs[index]
+        return word_counts[self.get_source_stack(member)] if member.tpm.states is None else member.tpm.states
 
-    def stack_read(self, member: Member) -> str:
+    def get_source_stack(self, spec: NodeSpec) -> str:
         """The stack whose words a family with a collection of words reads."""
-        return self.members[member.word_inputs[0].parent].family.words or ""
+        return self.specs[spec.word_parents[0].index].group.word_stack or ""
 
-    def groups_of(self, families: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
         """The groups of the graph in order, parents first, with no other families than some."""
-        return tuple(some for group in self.graph.groups if (some := tuple(i for i in group if i in families)))
+        return tuple(some for group in self.graph.components if (some := tuple(i for i in group if i in groups)))
 
-    def ancestral_members(self, member: Member) -> list[Member]:
+    def ancestral_specs(self, spec: NodeSpec) -> list[NodeSpec]:
         """A member and all its ancestors, parents first."""
-        needed = self.graph.ancestral_set([member.family.index])
-        return [self.members[index] for group in self.groups_of(needed) for index in group]
+        needed = self.graph.ancestral_set([spec.group.index])
+        return [self.specs[index] for group in self.filter_components(needed) for index in group]
 
-    def is_state(self, family: Family) -> bool:
+    def is_state(self, group: NodeGroup) -> bool:
         """True where the role of a family passes from each slice of its stack to the next."""
-        return (family.stack, family.role) in self._states
+        return (group.stack, group.role) in self._states
 
-    def is_word_state(self, family: Family) -> bool:
+    def is_word_state(self, group: NodeGroup) -> bool:
         """True for a state of the words of its own stack, without plates."""
-        return self.is_state(family) and family.words == family.stack and not family.plates
+        return self.is_state(group) and group.word_stack == group.stack and not group.plates
 
     @cached_property
     def _states(self) -> frozenset[tuple[str, str]]:
         return frozenset((stack.name, role) for stack in self.declaration.stacks for role in stack.states)
 
-    def one_type(self) -> None:
+    def check_single_dtype(self) -> None:
         """Refuse to compute with parameters of different floating types."""
         kinds = sorted({str(value.dtype) for value in self.parameters.values()})
         if len(kinds) > 1:
             raise BNetError(
-                "parameters", expected="one floating type to compute in", got=", ".join(kinds), allowed="to()"
+                "parameters", expected="one floating type to compute in", actual=", ".join(kinds), allowed="to()"
             )
 
-    def member(self, name: str) -> Member:
+    def get_spec(self, name: str) -> NodeSpec:
         """The member of the family of that name."""
-        return self.members[self.graph.family(name).index]
+        return self.specs[self.graph.get_group(name).index]
 
-    def with_parameters(self, parameters: Mapping[str, Tensor], *, numbers: bool = True) -> Network:
+    def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
         """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
-        given = mapping("parameters", parameters)
+        given = check_mapping("parameters", parameters)
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
-        check_parameters(self.shapes, merged, self.tables, numbers=numbers)
+        check_parameters(self.shapes, merged, self.logit_names, check_finite=check_finite)
         merged = {name: merged[name] for name in self.shapes}  # in the order of the net, whatever that of a file is
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
         """What a hash of the net is made of: all else that it holds follows from these."""
         reader = self.tokenizer
-        told = None if reader is None else (reader.text, reader.segments, reader.start, reader.apart)
+        told = (
+            None
+            if reader is None
+            else (reader.json_text, reader.segments_role, reader.start_token_id, reader.first_stack_only)
+        )
         return self.declaration, dict(self.parameters), told, self.seed
 
-    def to(self, *where: object) -> Network:
+    def to(self, *targets: object) -> Network:
         """The same net in another floating type, on another device, or both."""
         dtype, device = None, None
-        for each in where:
+        for each in targets:
             if isinstance(each, torch.dtype) and each.is_floating_point and dtype is None:
                 dtype = each
             elif isinstance(each, str | torch.device) and device is None:
                 device = each
             else:
-                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", got=each)
+                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=each)
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
             wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
-            raise BNetError("to", expected=wanted, got=device, allowed=allowed) from error
-        return replace(self.with_parameters(moved), floating=self.floating if dtype is None else dtype)
+            raise BNetError("to", expected=wanted, actual=device, allowed=allowed) from error
+        return replace(self.with_parameters(moved), floating=self.default_dtype if dtype is None else dtype)
 
-    def of(self, member: Member) -> dict[str, Tensor]:
+    def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
         """The parameters of one family."""
-        return {name: self.parameters[f"{member.owner}.{name}"] for name in member.parameters}
+        return {name: self.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
 
 
 def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
     """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
-    network = outline(declaration, seed)
+    network = build_structure(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
-    return replace(network, parameters=_initial(network))
+    return replace(network, parameters=_initialize_parameters(network))
 
 
-def outline(declaration: Declaration, seed: int = 0) -> Network:
+def build_structure(declaration: Declaration, seed: int = 0) -> Network:
     """The net of a declaration, checked, before it has parameters: no size costs memory here."""
     count = len(declaration.nodes)
     for stack in declaration.stacks:
         count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
-    if count > MOST_FAMILIES:  # more than any readable net has
-        raise BudgetError("declaration", expected=f"at most {MOST_FAMILIES} nodes and slices", got=count)
+    if count > MAX_GROUPS:  # more than any readable net has
+        raise BudgetError("declaration", expected=f"at most {MAX_GROUPS} nodes and slices", actual=count)
     graph, ordered, faults = declaration_to_graph(declaration)
-    members: list[Member] = []
+    members: list[NodeSpec] = []
     if graph is not None:
-        members, more = _members(graph, ordered)
+        members, more = _build_specs(graph, ordered)
         faults += more
     if faults or graph is None:
-        raise DeclarationError(_once(faults))
+        raise DeclarationError(_deduplicate_faults(faults))
     return Network(declaration, graph, tuple(members), {}, seed)
 
 
-def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Member], list[Fault]]:
+def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
     """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
     index = {template: k for k, template in enumerate(templates)}
-    shapes: dict[Template, Shape] = {}
-    members: list[Member] = []
+    shapes: dict[NodeTemplate, Shape] = {}
+    members: list[NodeSpec] = []
     faults: list[Fault] = []
-    for template, family in zip(templates, graph.families, strict=True):
+    for template, family in zip(templates, graph.groups, strict=True):
         node, inputs = template.node, []
-        for slot, source in template.inputs():
+        for slot, source in template.iter_slots():
             picks = tuple((plate, index[selector]) for plate, selector in source.pick)
-            inputs.append(Input(slot, index[source.parent], source.reach, picks, collection_of(template, source)))
-        parents = _parents(graph.sizes, index, template, inputs, shapes, faults)
+            inputs.append(
+                ParentSpec(slot, index[source.template], source.reach, picks, collection_axes(template, source))
+            )
+        parents = _describe_parents(graph.plate_sizes, index, template, inputs, shapes, faults)
         if parents is None:
             continue
         try:
-            shape, parameters = _asked(node.tpm, parents)
+            shape, parameters = _infer_shape_and_parameters(node.tpm, parents)
         except BNetError as error:
-            faults.append(Fault(template.name, f"for {error.what}, {error.expected}", shown(error.got)))
+            faults.append(Fault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual)))
             continue
         endless = node.tpm.kind == "discrete" and node.tpm.states is None
         if endless and not any(WORD in given.over for given in inputs):
@@ -290,76 +298,78 @@ def _members(graph: FoldedGraph, templates: Sequence[Template]) -> tuple[list[Me
             continue
         shapes[template] = shape
         owner = family.stem if node.shared else family.name
-        members.append(Member(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
-    first: dict[str, Member] = {}  # slices that share their parameters must want the same ones
+        members.append(NodeSpec(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
+    first: dict[str, NodeSpec] = {}  # slices that share their parameters must want the same ones
     for member in members:
-        other = first.setdefault(member.owner, member)
+        other = first.setdefault(member.param_prefix, member)
         if other.parameters != member.parameters:
-            wanted = f"parameters as {other.family.name}, with which it shares"
-            faults.append(Fault(member.family.name, wanted, "other shapes"))
+            wanted = f"parameters as {other.group.name}, with which it shares"
+            faults.append(Fault(member.group.name, wanted, "other shapes"))
     return members, faults
 
 
-def _asked(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
+def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
     """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
     name = type(tpm).__name__
     if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
-        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", got=tpm.kind)
+        raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", actual=tpm.kind)
     try:
         shape, parameters = tpm.shape(*parents), tpm.parameters(*parents)
     except BNetError:
         raise
     except Exception as error:
         told = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
-        raise BNetError(name, expected=f"a TPM that takes {told}", got=repr(error)) from error
+        raise BNetError(name, expected=f"a TPM that takes {told}", actual=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
-        raise BNetError(name, expected="a shape, a tuple of whole numbers", got=shape)
+        raise BNetError(name, expected="a shape, a tuple of whole numbers", actual=shape)
     if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
-        raise BNetError(name, expected="parameters, a mapping from names to Parameter", got=parameters)
+        raise BNetError(name, expected="parameters, a mapping from names to Parameter", actual=parameters)
     return shape, parameters
 
 
-def _parents(
+def _describe_parents(
     sizes: Mapping[str, int],
-    index: Mapping[Template, int],
-    template: Template,
-    inputs: list[Input],
-    shapes: Mapping[Template, Shape],
+    index: Mapping[NodeTemplate, int],
+    template: NodeTemplate,
+    parents: list[ParentSpec],
+    shapes: Mapping[NodeTemplate, Shape],
     faults: list[Fault],
 ) -> list[Parent] | None:
     """What the TPM is told of its parents; None where one of them is in fault."""
-    if len(inputs) != len(template.node.arrows) or len(inputs) != len(template.slots):
+    if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
         return None
     told = []
-    for given, (_, source) in zip(inputs, template.inputs(), strict=True):
-        parent, tpm = source.parent, source.parent.node.tpm
+    for given, (_, source) in zip(parents, template.iter_slots(), strict=True):
+        parent, tpm = source.template, source.template.node.tpm
         shape = shapes.get(parent, parent.node.shape)
         shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
-            if given.parent >= index[template]:
+            if given.index >= index[template]:
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
             return None
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
         states = (tpm.states or 0) if tpm.reads_by_index else None
-        reads = (parent.words or "", given.reach) if WORD in given.over else None
+        reads = (parent.word_stack or "", given.reach) if WORD in given.over else None
         told.append(Parent(parent.name, shape, states, over, reads))
     return told
 
 
-def _once(faults: list[Fault]) -> list[Fault]:
+def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
     """Each fault once, not once for each slice."""
     kept: dict[tuple[str, str, str], Fault] = {}
     for fault in faults:
-        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.got)), fault)
+        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
     return list(kept.values())
 
 
-def _initial(network: Network) -> dict[str, Tensor]:
+def _initialize_parameters(network: Network) -> dict[str, Tensor]:
     """Starting parameters; each has a generator of its own, so that one more node changes no other."""
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
-    room_for("parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words")
-    for name, (shape, parameter) in network.wanted.items():
+    check_memory(
+        "parameters", count * torch.get_default_dtype().itemsize, "a smaller dim=, fewer heads=, states or words"
+    )
+    for name, (shape, parameter) in network.parameter_specs.items():
         if parameter.fill is None:
             digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -372,7 +382,11 @@ def _initial(network: Network) -> dict[str, Tensor]:
 
 
 def check_parameters(
-    shapes: Mapping[str, Shape], parameters: Mapping[str, Tensor], tables: Collection[str] = (), *, numbers: bool = True
+    shapes: Mapping[str, Shape],
+    parameters: Mapping[str, Tensor],
+    logit_names: Collection[str] = (),
+    *,
+    check_finite: bool = True,
 ) -> None:
     """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite.
 
@@ -383,25 +397,25 @@ def check_parameters(
         value = parameters.get(name)
         node = name.rpartition(".")[0]
         if not is_plain(value):
-            got = "nothing" if value is None else shown(value)
+            got = "nothing" if value is None else format_value(value)
             faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
         elif tuple(value.shape) != shape:
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
             faults.append(Fault(node, f"{name} in a floating type", str(value.dtype)))
-        elif numbers and not value.is_meta:
-            zero = value.isneginf() if name in tables else torch.zeros_like(value, dtype=torch.bool)
+        elif check_finite and not value.is_meta:
+            zero = value.isneginf() if name in logit_names else torch.zeros_like(value, dtype=torch.bool)
             if bad := int((~value.isfinite() & ~zero).sum()):
                 faults.append(Fault(node, f"{name} finite", f"{bad} entries that are NaN or infinite"))
-            elif name in tables and bool(zero.all(-1).any()):
+            elif name in logit_names and bool(zero.all(-1).any()):
                 faults.append(Fault(node, f"{name} with a finite number in every row", "a row of -inf alone"))
     if faults:
         raise DeclarationError(faults)
 
 
-def network_of(net: object) -> Network:
+def as_network(net: object) -> Network:
     """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
     found = getattr(net, "network", net)
     if not isinstance(found, Network):
-        raise BNetError("net", expected="a net", got=net)
+        raise BNetError("net", expected="a net", actual=net)
     return found

@@ -10,23 +10,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bnet_transformer._core.naming import SLICE, WORD, Reach, as_reach, join, role_fault, stem_of
+from bnet_transformer._core.naming import SLICE, WORD, Reach, as_reach, find_role_fault, join_name, join_stem
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Stack
-from bnet_transformer.errors import BNetError, Fault, unknown
-from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
+from bnet_transformer.errors import BNetError, Fault, unknown_name_error
+from bnet_transformer.graph.folded import EdgeTemplate, NodeGroup, TemplateGraph
 
 
 @dataclass(frozen=True)
-class Source:
+class TemplateParent:
     """One arrow, resolved: the template it comes from, its reach, and the discrete templates that pick."""
 
-    parent: Template
+    template: NodeTemplate
     reach: Reach
-    pick: tuple[tuple[str, Template], ...] = ()
+    pick: tuple[tuple[str, NodeTemplate], ...] = ()
 
 
 @dataclass(eq=False)
-class Template:
+class NodeTemplate:
     """A node at one slice, with its arrows resolved; `None` stands for an arrow that could not be."""
 
     stack: str
@@ -34,67 +34,69 @@ class Template:
     step: int | None
     node: Node
     plates: tuple[str, ...]
-    words: str | None
-    sources: tuple[Source | None, ...] = ()
+    word_stack: str | None
+    parents: tuple[TemplateParent | None, ...] = ()
 
     @property
     def name(self) -> str:
-        return join(stem_of(self.stack, self.node.role), () if self.slice is None else (self.slice,))
+        return join_name(join_stem(self.stack, self.node.role), () if self.slice is None else (self.slice,))
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The names of its slots, one for each parent; a last `*x` is repeated."""
         names = self.node.tpm.takes()
         if names and names[-1].startswith("*"):
-            rest = max(len(self.sources) - len(names) + 1, 0)
+            rest = max(len(self.parents) - len(names) + 1, 0)
             return (*names[:-1], *([names[-1][1:]] * rest))
         return names
 
-    def inputs(self) -> Iterator[tuple[str, Source]]:
+    def iter_slots(self) -> Iterator[tuple[str, TemplateParent]]:
         """What fills each slot, of the arrows that could be resolved."""
-        for slot, source in zip(self.slots, self.sources, strict=False):
+        for slot, source in zip(self.slots, self.parents, strict=False):
             if source is not None:
                 yield slot, source
 
 
 @dataclass
-class Book:
+class SymbolTable:
     """The declared roles: who stands where, for resolving names."""
 
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
-    templates: dict[tuple[str, str, int | None], Template] = field(default_factory=dict)
+    templates: dict[tuple[str, str, int | None], NodeTemplate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stacks = {stack.name: stack for stack in self.declaration.stacks}
-        self.outside = {node.role: node for node in self.declaration.nodes}
+        self.outside_nodes = {node.role: node for node in self.declaration.nodes}
 
-    def blame(self, node: str, expected: str, got: str) -> None:
+    def add_fault(self, node: str, expected: str, actual: str) -> None:
         """Note a fault."""
-        self.faults.append(Fault(node, expected, got))
+        self.faults.append(Fault(node, expected, actual))
 
 
-def declaration_to_graph(declaration: Declaration) -> tuple[FoldedGraph | None, tuple[Template, ...], list[Fault]]:
+def declaration_to_graph(
+    declaration: Declaration,
+) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[Fault]]:
     """The folded graph with, for each family in its order, the template that it stands for, and all faults; no graph
     where there is a cycle."""
-    book, templates = Book(declaration), []
-    _check_names(book)
-    for stack, slice_, step, node in _placed(declaration):
-        plates, words = _plates(book, stack, slice_, node), _words(book, stack, step, node)
-        templates.append(Template(stack, slice_, step, node, plates, words))
-    book.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
+    symbols, templates = SymbolTable(declaration), []
+    _check_names(symbols)
+    for stack, slice_, step, node in _unroll_slices(declaration):
+        plates, words = _resolve_plates(symbols, stack, slice_, node), _resolve_word_stack(symbols, stack, step, node)
+        templates.append(NodeTemplate(stack, slice_, step, node, plates, words))
+    symbols.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
     for template in templates:
-        template.sources = tuple(_source(book, template, arrow) for arrow in template.node.arrows)
-    if not templates and not book.faults:
-        raise BNetError("declaration", expected="at least one node, in a stack or outside", got="none")
-    faults = book.faults + check_reaches(templates)
-    groups, cycles = _groups(templates)
+        template.sources = tuple(_resolve_arrow(symbols, template, arrow) for arrow in template.node.arrows)
+    if not templates and not symbols.faults:
+        raise BNetError("declaration", expected="at least one node, in a stack or outside", actual="none")
+    faults = symbols.faults + check_slots(templates)
+    groups, cycles = _sort_into_components(templates)
     if cycles:
         return None, (), [*faults, *cycles]
-    return _graph(declaration, groups), tuple(template for group in groups for template in group), faults
+    return _build_graph(declaration, groups), tuple(template for group in groups for template in group), faults
 
 
-def _placed(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
+def _unroll_slices(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
     """Each node with its stack, its slice (None outside the slices) and its step."""
     for node in declaration.nodes:
         yield "", None, None, node
@@ -108,173 +110,179 @@ def _placed(declaration: Declaration) -> Iterator[tuple[str, int | None, int | N
             yield stack.name, None, stack.slices, node
 
 
-def _check_names(book: Book) -> None:
-    declaration = book.declaration
+def _check_names(symbols: SymbolTable) -> None:
+    declaration = symbols.declaration
     names = [stack.name for stack in declaration.stacks]
     for name in names:
-        fault = role_fault(name) if name else None
+        fault = find_role_fault(name) if name else None
         if fault:
-            book.blame(f"stack {name!r}", "a name that can prefix a node", fault.replace("role", "name"))
+            symbols.add_fault(f"stack {name!r}", "a name that can prefix a node", fault.replace("role", "name"))
         if names.count(name) > 1:
-            book.blame(f"stack {name!r}", "stacks with different names", "the name twice")
-    _check_plates(book)
+            symbols.add_fault(f"stack {name!r}", "stacks with different names", "the name twice")
+    _check_plates(symbols)
     stems: dict[str, str] = {}
-    for stack, nodes in _blocks(declaration):
+    for stack, nodes in _iter_blocks(declaration):
         for block, node in nodes:
-            fault = role_fault(node.role, [name for name in names if name])
+            fault = find_role_fault(node.role, [name for name in names if name])
             if fault:
-                book.blame(str(node.role), "a role that makes plain names", fault)
+                symbols.add_fault(str(node.role), "a role that makes plain names", fault)
                 continue
             place = f"{block} of stack {stack!r}" if stack else block
-            stem = stem_of(stack, node.role)
+            stem = join_stem(stack, node.role)
             first = stems.setdefault(stem, place)
             state = {first, place} == {place.replace(block, "prologue"), place.replace(block, "slice")}
             if first != place and not state:
-                book.blame(stem, "a name that one node has", f"it in the {first} and in the {place}")
-    for stack, nodes in _blocks(declaration):
+                symbols.add_fault(stem, "a name that one node has", f"it in the {first} and in the {place}")
+    for stack, nodes in _iter_blocks(declaration):
         seen = [(block, node.role) for block, node in nodes]
         for block, node in nodes:
             if node.scope == "corpus" and (node.arrows or WORD in node.plates):
                 got = "parents" if node.arrows else "a word plate"
-                book.blame(stem_of(stack, node.role), "scope='corpus' for a root without words alone", got)
+                symbols.add_fault(join_stem(stack, node.role), "scope='corpus' for a root without words alone", got)
             if node.shared and block != "slice":
-                book.blame(stem_of(stack, node.role), "shared=True within a slice alone", f"it in the {block}")
+                symbols.add_fault(join_stem(stack, node.role), "shared=True within a slice alone", f"it in the {block}")
         for block, role in dict.fromkeys(pair for pair in seen if seen.count(pair) > 1):
-            book.blame(stem_of(stack, role), f"one declaration in the {block}", f"{seen.count((block, role))}")
+            symbols.add_fault(join_stem(stack, role), f"one declaration in the {block}", f"{seen.count((block, role))}")
 
 
-def _words(book: Book, stack: str, step: int | None, node: Node) -> str | None:
+def _resolve_word_stack(symbols: SymbolTable, stack: str, step: int | None, node: Node) -> str | None:
     """The stack whose words a node is over: its own (`word`), another's (`enc.word`), or none."""
     for plate in node.plates:
         other, dot, name = plate.rpartition(".")
-        if name == WORD and dot and other in book.stacks:
+        if name == WORD and dot and other in symbols.stacks:
             return other
     return stack if WORD in node.plates and step is not None else None
 
 
-def _blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str, Node]]]]:
+def _iter_blocks(declaration: Declaration) -> Iterator[tuple[str, list[tuple[str, Node]]]]:
     yield "", [("nodes outside the stacks", node) for node in declaration.nodes]
     for stack in declaration.stacks:
         blocks = (("prologue", stack.prologue), ("slice", stack.slice), ("epilogue", stack.epilogue))
         yield stack.name, [(block, node) for block, nodes in blocks for node in nodes]
 
 
-def _check_plates(book: Book) -> None:
-    names = [plate.name for plate in book.declaration.plates]
+def _check_plates(symbols: SymbolTable) -> None:
+    names = [plate.name for plate in symbols.declaration.plates]
     count = Counter(names)
     for name in count:
-        fault = role_fault(name)
+        fault = find_role_fault(name)
         if fault or name in (WORD, SLICE):
             got = (fault or f"{name!r}, which every net has").replace("role", "name")
-            book.blame(f"plate {name!r}", "a plain name of its own", got)
+            symbols.add_fault(f"plate {name!r}", "a plain name of its own", got)
         if count[name] > 1:
-            book.blame(f"plate {name!r}", "one declaration", f"{count[name]}")
+            symbols.add_fault(f"plate {name!r}", "one declaration", f"{count[name]}")
 
 
-def _plates(book: Book, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
+def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
     """A node's plates but the word, in the declaration's order."""
-    order = [plate.name for plate in book.declaration.plates]
-    name = join(stem_of(stack, node.role), () if slice_ is None else (slice_,))
-    outside = any(node is other for other in book.declaration.nodes)
-    others = [f"{other}.{WORD}" for other in book.stacks if other]
+    order = [plate.name for plate in symbols.declaration.plates]
+    name = join_name(join_stem(stack, node.role), () if slice_ is None else (slice_,))
+    outside = any(node is other for other in symbols.declaration.nodes)
+    others = [f"{other}.{WORD}" for other in symbols.stacks if other]
     if sum(plate == WORD or plate in others for plate in node.plates) > 1:
-        book.blame(name, "the words of one stack", f"plates {', '.join(node.plates)}")
+        symbols.add_fault(name, "the words of one stack", f"plates {', '.join(node.plates)}")
     for plate in dict.fromkeys(node.plates):
         if node.plates.count(plate) > 1:
-            book.blame(name, "each plate once", f"{plate!r} {node.plates.count(plate)} times")
+            symbols.add_fault(name, "each plate once", f"{plate!r} {node.plates.count(plate)} times")
         if plate == WORD and outside:
-            book.blame(name, "no word plate: it stands outside the stacks", "plates with 'word'")
+            symbols.add_fault(name, "no word plate: it stands outside the stacks", "plates with 'word'")
         elif plate == SLICE:
-            book.blame(name, "plates without 'slice': the block where a node stands gives it", "'slice'")
+            symbols.add_fault(name, "plates without 'slice': the block where a node stands gives it", "'slice'")
         elif plate != WORD and plate not in order and plate not in others:
             known = ", ".join([*order, WORD, *others])
-            book.blame(name, f"a declared plate ({known})", f"the plate {plate!r}")
+            symbols.add_fault(name, f"a declared plate ({known})", f"the plate {plate!r}")
     return tuple(plate for plate in order if plate in node.plates)
 
 
-def _source(book: Book, child: Template, arrow: Arrow) -> Source | None:
-    parent = _resolve(book, child, arrow.role, arrow.slice)
+def _resolve_arrow(symbols: SymbolTable, child: NodeTemplate, arrow: Arrow) -> TemplateParent | None:
+    parent = _resolve_role(symbols, child, arrow.role, arrow.slice)
     if parent is None:
         return None
     picks = []
     for plate, role in arrow.pick.items():
-        selector = _resolve(book, child, role, None)
-        if selector is None or not _can_pick(book, child, parent, plate, selector):
+        selector = _resolve_role(symbols, child, role, None)
+        if selector is None or not _check_pick(symbols, child, parent, plate, selector):
             return None
         picks.append((plate, selector))
-    return Source(parent, as_reach(arrow.reach), tuple(picks))
+    return TemplateParent(parent, as_reach(arrow.reach), tuple(picks))
 
 
-def _can_pick(book: Book, child: Template, parent: Template, plate: str, selector: Template) -> bool:
-    before = len(book.faults)
-    has = [*parent.plates, *([WORD] if parent.words is not None else [])]
+def _check_pick(
+    symbols: SymbolTable, child: NodeTemplate, parent: NodeTemplate, plate: str, selector: NodeTemplate
+) -> bool:
+    before = len(symbols.faults)
+    has = [*parent.plates, *([WORD] if parent.word_stack is not None else [])]
     if plate not in has:
-        book.blame(child.name, f"a pick along a plate of {parent.name} ({', '.join(has) or 'none'})", repr(plate))
+        symbols.add_fault(
+            child.name, f"a pick along a plate of {parent.name} ({', '.join(has) or 'none'})", repr(plate)
+        )
     if plate in child.plates:
-        book.blame(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
+        symbols.add_fault(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
     tpm = selector.node.tpm
     if not tpm.reads_by_index:
-        book.blame(child.name, "a pick by a discrete node", f"{selector.name}, which is {tpm.kind}")
-    sizes = {p.name: p.size for p in book.declaration.plates}
+        symbols.add_fault(child.name, "a pick by a discrete node", f"{selector.name}, which is {tpm.kind}")
+    sizes = {p.name: p.size for p in symbols.declaration.plates}
     if plate in sizes and tpm.states != sizes[plate]:
-        book.blame(
+        symbols.add_fault(
             child.name,
             f"a selector of {sizes[plate]} states, one for each {plate}",
             f"{selector.name} with {tpm.states}",
         )
-    inside = set(selector.plates) <= set(child.plates) and selector.words in (None, child.words)
+    inside = set(selector.plates) <= set(child.plates) and selector.word_stack in (None, child.word_stack)
     if not inside:
-        book.blame(child.name, "a selector with no plate that it lacks itself", f"{selector.name}")
-    return len(book.faults) == before
+        symbols.add_fault(child.name, "a selector with no plate that it lacks itself", f"{selector.name}")
+    return len(symbols.faults) == before
 
 
-def _resolve(book: Book, child: Template, reference: str, slice_: str | int | None) -> Template | None:
+def _resolve_role(
+    symbols: SymbolTable, child: NodeTemplate, reference: str, slice_: str | int | None
+) -> NodeTemplate | None:
     """The template that `role` or `stack.role` names, seen from a child."""
     stack_name, dot, role = reference.rpartition(".")
-    if dot and stack_name not in book.stacks:
-        names = ", ".join(repr(name) for name in book.stacks)
-        book.blame(child.name, f"a stack among {names or 'none'}", f"an arrow from {reference!r}")
+    if dot and stack_name not in symbols.stacks:
+        names = ", ".join(repr(name) for name in symbols.stacks)
+        symbols.add_fault(child.name, f"a stack among {names or 'none'}", f"an arrow from {reference!r}")
         return None
     own = child.stack if child.step is not None else None
     home = stack_name if dot else own
-    if home is None and not dot and role not in book.outside and len(book.stacks) == 1:
-        home = next(iter(book.stacks))
-    stack = book.stacks.get(home) if home is not None else None
+    if home is None and not dot and role not in symbols.outside_nodes and len(symbols.stacks) == 1:
+        home = next(iter(symbols.stacks))
+    stack = symbols.stacks.get(home) if home is not None else None
     roles = {n.role for n in (*stack.prologue, *stack.slice, *stack.epilogue)} if stack else set()
     if role not in roles:
-        if not dot and role in book.outside:
-            return book.templates["", role, None]
-        of_stacks = [f"{s.name}.{n.role}" for s in book.stacks.values() if s.name for n in s.slice]
-        near = unknown("role", role, [*sorted(roles), *book.outside, *of_stacks]).allowed or ""
-        book.blame(child.name, f"an arrow from a declared role ({near})", repr(reference))
+        if not dot and role in symbols.outside_nodes:
+            return symbols.templates["", role, None]
+        of_stacks = [f"{s.name}.{n.role}" for s in symbols.stacks.values() if s.name for n in s.slice]
+        near = unknown_name_error("role", role, [*sorted(roles), *symbols.outside_nodes, *of_stacks]).allowed or ""
+        symbols.add_fault(child.name, f"an arrow from a declared role ({near})", repr(reference))
         return None
     assert stack is not None
-    at = _slice_of(book, child, stack, role, slice_, same_stack=stack.name == own)
-    return book.templates.get((stack.name, role, at)) if at != -1 else None
+    at = _resolve_slice(symbols, child, stack, role, slice_, same_stack=stack.name == own)
+    return symbols.templates.get((stack.name, role, at)) if at != -1 else None
 
 
-def _slice_of(
-    book: Book, child: Template, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
+def _resolve_slice(
+    symbols: SymbolTable, child: NodeTemplate, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
 ) -> int | None:
     """The slice of a role that an arrow comes from; None where the role has none, -1 after a fault."""
     if all(node.role != role for node in stack.slice):
         if rule is not None:
-            book.blame(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
+            symbols.add_fault(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
             return -1
         return None
     last = stack.slices if role in stack.states else stack.slices - 1
     step = -1 if child.step is None else child.step
-    in_slice = 0 <= step < book.stacks[child.stack].slices  # outside the stacks no step is compared
+    in_slice = 0 <= step < symbols.stacks[child.stack].slices  # outside the stacks no step is compared
     in_prologue = same_stack and child.step == -1
     if rule is None:
         rule = "first" if in_prologue else "same" if same_stack and in_slice else "last"
     places = {"first": 0, "last": last} | ({"same": step, "next": step + 1} if in_slice else {})
     at = places.get(rule) if isinstance(rule, str) else rule
     if at is None:
-        book.blame(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
+        symbols.add_fault(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
         return -1
     if at > last:
-        book.blame(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {at}")
+        symbols.add_fault(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {at}")
         return -1
     return at
 
@@ -282,22 +290,22 @@ def _slice_of(
 # templates to the folded graph
 
 
-def _groups(templates: Sequence[Template]) -> tuple[list[list[Template]], list[Fault]]:
+def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[Fault]]:
     """The templates in a topological order, in groups (of one, or of those that read each other); the cycles."""
     import networkx as nx
 
     place = {template: k for k, template in enumerate(templates)}
     joins = nx.DiGraph()
     joins.add_nodes_from(templates)
-    joins.add_edges_from((parent, child) for child in templates for parent, _, _ in _incoming(child))
+    joins.add_edges_from((parent, child) for child in templates for parent, _, _ in _iter_parents(child))
     whole = nx.condensation(joins)
     members = {box: sorted(data["members"], key=lambda t: place[t]) for box, data in whole.nodes(data=True)}
     faults: list[Fault] = []
-    groups: list[list[Template]] = []
+    groups: list[list[NodeTemplate]] = []
     for box in nx.lexicographical_topological_sort(whole, key=lambda box: place[members[box][0]]):
         group = members[box]
         if len(group) > 1 or joins.has_edge(group[0], group[0]):
-            ordered = _word_after_word(group)
+            ordered = _sort_component(group)
             if ordered is None:
                 names = [template.name for template in group]
                 shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
@@ -308,97 +316,103 @@ def _groups(templates: Sequence[Template]) -> tuple[list[list[Template]], list[F
     return groups, faults
 
 
-def _incoming(child: Template) -> Iterator[tuple[Template, Reach, str]]:
+def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, str]]:
     """The parents of a template: what fills its slots, and what picks."""
-    for slot, source in child.inputs():
-        yield source.parent, source.reach, slot
+    for slot, source in child.iter_slots():
+        yield source.template, source.reach, slot
         for _, selector in source.pick:
             yield selector, Reach("same"), "pick"
 
 
-def _word_after_word(group: list[Template]) -> list[Template] | None:
+def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
     """The order within a group that reads itself, word after word; None where a word would wait for itself."""
     import networkx as nx
 
     now = nx.DiGraph()
-    now.add_nodes_from(group)
-    for child in group:
-        for parent, reach, _ in _incoming(child):
+    now.add_nodes_from(component)
+    for child in component:
+        for parent, reach, _ in _iter_parents(child):
             if parent in now:
-                if child.words is None or child.words != parent.words or not reach.backward:
+                if child.word_stack is None or child.word_stack != parent.word_stack or not reach.is_causal:
                     return None
-                if not reach.strict:
+                if not reach.is_strictly_causal:
                     now.add_edge(parent, child)
     if not nx.is_directed_acyclic_graph(now):
         return None
-    return list(nx.lexicographical_topological_sort(now, key=group.index))
+    return list(nx.lexicographical_topological_sort(now, key=component.index))
 
 
-def _graph(declaration: Declaration, groups: Sequence[Sequence[Template]]) -> FoldedGraph:
-    index = {template: k for k, template in enumerate(template for group in groups for template in group)}
+def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTemplate]]) -> TemplateGraph:
+    index = {template: k for k, template in enumerate(template for group in components for template in group)}
     arrows: dict[tuple[int, int], list[tuple[Reach, str]]] = {}
     for child in index:
-        for parent, reach, slot in _incoming(child):
+        for parent, reach, slot in _iter_parents(child):
             arrows.setdefault((index[parent], index[child]), []).append((reach, slot))
     bundles = []
     for (parent_index, child_index), joined in arrows.items():
         reaches, slots = (tuple(dict.fromkeys(each)) for each in zip(*joined, strict=True))
-        bundles.append(Bundle(parent_index, child_index, reaches, slots))
-    return FoldedGraph(
-        tuple(Family(k, t.stack, t.node.role, t.slice, t.plates, t.words, t.step) for t, k in index.items()),
+        bundles.append(EdgeTemplate(parent_index, child_index, reaches, slots))
+    return TemplateGraph(
+        tuple(NodeGroup(k, t.stack, t.node.role, t.slice, t.plates, t.word_stack, t.step) for t, k in index.items()),
         tuple(bundles),
         {plate.name: plate.size for plate in declaration.plates},
         {stack.name: stack.slices for stack in declaration.stacks},
-        tuple(tuple(index[template] for template in group) for group in groups),
+        tuple(tuple(index[template] for template in group) for group in components),
     )
 
 
-def check_reaches(templates: Sequence[Template]) -> list[Fault]:
+def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
     """Faults of arity, of single slots that would get a collection and the reverse, and of reaches without words."""
     faults: list[Fault] = []
     for child in templates:
         takes = child.node.tpm.takes()
         open_ended = bool(takes) and takes[-1].startswith("*")
-        wrong = len(child.sources) < len(takes) - 1 if open_ended else len(child.sources) != len(takes)
+        wrong = len(child.parents) < len(takes) - 1 if open_ended else len(child.parents) != len(takes)
         kind = type(child.node.tpm).__name__
         if wrong:
             wanted = f"{kind} takes {', '.join(takes)}" if takes else f"{kind} takes none"
-            got = f"{len(child.sources)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
+            got = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
             faults.append(Fault(child.name, f"{len(takes)} parents ({wanted})", got))
             continue
-        for slot, source in child.inputs():
-            faults += [*_slot_faults(child, f"for the slot {slot} of {kind}", slot, source)]
-            faults += _pick_faults(child, source)
+        for slot, source in child.iter_slots():
+            faults += [*_find_slot_faults(child, f"for the slot {slot} of {kind}", slot, source)]
+            faults += _find_pick_faults(child, source)
     return faults
 
 
-def _pick_faults(child: Template, source: Source) -> Iterator[Fault]:
+def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[Fault]:
     """A word is picked by a node that reads exactly these words: of the same stack, by the same reach."""
-    parent = source.parent
-    for plate, selector in source.pick:
-        reads = {(s.parent.words, s.reach) for s in selector.sources if s is not None and not s.reach.single}
-        if plate == WORD and (selector.node.tpm.states is not None or (parent.words, source.reach) not in reads):
-            wanted = f"a pick of a word by a Read of the same words as {parent.name} (reach {source.reach})"
+    template = parent.template
+    for plate, selector in parent.pick:
+        reads = {(s.template.word_stack, s.reach) for s in selector.parents if s is not None and not s.reach.is_single}
+        if plate == WORD and (selector.node.tpm.states is not None or (template.word_stack, parent.reach) not in reads):
+            wanted = f"a pick of a word by a Read of the same words as {template.name} (reach {parent.reach})"
             yield Fault(child.name, wanted, f"pick by {selector.name}")
 
 
-def _slot_faults(child: Template, where: str, slot: str, source: Source) -> Iterator[Fault]:
-    parent, over = source.parent, collection_of(child, source)
+def _find_slot_faults(child: NodeTemplate, prefix: str, slot: str, parent: TemplateParent) -> Iterator[Fault]:
+    template, over = parent.template, collection_axes(child, parent)
     if slot.endswith(".") and not over:
-        yield Fault(child.name, where + ", a collection (an arrow from every word or every head)", f"one {parent.name}")
+        yield Fault(
+            child.name, prefix + ", a collection (an arrow from every word or every head)", f"one {template.name}"
+        )
     if not slot.endswith(".") and over:
-        got = f"{parent.name} over every {' and '.join(over)} (reach {source.reach})"
-        yield Fault(child.name, where + ", a single parent", got)
-    if parent.words is not None and child.words is None and source.reach.kind not in ("every", "first", "last", "mask"):
+        got = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
+        yield Fault(child.name, prefix + ", a single parent", got)
+    if (
+        template.word_stack is not None
+        and child.word_stack is None
+        and parent.reach.kind not in ("every", "first", "last", "mask")
+    ):
         wanted = "reach 'every', 'first' or 'last', for it has no word of its own"
-        yield Fault(child.name, wanted, f"reach {source.reach} to {parent.name}")
-    if parent.words is None and source.reach.kind not in ("same", "every"):
-        yield Fault(child.name, f"no reach to {parent.name}, which has no words", f"reach {source.reach}")
+        yield Fault(child.name, wanted, f"reach {parent.reach} to {template.name}")
+    if template.word_stack is None and parent.reach.kind not in ("same", "every"):
+        yield Fault(child.name, f"no reach to {template.name}, which has no words", f"reach {parent.reach}")
 
 
-def collection_of(child: Template, source: Source) -> tuple[str, ...]:
+def collection_axes(child: NodeTemplate, parent: TemplateParent) -> tuple[str, ...]:
     """The axes over which a slot receives a collection: the parent's plates that the child lacks, then words."""
-    parent, picked = source.parent, {plate for plate, _ in source.pick}
-    plates = tuple(plate for plate in parent.plates if plate not in child.plates and plate not in picked)
-    words = parent.words is not None and not source.reach.single and WORD not in picked
+    template, picked = parent.template, {plate for plate, _ in parent.pick}
+    plates = tuple(plate for plate in template.plates if plate not in child.plates and plate not in picked)
+    words = template.word_stack is not None and not parent.reach.is_single and WORD not in picked
     return (*plates, *((WORD,) if words else ()))

@@ -32,7 +32,7 @@ class Letters:
 
     @cached_property
     def _roles(self) -> dict[str, Name]:
-        roles = list(dict.fromkeys(family.role for family in self.network.graph.families))
+        roles = list(dict.fromkeys(family.role for family in self.network.graph.groups))
         names = {role: _name(role) for role in roles}
         count = Counter(names.values())
         return {role: (upright(role), ()) if count[name] > 1 else name for role, name in names.items()}
@@ -65,7 +65,7 @@ class Letters:
     @cached_property
     def plates(self) -> dict[str, str]:
         """The index of each plate: h for heads, Greek letters for the others."""
-        others = [plate for plate in self.network.graph.sizes if plate != "head"]
+        others = [plate for plate in self.network.graph.plate_sizes if plate != "head"]
         greek = [rf"\{name}" for name in GREEK] + [rf"\omega_{{{k}}}" for k in range(1, len(others))]
         return {"head": "h", **dict(zip(others, greek, strict=False))}
 
@@ -88,7 +88,7 @@ class Letters:
     @cached_property
     def tables(self) -> dict[Reach, int]:
         """The tables that serve as masks, numbered."""
-        reaches = [given.reach for member in self.network.members for given in member.inputs]
+        reaches = [given.reach for member in self.network.specs for given in member.parents]
         return {reach: k for k, reach in enumerate(dict.fromkeys(r for r in reaches if r.kind == "mask"))}
 
     def table(self, reach: Reach) -> str:
@@ -129,9 +129,9 @@ def _name(role: str) -> Name:
 def meanings(network: Network, letters: Letters, form: str) -> list[str]:
     """What the letters of a net stand for."""
     lines = [_stack(network, letters, stack) for stack in network.declaration.stacks]
-    used = [plate for plate in network.graph.sizes if any(plate in f.plates for f in network.graph.families)]
+    used = [plate for plate in network.graph.plate_sizes if any(plate in f.plates for f in network.graph.groups)]
     for plate in used:
-        last = network.graph.sizes[plate] - 1
+        last = network.graph.plate_sizes[plate] - 1
         several = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
         lines.append(rf"{letters.plates[plate]} \in \{{{several}\}} \quad \text{{({escaped(plate)})}}")
     lines += [line for reach in letters.tables for line in _table(letters, reach)]
@@ -142,7 +142,7 @@ def _stack(network: Network, letters: Letters, stack: Stack) -> str:
     depth, words, count = letters.depth(stack.name), letters.words(stack.name), letters.count(stack.name)
     slices = "t = 0" if stack.slices == 1 else rf"t = 0, \ldots, {depth}-1"
     line = rf"{slices}, \quad {depth} = {stack.slices}"
-    if any(family.words == stack.name for family in network.graph.families):
+    if any(family.word_stack == stack.name for family in network.graph.groups):
         index = "" if stack.name else r"i, j \in "
         line += rf", \qquad {index}{words} = \{{0, \ldots, {count}-1\}}"
     return rf"\text{{in }} {letters.stack(stack.name)[0]}: \; {line}" if stack.name else line
@@ -163,7 +163,7 @@ def _table(letters: Letters, reach: Reach) -> list[str]:
 
 def _convention(network: Network, letters: Letters, form: str) -> list[str]:
     """How words stand in a matrix, said of the first that there is, and of those that have another letter."""
-    vectors = [m.family.role for m in network.members if m.family.words is not None and len(m.shape) == 1]
+    vectors = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vectors:
         return []
     letters_of = {role: (letters.role(role)[0], letters.matrix(role)[0]) for role in vectors}
@@ -188,14 +188,14 @@ def _convention(network: Network, letters: Letters, form: str) -> list[str]:
 
 def _rest(network: Network, letters: Letters) -> list[str]:
     """Of what a first word reads nothing."""
-    read = {(m.family.role, given.parent) for m in network.members for given in m.inputs if given.reach.kind == "rest"}
-    pairs = dict.fromkeys((role, network.graph.families[k].role) for role, k in sorted(read))
+    read = {(m.group.role, given.index) for m in network.specs for given in m.parents if given.reach.kind == "rest"}
+    pairs = dict.fromkeys((role, network.graph.groups[k].role) for role, k in sorted(read))
     symbols = [(Symbol(*letters.role(one), word="0"), Symbol(*letters.role(other), word="0")) for one, other in pairs]
     return [rf"{one} \text{{ does not read }} {other}" for one, other in symbols]
 
 
 def _before(network: Network, letters: Letters) -> list[str]:
     """What a word before the first one is worth, where one is read."""
-    read = {given.parent for m in network.members for given in m.inputs if given.reach.kind == "before"}
-    roles = dict.fromkeys(network.graph.families[k].role for k in sorted(read))
+    read = {given.index for m in network.specs for given in m.parents if given.reach.kind == "before"}
+    roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
     return [f"{Symbol(*letters.role(role), word='-1')} = 0" for role in roles]

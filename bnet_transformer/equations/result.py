@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from bnet_transformer.errors import unknown
+from bnet_transformer.errors import unknown_name_error
 
 PAGE = 82.0
 PAGE_SETUP = r"""\setlength{\textwidth}{17.5cm}
@@ -94,7 +94,7 @@ class Equations:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise unknown("equation", name, [row.name for row in self.rows])
+        raise unknown_name_error("equation", name, [row.name for row in self.rows])
 
     def _repr_latex_(self) -> str:
         return f"$$\n\\begin{{aligned}}\n{self._body()}\n\\end{{aligned}}\n$$"

@@ -8,7 +8,7 @@ from typing import Any
 
 import networkx as nx
 
-from bnet_transformer._core.naming import WORD, join, stem_of
+from bnet_transformer._core.naming import WORD, join_name, join_stem
 from bnet_transformer.bridges.networkx import folded_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -17,7 +17,7 @@ from bnet_transformer.figures.labels import Run, measured, runs, shown, written
 from bnet_transformer.figures.options import Options, marks_of, named, part
 from bnet_transformer.figures.picture import Arrow, Box, Frame, Picture, Text, bounds
 from bnet_transformer.figures.style import HEIGHT, SIZE, finished, hue, link
-from bnet_transformer.graph import Family, FoldedGraph, Ground, Selection
+from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection, TemplateGraph
 from bnet_transformer.reference.asking import slices_of
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
@@ -44,15 +44,17 @@ REACHES = {
 def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
     """A ground graph as `ground_to_networkx` makes it; `boxes` frames nodes by the name of their box."""
     family = {name: network.graph.by_name[_family(about)] for name, about in graph.nodes(data=True)}
-    of_words = [m for m in network.members if m.family.words is not None and not m.family.plates]
-    said = {m.family.name for m in of_words if network.is_state(m.family) or m.tpm.kind == "input"}  # tell their word
+    of_words = [m for m in network.specs if m.group.word_stack is not None and not m.group.plates]
+    said = {m.group.name for m in of_words if network.is_state(m.group) or m.tpm.kind == "input"}  # tell their word
     drawn = {}
     for name, about in graph.nodes(data=True):
         index, word, token = about["index"], about["word"], about["token"] if family[name].name in said else None
         plates = index if word is None else index[:-1]
         label = runs(about["role"], slice=about["slice"], plates=plates, word=word, token=token)
         drawn[name] = _box(name, about, label)
-    words = {name: (own.words, graph.nodes[name]["word"]) for name, own in family.items() if own.words is not None}
+    words = {
+        name: (own.word_stack, graph.nodes[name]["word"]) for name, own in family.items() if own.word_stack is not None
+    }
     stacks = [stack.name for stack in network.declaration.stacks]
     places = sorted(set(words.values()), key=lambda place: (stacks.index(place[0]), place[1]))
     number = {place: k for k, place in enumerate(places)}
@@ -75,7 +77,7 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
 
 def net_picture(network: Network, asked: Options) -> Picture:
     """The folded graph; of a deep net the first slice and what follows the last."""
-    graph, families = folded_to_networkx(network), network.graph.families
+    graph, families = folded_to_networkx(network), network.graph.groups
     slices, depth = network.graph.slices, network.graph.depth
     kept = list(graph)
     caption, leave_last = "", set[str]()
@@ -91,14 +93,14 @@ def net_picture(network: Network, asked: Options) -> Picture:
         rest = "slice 1 is like slice 0, and is" if depth == 2 else f"slices 1 to {depth - 1} are like slice 0, and are"
         caption = f"{rest} not drawn"
     if not asked.weights:
-        wordless = {families[index].name for index in network.graph.wordless}
+        wordless = {families[index].name for index in network.graph.word_independent}
         kept = [name for name in kept if name not in wordless]
     for name in named(asked.highlight):
         family = network.graph.by_name.get(name)
         if family is not None and name not in kept:
             step = family.step
             way = "weights=True" if step is None else f"slices={min(max(step, 0), slices[family.stack] - 1)}"
-            raise BNetError("highlight", expected="families that the figure draws", got=name, allowed=way)
+            raise BNetError("highlight", expected="families that the figure draws", actual=name, allowed=way)
     picture = folded_picture(network, part(graph, kept))
     last = [box for box in picture.boxes if box.name in leave_last]
     dots = [Text(box.x, box.edges[1] - 12.0, written("⋮"), size=14.0, colour="grey") for box in last]
@@ -110,28 +112,28 @@ def net_picture(network: Network, asked: Options) -> Picture:
 def _told_reaches(network: Network, kept: Sequence[str]) -> list[str]:
     """Which words a word reads, for each role that reads others: a folded arrow does not show it."""
     told: dict[tuple[str, str], None] = {}
-    for member in network.members:
-        for given in member.inputs if member.family.name in kept else ():
-            if given.reach.kind != "same" and network.members[given.parent].family.name in kept:
+    for member in network.specs:
+        for given in member.parents if member.group.name in kept else ():
+            if given.reach.kind != "same" and network.specs[given.index].group.name in kept:
                 said = REACHES[given.reach.kind].format(given.reach.width)
-                told[stem_of(member.family.stack, member.family.role).replace("_", " "), said] = None
+                told[join_stem(member.group.stack, member.group.role).replace("_", " "), said] = None
     return [f"{role} reads {said}" for role, said in told]
 
 
 def _in_slices(network: Network, slices: Sequence[int]) -> list[str]:
     """The families of some slices, and those of no slice."""
-    ground = Ground(network.graph.flat, {})
-    return [family.name for family in network.graph.families if ground.kept(family, Selection(slices))]
+    ground = GroundGraph(network.graph.without_plates, {})
+    return [family.name for family in network.graph.groups if ground.is_selected(family, NodeSelection(slices))]
 
 
 def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
     """The folded graph: one box for each family, frames for plates."""
-    family = {own.name: own for own in network.graph.families if own.name in graph}
+    family = {own.name: own for own in network.graph.groups if own.name in graph}
     drawn, column = {}, {}
     stacks = [stack.name for stack in network.declaration.stacks]
     for name, own in family.items():
         drawn[name] = _box(name, graph.nodes[name], runs(own.role, slice=own.slice))
-        column[name] = None if own.words is None else stacks.index(own.words)
+        column[name] = None if own.word_stack is None else stacks.index(own.word_stack)
     links = []
     for parent, child, about in graph.edges(data=True):
         title = f"{parent} → {child} ({about['slot']}, {about['reach']})"
@@ -147,7 +149,7 @@ def folded_picture(network: Network, graph: nx.MultiDiGraph) -> Picture:
 
 
 def _plates(
-    network: Network, placed: Sequence[Box], family: Mapping[str, Family], graph: nx.MultiDiGraph
+    network: Network, placed: Sequence[Box], family: Mapping[str, NodeGroup], graph: nx.MultiDiGraph
 ) -> tuple[list[Frame], list[Text], set[str]]:
     """A frame for each plate of each slice that can hold its nodes and no others; the nodes of the other plates."""
     groups: dict[tuple[str, str, int | None], list[Box]] = {}
@@ -155,14 +157,14 @@ def _plates(
         own = family[box.name]
         for plate in graph.nodes[box.name]["plates"]:
             step = own.step if plate != WORD else None
-            stack = own.words or "" if plate == WORD else own.stack
+            stack = own.word_stack or "" if plate == WORD else own.stack
             groups.setdefault((plate, stack, step), []).append(box)
     frames: list[Frame] = []
     texts: list[Text] = []
     bare: set[str] = set()
     for (plate, stack, _), group in sorted(groups.items(), key=lambda each: -len(each[1])):
         pad = 26.0 if plate == WORD else 14.0
-        name = f"{stack} word".strip() if plate == WORD else f"{plate} × {network.graph.sizes[plate]}"
+        name = f"{stack} word".strip() if plate == WORD else f"{plate} × {network.graph.plate_sizes[plate]}"
         frame = _around(group, pad, "plate", name)
         names = {box.name for box in group}
         if any(box.name not in names and _inside(box, frame) for box in placed):
@@ -192,7 +194,7 @@ def finish(picture: Picture, asked: Options, title: str, caption: Sequence[str])
 
 def _arranged(
     network: Network,
-    family: Mapping[str, Family],
+    family: Mapping[str, NodeGroup],
     drawn: Mapping[str, Box],
     column: Mapping[str, int | None],
     order: Mapping[str, tuple[int, ...]],
@@ -236,8 +238,8 @@ def _crossing_little(items: Sequence[Item], links: Sequence[Arrow]) -> list[Item
 
 
 def _family(about: Mapping[str, Any]) -> str:
-    stem = stem_of(about["stack"], about["role"])
-    return join(stem, () if about["slice"] is None else (about["slice"],))
+    stem = join_stem(about["stack"], about["role"])
+    return join_name(stem, () if about["slice"] is None else (about["slice"],))
 
 
 def _box(name: str, about: Mapping[str, Any], label: tuple[Run, ...]) -> Box:
@@ -262,13 +264,13 @@ def _box(name: str, about: Mapping[str, Any], label: tuple[Run, ...]) -> Box:
 
 
 def _beside_slices(
-    grid: Grid, family: Mapping[str, Family], beyond: float = 0.0, *, always: bool = False
+    grid: Grid, family: Mapping[str, NodeGroup], beyond: float = 0.0, *, always: bool = False
 ) -> tuple[list[Frame], list[Text]]:
     """A thin line beside the rows of each slice, with its number; `always` also beside the only one."""
     steps: dict[tuple[str, int], list[Box]] = {}
     for name in grid.at:
         own = family[name]
-        if own.step is not None and own.slice is not None and own.words is not None:
+        if own.step is not None and own.slice is not None and own.word_stack is not None:
             steps.setdefault((own.stack, own.step), []).append(grid.boxes[name])
     steps = {key: boxes for key, boxes in steps.items() if key[1] >= 0 and len({b.y for b in boxes}) > 1}
     stacks = list(dict.fromkeys(stack for stack, _ in steps))
@@ -300,7 +302,7 @@ def _framed(placed: Sequence[Box], boxes: Mapping[str, str]) -> tuple[list[Frame
         if strays:
             got = f"{strays[0]} among the nodes of {name}"
             allowed = "s.shrink(boxes).draw(path), or s.tan(boxes).draw(path), which draw the shrunk graph"
-            raise BNetError("boxes", expected="boxes whose nodes stand side by side", got=got, allowed=allowed)
+            raise BNetError("boxes", expected="boxes whose nodes stand side by side", actual=got, allowed=allowed)
         frames.append(frame)
         spot = frame.x + 7.0, frame.y + frame.height - 7.0
         texts.append(Text(*spot, written(shown(name).replace("_", " ")), "start", 8.0, "accent"))
@@ -320,15 +322,15 @@ def _inside(box: Box, frame: Frame) -> bool:
 # which row of the grid a family stands in: below its parents, and close above its children
 
 
-def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> dict[int, tuple[int, int]]:
+def rows_and_depths(folded: TemplateGraph, kept: Collection[int]) -> dict[int, tuple[int, int]]:
     """The row and the depth of each kept family; rows are numbered without gaps.
 
     The depth is 0 of what is not a weight. A weight stands above the row of what it is for, at depth 1 where that is
     words, 2 where it is a weight of depth 1, ...
     """
     graph = nx.DiGraph()
-    graph.add_nodes_from(family.index for family in folded.families if family.index not in folded.wordless)
-    joined = ((bundle.parent, bundle.child) for bundle in folded.bundles if bundle.parent < bundle.child)
+    graph.add_nodes_from(family.index for family in folded.groups if family.index not in folded.word_independent)
+    joined = ((bundle.parent, bundle.child) for bundle in folded.edges if bundle.parent < bundle.child)
     graph.add_edges_from((parent, child) for parent, child in joined if parent in graph and child in graph)
     late = {index: row for row, those in enumerate(nx.topological_generations(graph)) for index in those}
     for index in reversed(list(graph)):
@@ -336,9 +338,9 @@ def rows_and_depths(folded: FoldedGraph, kept: Collection[int]) -> dict[int, tup
             late[index] = min(late[child] for child in graph[index]) - 1
     number = {row: k for k, row in enumerate(sorted({late[index] for index in graph if index in kept}))}
     found = {index: (number[late[index]], 0) for index in graph if index in kept}
-    for family in reversed(folded.families):
-        if family.index in kept and family.index in folded.wordless:
-            below = [found[bundle.child] for bundle in folded.out_of[family.index] if bundle.child in found]
+    for family in reversed(folded.groups):
+        if family.index in kept and family.index in folded.word_independent:
+            below = [found[bundle.child] for bundle in folded.out_edges[family.index] if bundle.child in found]
             row = min((row for row, _ in below), default=0)
             found[family.index] = row, 1 + max((depth for _, depth in below), default=0)
     return found

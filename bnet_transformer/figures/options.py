@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import networkx as nx
 
-from bnet_transformer._core.checks import check_names, mapping, number, one_of, whole
-from bnet_transformer.errors import BNetError, BudgetError, unknown
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_names
+from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.figures.style import PLAIN as MARKED
 from bnet_transformer.graph import Trail
 
@@ -72,22 +72,22 @@ class Options:
 
     def __post_init__(self) -> None:
         for what in ("weights", "legend"):
-            one_of(what, getattr(self, what), (True, False))
-        one_of("attention", self.attention, (None, True, False))
-        one_of("detail", self.detail, DETAILS)
-        one_of("theme", self.theme, THEMES)
-        if self.min_weight is not None and not 0.0 <= number("min_weight", self.min_weight) <= 1.0:
-            raise BNetError("min_weight", expected="a probability from 0 to 1", got=self.min_weight)
+            check_choice(what, getattr(self, what), (True, False))
+        check_choice("attention", self.attention, (None, True, False))
+        check_choice("detail", self.detail, DETAILS)
+        check_choice("theme", self.theme, THEMES)
+        if self.min_weight is not None and not 0.0 <= check_float("min_weight", self.min_weight) <= 1.0:
+            raise BNetError("min_weight", expected="a probability from 0 to 1", actual=self.min_weight)
         if self.top is not None:
-            whole("top", self.top)
+            check_int("top", self.top)
         if self.limit is not None:
-            whole("limit", self.limit, least=0)
+            check_int("limit", self.limit, minimum=0)
         if isinstance(self.boxes, str):
-            one_of("boxes", self.boxes, BOXES)
+            check_choice("boxes", self.boxes, BOXES)
         else:
-            for name, box in mapping("boxes", self.boxes).items():
+            for name, box in check_mapping("boxes", self.boxes).items():
                 if not isinstance(box, str):
-                    raise BNetError(f"box of {name}", expected="the name of a box, a string", got=box)
+                    raise BNetError(f"box of {name}", expected="the name of a box, a string", actual=box)
         if self.detail is not None:
             self.check_view(self.detail)
 
@@ -105,7 +105,7 @@ class Options:
         """Refuse an option that a view has no use for."""
         for name in self.unused(view):
             uses = ", ".join(f"detail={other!r}" for other, names in VIEWS.items() if name in names)
-            raise BNetError(name, expected="a view that uses it", got=f"detail={view!r}", allowed=uses)
+            raise BNetError(name, expected="a view that uses it", actual=f"detail={view!r}", allowed=uses)
 
 
 def options_of(told: Mapping[str, Any], known: Collection[str] = ()) -> Options:
@@ -118,7 +118,7 @@ def over_limit(what: str, limit: int, things: str, got: str, fits: Sequence[str]
     """The error for a figure of more arrows than anybody can read, with ways to one that fits."""
     advice = "; ".join(fits) + "; or " if fits else ""
     expected = f"at most {limit} {things}, or nobody can read it"
-    return BudgetError(what, expected=expected, got=got, allowed=f"{advice}limit={count}")
+    return BudgetError(what, expected=expected, actual=got, allowed=f"{advice}limit={count}")
 
 
 # what stands out
@@ -145,7 +145,7 @@ def marks_of(told: object, names: Collection[str]) -> tuple[dict[str, str], Ways
     nodes = {name: meant(name, names) for name in found}
     for name, drawn in nodes.items():
         if not drawn:
-            raise unknown("highlight", name, names)
+            raise unknown_name_error("highlight", name, names)
     marks: dict[str, str] = {}
     for name, what in found.items():
         for node in nodes[name]:
@@ -200,7 +200,7 @@ def _named(told: Any) -> Mapping[str, str]:
     names = [told] if isinstance(told, str) else told
     if isinstance(names, Collection) and all(isinstance(name, str) for name in names):
         return dict.fromkeys(names, MARKED)
-    raise BNetError("highlight", expected="nodes", got=told, allowed=ALLOWED)
+    raise BNetError("highlight", expected="nodes", actual=told, allowed=ALLOWED)
 
 
 def named(told: object) -> tuple[str, ...]:
@@ -215,12 +215,12 @@ def part_of(graph: nx.DiGraph, only: Any, check: Callable[[str], object]) -> nx.
         check(name)
     missing = [name for name in wanted if name not in graph]
     if missing:
-        raise BNetError("only", expected="nodes that the other options keep", got=missing[0])
+        raise BNetError("only", expected="nodes that the other options keep", actual=missing[0])
     if not isinstance(only, nx.Graph):
         return part(graph, wanted)
     for source, target in sorted(ways):
         if not graph.has_edge(source, target):
-            raise BNetError("only", expected="arrows of the bnet", got=f"{source} -> {target}")
+            raise BNetError("only", expected="arrows of the bnet", actual=f"{source} -> {target}")
     found = part(graph, wanted)
     found.remove_edges_from([arrow for arrow in list(found.edges) if arrow not in ways])
     return found

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from bnet_transformer._core.naming import split
+from bnet_transformer._core.naming import split_name
 from bnet_transformer.attention import Tan, TanTree
 from bnet_transformer.figures.grid import Grid, Item, Room
 from bnet_transformer.figures.labels import Run, measured, runs, shown
@@ -68,7 +68,7 @@ def _box(name: str, label: tuple[Run, ...] = (), title: str = "") -> Box:
 
 def _named(name: str) -> tuple[Run, ...]:
     """The label of a box: of a family or a node, its letter and indices; else its name."""
-    stem, indices = split(name)
+    stem, indices = split_name(name)
     letter = stem.rsplit("_", 1)[-1]
     if indices and stem.isidentifier() and (len(letter) == 1 or stem[1:2] == "_") and len(indices) < 3:
         return runs(stem, slice=indices[0], word=indices[1] if len(indices) == 2 else None)

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import WORD, join
+from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.attention.tan import box_namer
 from bnet_transformer.bridges.networkx import ground_to_networkx
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.figures.labels import shown
 from bnet_transformer.figures.nodes import finish, ground_picture, net_picture
 from bnet_transformer.figures.options import VIEWS, Options, forms_of, meant, named, over_limit, part_of, with_words
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.words import StateReads, ends_of, readers_of, reading_grid
-from bnet_transformer.graph import Ground, Selection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.inference.joint_posterior import expected_reading
 from bnet_transformer.inference.sentence_state import matching
@@ -40,7 +40,7 @@ MOST = 20_000  # nodes up to which an unknown name is compared with all
 Weights = Mapping[tuple[int, int], float]
 
 
-def selection_of(state: SentenceState, asked: Options) -> Selection:
+def selection_of(state: SentenceState, asked: Options) -> NodeSelection:
     """The part of the ground graph that the options of a figure ask for."""
     return state.selection(weights=asked.weights, slices=asked.slices, words=asked.words, heads=asked.heads)
 
@@ -96,13 +96,15 @@ def _check_highlights(state: SentenceState, asked: Options, view: str) -> None:
     lost = _left_out(state, asked, view)
     if not lost:
         return
-    ground, families = state.ground, state.network.graph.families
-    if not _is_selected(ground, lost[0], Selection()) and not meant(lost[0], state.network.graph.by_name):
-        every = [ground.family_names(family) for family in families]  # of a large net the first node of each family
-        raise unknown("highlight", lost[0], itertools.chain(*every) if len(ground) <= MOST else map(next, every))
+    ground, families = state.ground, state.network.graph.groups
+    if not _is_selected(ground, lost[0], NodeSelection()) and not meant(lost[0], state.network.graph.by_name):
+        every = [ground.iter_names(family) for family in families]  # of a large net the first node of each family
+        raise unknown_name_error(
+            "highlight", lost[0], itertools.chain(*every) if len(ground) <= MOST else map(next, every)
+        )
     if ways := [way for other in VIEWS if (way := _way(state, asked, other))]:
         expected = f"nodes that this figure draws (detail={view!r})"
-        raise BNetError("highlight", expected=expected, got=lost[0], allowed="; ".join(ways))
+        raise BNetError("highlight", expected=expected, actual=lost[0], allowed="; ".join(ways))
 
 
 def _way(state: SentenceState, asked: Options, view: str) -> str:
@@ -118,16 +120,16 @@ def _way(state: SentenceState, asked: Options, view: str) -> str:
     return ""
 
 
-def _is_selected(ground: Ground, name: str, selection: Selection) -> bool:
+def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bool:
     """Whether a selection keeps some node that a name or a pattern stands for."""
     for form in forms_of(name):
         try:
             nodes = matching(ground, form) if "*" in form else [ground.id(form)]
         except BNetError:
             continue
-        for family in {ground.family_of(node) for node in nodes}:
-            kept = ground.kept(family, selection)
-            if kept and bool(np.isin(nodes, ground.nodes(family, selection)).any()):
+        for family in {ground.group_of(node) for node in nodes}:
+            kept = ground.is_selected(family, selection)
+            if kept and bool(np.isin(nodes, ground.select_nodes(family, selection)).any()):
                 return True
     return False
 
@@ -169,7 +171,7 @@ def _nodes(state: SentenceState, asked: Options) -> Picture:
     if graph.number_of_edges() > most:
         raise _too_many(state, asked, selection)
     if not len(graph):
-        raise BNetError("picture", expected="options that keep a node", got="none kept")
+        raise BNetError("picture", expected="options that keep a node", actual="none kept")
     picture = ground_picture(state.network, graph, boxes=_boxes(state, asked, list(graph)))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
@@ -177,17 +179,17 @@ def _nodes(state: SentenceState, asked: Options) -> Picture:
     return finish(picture, asked, _title(state), [f"{told} are not drawn" if told else "", failed])
 
 
-def _narrowed(ground: Ground, selection: Selection, names: Sequence[str]) -> Selection:
+def _narrowed(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
     """The words of some nodes, of those that a selection keeps."""
-    places = [ground.locate(name) for name in names]
+    places = [ground.parse_name(name) for name in names]
     words = dict(selection.words)
-    for stack in {family.words for family, _ in places if family.words is not None}:
-        own = {index[-1] for family, index in places if family.words == stack}
+    for stack in {family.word_stack for family, _ in places if family.word_stack is not None}:
+        own = {index[-1] for family, index in places if family.word_stack == stack}
         words[stack] = sorted(own & set(map(int, words.get(stack, own))))
     return replace(selection, words=words)
 
 
-def _too_many(state: SentenceState, asked: Options, selection: Selection) -> BudgetError:
+def _too_many(state: SentenceState, asked: Options, selection: NodeSelection) -> BudgetError:
     """The error for a graph past the limit: its counts, and three ways to a figure that draws what must be drawn."""
     ground, limit = state.ground, asked.limit or 0
     views = ("words", "folded") if _readers(state, selection) else ("folded",)
@@ -207,10 +209,10 @@ def _too_many(state: SentenceState, asked: Options, selection: Selection) -> Bud
     return over_limit("figure of the nodes", limit, "arrows", got, [*fits, *other][:3], count)
 
 
-def _filters(ground: Ground) -> list[dict[str, Any]]:
+def _filters(ground: GroundGraph) -> list[dict[str, Any]]:
     """Filters, the mildest first."""
-    heads = {"heads": 0} if "head" in ground.folded.sizes else {}
-    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.words.values(), default=0)]
+    heads = {"heads": 0} if "head" in ground.template.plate_sizes else {}
+    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
     tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
     tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
     tries += [{"weights": False, **each} for each in tries]
@@ -223,7 +225,7 @@ def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weight
     A read is all arrows by which one node reads one word (k and v), and strong against the even share.
     """
     least, ground = asked.min_weight or 0.0, state.ground
-    places = {node: ground.place(node) for arrow in weights for node in arrow}
+    places = {node: ground.unravel_index(node) for arrow in weights for node in arrow}
     rows: dict[int, NDArray[np.int64]] = {}
     reads: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for source, target in weights:
@@ -234,7 +236,7 @@ def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weight
     for read, arrows in reads.items():
         family, index = places[read[0]]
         if family.index not in rows:
-            rows[family.index] = asking.readable(state.world, state.network.members[family.index]).sum(1)
+            rows[family.index] = asking.readable(state.world, state.network.specs[family.index]).sum(1)
         share = max(weights[arrow] for arrow in arrows)
         if share >= least:
             gain[read] = share * float(rows[family.index][index[-1]])
@@ -242,11 +244,11 @@ def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weight
     return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in kept for arrow in reads[read]}}
 
 
-def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -> tuple[Weights | None, str]:
+def _arrow_weights(state: SentenceState, asked: Options, selection: NodeSelection) -> tuple[Weights | None, str]:
     """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
     if asked.attention is False and asked.min_weight is None and asked.top is None:
         return None, ""
-    if not any(member.reads_words for member in state.network.members):
+    if not any(member.has_word_attention for member in state.network.specs):
         return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
@@ -256,9 +258,9 @@ def _arrow_weights(state: SentenceState, asked: Options, selection: Selection) -
 def _open(state: SentenceState) -> int:
     """How many joint states the choices have that other nodes hang on, and that nothing has settled."""
     ground, count = state.ground, 1
-    for member in state.network.members:
-        if member.tpm.kind == "discrete" and ground.folded.out_of[member.family.index]:
-            for node in ground.nodes(member.family).tolist():
+    for member in state.network.specs:
+        if member.tpm.kind == "discrete" and ground.template.out_edges[member.group.index]:
+            for node in ground.select_nodes(member.group).tolist():
                 count *= 1 if node in state.world.do or node in state.evidence else state.world.count_states(node)
     return count
 
@@ -278,14 +280,14 @@ def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[s
 # the reading grid
 
 
-def _readers(state: SentenceState, selection: Selection) -> list[Member]:
+def _readers(state: SentenceState, selection: NodeSelection) -> list[NodeSpec]:
     """The members that read words, within the slices of their stack."""
     depths = state.network.graph.slices
     readers = readers_of(state.network, selection.slices)
-    return [member for member in readers if member.family.step in range(depths[member.family.stack])]
+    return [member for member in readers if member.group.step in range(depths[member.group.stack])]
 
 
-def _has_grid(state: SentenceState, selection: Selection) -> bool:
+def _has_grid(state: SentenceState, selection: NodeSelection) -> bool:
     """True where a reading grid can be drawn: words are read by distributions, between states over words."""
     readers = _readers(state, selection)
     stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
@@ -293,13 +295,13 @@ def _has_grid(state: SentenceState, selection: Selection) -> bool:
     return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
 
 
-def _grid_names(state: SentenceState, selection: Selection) -> dict[str, tuple[str, int]]:
+def _grid_names(state: SentenceState, selection: NodeSelection) -> dict[str, tuple[str, int]]:
     """The stack and the word of each node of the reading grid of a selection."""
     network, found = state.network, dict[str, tuple[str, int]]()
     for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
         if (family := asking.state_of(network, stack)) is not None:
             for word in selection.words.get(stack, range(len(state.tokens[stack]))):
-                found[join(family.stem, (slice_, int(word)))] = stack, int(word)
+                found[join_name(family.stem, (slice_, int(word)))] = stack, int(word)
     return found
 
 
@@ -308,7 +310,9 @@ def _words(state: SentenceState, asked: Options) -> Picture:
     network, selection = state.network, selection_of(state, asked)
     ends = [(member, ends_of(network, member)) for member in _readers(state, selection)]
     if not ends:
-        raise ReadingError("detail", expected="a net with P(j | i) (detail='words')", got=network.declaration.name)
+        raise UnsupportedError(
+            "detail", expected="a net with P(j | i) (detail='words')", actual=network.declaration.name
+        )
     every = {end for _, both in ends for end in both}
     stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
@@ -319,7 +323,7 @@ def _words(state: SentenceState, asked: Options) -> Picture:
         ("pairs", pairs, PAIRS),
     ):
         if count > most:
-            raise BudgetError("reading grid", expected=f"at most {most} {what} of words", got=count, allowed=allowed)
+            raise BudgetError("reading grid", expected=f"at most {most} {what} of words", actual=count, allowed=allowed)
     heads = selection.plates.get("head")
     readings = [
         StateReads(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
@@ -332,13 +336,13 @@ def _words(state: SentenceState, asked: Options) -> Picture:
     return finish(picture, asked, _title(state), [_heads(network, asked), *hidden, drawn])
 
 
-def _mean(state: SentenceState, member: Member, heads: Any) -> NDArray[np.float64]:
+def _mean(state: SentenceState, member: NodeSpec, heads: Any) -> NDArray[np.float64]:
     """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
     if not member.tpm.has_reading:
-        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
     table: NDArray[np.float64] = in_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
-    if heads is not None and "head" in member.family.plates:
-        table = np.take(table, list(heads), axis=member.family.plates.index("head"))
+    if heads is not None and "head" in member.group.plates:
+        table = np.take(table, list(heads), axis=member.group.plates.index("head"))
     return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1
 
 
@@ -347,15 +351,15 @@ def _stem(network: Network, stack: str) -> str:
     family = asking.state_of(network, stack)
     if family is None:
         expected, got = "a stack with a state over words", stack or "none"
-        raise ReadingError("detail", expected=expected, got=got, allowed="detail='nodes'")
+        raise UnsupportedError("detail", expected=expected, actual=got, allowed="detail='nodes'")
     return family.stem
 
 
 def _heads(network: Network, asked: Options) -> str:
-    if "head" not in network.graph.sizes:
+    if "head" not in network.graph.plate_sizes:
         return ""
     if asked.heads is None:
-        return f"the mean over {network.graph.sizes['head']} heads"
+        return f"the mean over {network.graph.plate_sizes['head']} heads"
     told = [asked.heads] if isinstance(asked.heads, int) else list(asked.heads)
     return f"head {told[0]}" if len(told) == 1 else f"the mean over heads {', '.join(map(str, told))}"
 

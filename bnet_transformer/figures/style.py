@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bnet_transformer._core.checks import one_of
+from bnet_transformer._core.checks import check_choice
 from bnet_transformer.figures.labels import measured, written
 from bnet_transformer.figures.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
 
@@ -60,7 +60,7 @@ def palette(theme: str = "light") -> Mapping[str, str]:
     >>> palette("light")["q"], palette("dark")["paper"]
     ('#cc2f27', '#14171c')
     """
-    one_of("theme", theme, tuple(PALETTES))
+    check_choice("theme", theme, tuple(PALETTES))
     return PALETTES[theme]
 
 

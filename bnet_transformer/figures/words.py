@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import join
-from bnet_transformer.declare import Member, Network
+from bnet_transformer._core.naming import join_name
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.figures.labels import Run, measured, shown, written
 from bnet_transformer.figures.options import Options, over_limit
@@ -48,18 +48,18 @@ class StateReads:
 Reads = Sequence[tuple[StateReads, int, int, float]]  # who is read by whom: word i reads word j with this share
 
 
-def readers_of(network: Network, slices: Collection[int] | None) -> list[Member]:
+def readers_of(network: Network, slices: Collection[int] | None) -> list[NodeSpec]:
     """The members that read words, of some slices (None: of all)."""
-    readers = [member for member in network.members if member.reads_words]
-    return [member for member in readers if slices is None or member.family.step in slices]
+    readers = [member for member in network.specs if member.has_word_attention]
+    return [member for member in readers if slices is None or member.group.step in slices]
 
 
-def ends_of(network: Network, member: Member) -> tuple[tuple[str, int], tuple[str, int]]:
+def ends_of(network: Network, member: NodeSpec) -> tuple[tuple[str, int], tuple[str, int]]:
     """The states between which a member reads: of the words that are read, and of those that read."""
-    step = member.family.step or 0
-    source = network.stack_read(member)
-    out = step if source == member.family.stack else network.graph.slices[source]
-    return (source, out), (member.family.stack, step + 1)
+    step = member.group.step or 0
+    source = network.get_source_stack(member)
+    out = step if source == member.group.stack else network.graph.slices[source]
+    return (source, out), (member.group.stack, step + 1)
 
 
 def reading_grid(
@@ -83,14 +83,14 @@ def reading_grid(
     busy = {end for r, i, j, _ in reads for end in ((*r.out, j), (*r.into, i))}
     boxes = []
     for (stack, slice_, word), (x, y) in place.items():
-        name = join(stems[stack], (slice_, word))
+        name = join_name(stems[stack], (slice_, word))
         title = f"{name} “{shown(tokens[stack][word], None)}”"
         idle = (stack, slice_, word) not in busy
         boxes.append(Box(name, x, y, DOT, DOT, border="dot", faded=idle, title=title))
     arrows, gap = [], DOT / 2 + 1.0
     for reading, i, j, share in reads:
         (out, before), (into, after) = reading.out, reading.into
-        source, target = join(stems[out], (before, j)), join(stems[into], (after, i))
+        source, target = join_name(stems[out], (before, j)), join_name(stems[into], (after, i))
         (x0, y0), (x1, y1) = place[out, before, j], place[into, after, i]
         ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
         found = link(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")

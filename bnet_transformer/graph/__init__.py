@@ -1,7 +1,11 @@
 """Structure alone, on integers: the folded graph, the ground graph of a sentence, shrinking. Never imports torch."""
 
-from bnet_transformer.graph.folded import Bundle as Bundle, Family as Family, FoldedGraph as FoldedGraph
-from bnet_transformer.graph.ground import Ground as Ground, Selection as Selection
+from bnet_transformer.graph.folded import (
+    EdgeTemplate as EdgeTemplate,
+    NodeGroup as NodeGroup,
+    TemplateGraph as TemplateGraph,
+)
+from bnet_transformer.graph.ground import GroundGraph as GroundGraph, NodeSelection as NodeSelection
 from bnet_transformer.graph.queries import (
     Separation as Separation,
     StructureQueries as StructureQueries,

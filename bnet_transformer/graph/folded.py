@@ -10,12 +10,12 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bnet_transformer._core.naming import Reach, join, split, stem_of
-from bnet_transformer.errors import UnknownNameError, unknown
+from bnet_transformer._core.naming import Reach, join_name, join_stem, split_name
+from bnet_transformer.errors import UnknownNameError, unknown_name_error
 
 
 @dataclass(frozen=True)
-class Family:
+class NodeGroup:
     """All nodes of one template at one slice: `q_0` stands for `q_0_0`, `q_0_1`, ... over its plates.
 
     `step` orders a stack: -1 for its prologue, t for what slice t computes (its state `x_(t+1)` included),
@@ -27,20 +27,20 @@ class Family:
     role: str
     slice: int | None
     plates: tuple[str, ...]
-    words: str | None
+    word_stack: str | None
     step: int | None = None
 
     @cached_property
     def stem(self) -> str:
-        return stem_of(self.stack, self.role)
+        return join_stem(self.stack, self.role)
 
     @cached_property
     def name(self) -> str:
-        return join(self.stem, () if self.slice is None else (self.slice,))
+        return join_name(self.stem, () if self.slice is None else (self.slice,))
 
 
 @dataclass(frozen=True)
-class Bundle:
+class EdgeTemplate:
     """All arrows from one family to another: for a shared plate the same index, for a plate of the parent alone
     every index, for words the union of the reaches (one for each slot of the child that the parent fills)."""
 
@@ -51,26 +51,26 @@ class Bundle:
 
 
 @dataclass(frozen=True)
-class FoldedGraph:
+class TemplateGraph:
     """Families and bundles of arrows. Families stand in topological order, recurrent groups side by side."""
 
-    families: tuple[Family, ...]
-    bundles: tuple[Bundle, ...]
-    sizes: Mapping[str, int]
+    groups: tuple[NodeGroup, ...]
+    edges: tuple[EdgeTemplate, ...]
+    plate_sizes: Mapping[str, int]
     slices: Mapping[str, int]
-    groups: tuple[tuple[int, ...], ...] = field(default=())
+    components: tuple[tuple[int, ...], ...] = field(default=())
 
     @cached_property
-    def flat(self) -> FoldedGraph:
+    def without_plates(self) -> TemplateGraph:
         """The same graph with one node for each family: plates and words are gone, and with them the reaches."""
-        families = tuple(replace(family, plates=(), words=None) for family in self.families)
-        bundles = tuple(replace(bundle, reaches=()) for bundle in self.bundles)
-        return FoldedGraph(families, bundles, {}, self.slices, self.groups)
+        families = tuple(replace(family, plates=(), words=None) for family in self.groups)
+        bundles = tuple(replace(bundle, reaches=()) for bundle in self.edges)
+        return TemplateGraph(families, bundles, {}, self.slices, self.components)
 
     @cached_property
     def word_stacks(self) -> tuple[str, ...]:
         """The stacks over whose words some family lies, in their order; none in a net without words."""
-        over = {family.words for family in self.families}
+        over = {family.word_stack for family in self.groups}
         return tuple(stack for stack in self.slices if stack in over)
 
     @property
@@ -79,103 +79,103 @@ class FoldedGraph:
         return max(self.slices.values(), default=0)
 
     @cached_property
-    def by_name(self) -> dict[str, Family]:
-        return {family.name: family for family in self.families}
+    def by_name(self) -> dict[str, NodeGroup]:
+        return {family.name: family for family in self.groups}
 
     @cached_property
-    def by_stem(self) -> dict[str, tuple[Family, ...]]:
-        found: dict[str, list[Family]] = {}
-        for family in self.families:
+    def by_stem(self) -> dict[str, tuple[NodeGroup, ...]]:
+        found: dict[str, list[NodeGroup]] = {}
+        for family in self.groups:
             found.setdefault(family.stem, []).append(family)
         return {stem: tuple(families) for stem, families in found.items()}
 
     @cached_property
-    def into(self) -> tuple[tuple[Bundle, ...], ...]:
+    def in_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
         """For each family, the arrows that come in."""
-        return _gather(len(self.families), ((arrow.child, arrow) for arrow in self.bundles))
+        return _collect_edges(len(self.groups), ((arrow.child, arrow) for arrow in self.edges))
 
     @cached_property
-    def out_of(self) -> tuple[tuple[Bundle, ...], ...]:
+    def out_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
         """For each family, the arrows that go out."""
-        return _gather(len(self.families), ((arrow.parent, arrow) for arrow in self.bundles))
+        return _collect_edges(len(self.groups), ((arrow.parent, arrow) for arrow in self.edges))
 
     @cached_property
-    def wordless(self) -> frozenset[int]:
+    def word_independent(self) -> frozenset[int]:
         """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`).
 
         A net without words has none: there is nothing that they were the weights of.
         """
         found: set[int] = set()
-        for family in self.families if self.word_stacks else ():
-            above = (arrow.parent for arrow in self.into[family.index])
-            if family.words is None and all(parent in found for parent in above):
+        for family in self.groups if self.word_stacks else ():
+            above = (arrow.parent for arrow in self.in_edges[family.index])
+            if family.word_stack is None and all(parent in found for parent in above):
                 found.add(family.index)
         return frozenset(found)
 
     @cached_property
     def recurrent(self) -> frozenset[int]:
         """The families whose words are computed one after another: they read themselves, or each other in a group."""
-        grouped = {index for group in self.groups if len(group) > 1 for index in group}
-        return frozenset(grouped | {arrow.child for arrow in self.bundles if arrow.child == arrow.parent})
+        grouped = {index for group in self.components if len(group) > 1 for index in group}
+        return frozenset(grouped | {arrow.child for arrow in self.edges if arrow.child == arrow.parent})
 
-    def ancestors(self, families: Iterable[int], ends: Container[int] = ()) -> set[int]:
+    def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
         """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
 
         Args:
             families: Where the walk starts.
             ends: Families above which it does not go, be they among those where it starts or not.
         """
-        return self._closure(families, True, ends)
+        return self._transitive_closure(groups, True, blocked_groups)
 
-    def descendants(self, families: Iterable[int]) -> set[int]:
+    def descendants(self, groups: Iterable[int]) -> set[int]:
         """The families to which arrows lead from some; one of these is among them only if one of these leads to it."""
-        return self._closure(families, False, ())
+        return self._transitive_closure(groups, False, ())
 
-    def ancestral_set(self, families: Iterable[int], ends: Container[int] = ()) -> set[int]:
+    def ancestral_set(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
         """Some families and all their ancestors: see `ancestors`."""
-        own = set(families)
-        return own | self.ancestors(own, ends)
+        own = set(groups)
+        return own | self.ancestors(own, blocked_groups)
 
-    def _closure(self, families: Iterable[int], up: bool, ends: Container[int]) -> set[int]:
+    def _transitive_closure(self, groups: Iterable[int], up: bool, blocked_groups: Container[int]) -> set[int]:
         found: set[int] = set()
-        stack = list(families)
+        stack = list(groups)
         while stack:
             index = stack.pop()
-            if index not in ends:
-                arrows = self.into[index] if up else self.out_of[index]
+            if index not in blocked_groups:
+                arrows = self.in_edges[index] if up else self.out_edges[index]
                 more = {a.parent if up else a.child for a in arrows} - found
                 found |= more
                 stack.extend(more)
         return found
 
-    def family(self, name: str) -> Family:
+    def get_group(self, name: str) -> NodeGroup:
         """The family of that name, or the error with near matches; the name of one node is told as such."""
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
-            owner = self.owner(name)
+            owner = self.find_group_of_node(name)
             if owner is None:
-                raise unknown("family", name, self.by_name) from None
+                raise unknown_name_error("family", name, self.by_name) from None
             got, allowed = f"{name!r}, one node", f"{owner.name!r}"
-            raise UnknownNameError("family", expected="the name of a family", got=got, allowed=allowed) from None
+            raise UnknownNameError("family", expected="the name of a family", actual=got, allowed=allowed) from None
 
-    def owner(self, name: object) -> Family | None:
+    def find_group_of_node(self, name: object) -> NodeGroup | None:
         """The family of which that is the name of one node: `q_0` of `q_0_2`."""
-        found = self.place(name, {})
+        found = self.parse_name(name, {})
         return found[0] if found and found[1] else None
 
-    def place(self, name: object, words: Mapping[str, int]) -> tuple[Family, tuple[int, ...]] | None:
+    def parse_name(self, name: object, word_counts: Mapping[str, int]) -> tuple[NodeGroup, tuple[int, ...]] | None:
         """The family of the node of that name and its index there, where there is one.
 
         Args:
             name: The name of a node: `q_0_2` is word 2 of the family `q_0`.
             words: How many words each stack has; any number where it does not say.
         """
-        stem, indices = split(name) if isinstance(name, str) else ("", ())
+        stem, indices = split_name(name) if isinstance(name, str) else ("", ())
         for family in self.by_stem.get(stem, ()):
             own = () if family.slice is None else (family.slice,)
-            sizes = [self.sizes[plate] for plate in family.plates]
-            sizes += [] if family.words is None else [words.get(family.words, sys.maxsize)]
+            sizes = [self.plate_sizes[plate] for plate in family.plates]
+            sizes += [] if family.word_stack is None else [word_counts.get(family.word_stack, sys.maxsize)]
             index = indices[len(own) :]
             inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
             if indices[: len(own)] == own and inside:
@@ -183,8 +183,8 @@ class FoldedGraph:
         return None
 
 
-def _gather(count: int, pairs: Iterable[tuple[int, Bundle]]) -> tuple[tuple[Bundle, ...], ...]:
-    found: list[list[Bundle]] = [[] for _ in range(count)]
+def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:
+    found: list[list[EdgeTemplate]] = [[] for _ in range(count)]
     for index, arrow in pairs:
         found[index].append(arrow)
     return tuple(map(tuple, found))

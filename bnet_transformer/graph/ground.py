@@ -16,37 +16,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import SLICE, WORD, Reach, join, split
-from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown
-from bnet_transformer.graph.folded import Bundle, Family, FoldedGraph
+from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_name
+from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError, unknown_name_error
+from bnet_transformer.graph.folded import EdgeTemplate, NodeGroup, TemplateGraph
 
-MOST_NODES = 2**40
-ONE = np.zeros(1, dtype=np.int64)  # the place of what has no word
-KEPT, FEW = 2**12, 64  # nodes whose parents are kept once they are asked for, where they are few
+MAX_NODES = 2**40
+NO_WORD = np.zeros(1, dtype=np.int64)  # the place of what has no word
+MAX_CACHED_NODES, MAX_CACHED_PARENTS = (
+    2**12,
+    64,
+)  # nodes whose parents are kept once they are asked for, where they are few
 
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
-Index = NDArray[Any]
-Picks = Sequence[int] | NDArray[Any]
-Kept = Mapping[int, tuple[Reach, ...]]  # the families that a node still reads, each by these reaches
+Indices = NDArray[Any]
+IndexSequence = Sequence[int] | NDArray[Any]
+RetainedParents = Mapping[int, tuple[Reach, ...]]  # the families that a node still reads, each by these reaches
 
 
 @dataclass(frozen=True)
-class Selection:
+class NodeSelection:
     """A part of the ground graph: the slices, the words of each stack, the indices of other plates; None is all.
 
     `slices` keeps what those slices read and compute; `weights=False` leaves out the wordless families.
     """
 
     slices: Collection[int] | None = None
-    words: Mapping[str, Picks] = field(default_factory=dict)
-    plates: Mapping[str, Picks] = field(default_factory=dict)
+    words: Mapping[str, IndexSequence] = field(default_factory=dict)
+    plates: Mapping[str, IndexSequence] = field(default_factory=dict)
     weights: bool = True
 
 
-EVERYTHING = Selection()
+ALL_NODES = NodeSelection()
 
 
-class Ground:
+class GroundGraph:
     """The ground graph: names, counts, arrows as arrays, and the questions that need only structure.
 
     After surgery no arrow leads into the nodes of `cut`; those of `rows` keep some of theirs.
@@ -54,24 +57,26 @@ class Ground:
 
     def __init__(
         self,
-        folded: FoldedGraph,
-        words: Mapping[str, int],
-        cut: Iterable[int] = (),
-        rows: Mapping[int, Kept] | None = None,
+        template: TemplateGraph,
+        word_counts: Mapping[str, int],
+        cut_nodes: Iterable[int] = (),
+        retained_parents: Mapping[int, RetainedParents] | None = None,
     ) -> None:
-        self.folded = folded
-        self.words = dict(words)
-        shapes = [[folded.sizes[plate] for plate in family.plates] for family in folded.families]
-        for family, shape in zip(folded.families, shapes, strict=True):
-            shape += [] if family.words is None else [self.words[family.words]]
+        self.template = template
+        self.word_counts = dict(word_counts)
+        shapes = [[template.plate_sizes[plate] for plate in family.plates] for family in template.groups]
+        for family, shape in zip(template.groups, shapes, strict=True):
+            shape += [] if family.word_stack is None else [self.word_counts[family.word_stack]]
         self.shapes = tuple([tuple(shape) for shape in shapes])
         sizes = [math.prod(shape) for shape in self.shapes]
-        if sum(sizes) > MOST_NODES:
-            raise BudgetError("ground graph", expected=f"at most {MOST_NODES} nodes", got=f"{sum(sizes)}")
+        if sum(sizes) > MAX_NODES:
+            raise BudgetError("ground graph", expected=f"at most {MAX_NODES} nodes", actual=f"{sum(sizes)}")
         self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
-        self._operate(cut, rows or {})
+        self._apply_surgery(cut_nodes, retained_parents or {})
 
-    def surgery(self, nodes: Iterable[int], rows: Mapping[int, Kept] | None = None) -> Ground:
+    def surgery(
+        self, nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents] | None = None
+    ) -> GroundGraph:
         """The same nodes without the arrows into some: what `do` leaves.
 
         Args:
@@ -79,21 +84,23 @@ class Ground:
             rows: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
         """
         ground = copy(self)
-        ground._operate(nodes, self.rows if rows is None else rows)
+        ground._apply_surgery(nodes, self.retained_parents if retained_parents is None else retained_parents)
         return ground
 
-    def _operate(self, cut: Iterable[int], rows: Mapping[int, Kept]) -> None:
+    def _apply_surgery(self, cut_nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents]) -> None:
         """Take the arrows into the nodes of `cut`, and from those of `rows` what they do not keep."""
-        self.cut, self.rows = frozenset(cut), dict(rows)
-        self.cut_by_family = self.by_family(self.cut)
-        self.rows_by_family = self.by_family(node for node in self.rows if node not in self.cut)
-        self._above: dict[int, list[int]] = {}
+        self.cut_nodes, self.retained_parents = frozenset(cut_nodes), dict(retained_parents)
+        self.cut_nodes_by_group = self.split_by_group(self.cut_nodes)
+        self.partly_cut_by_group = self.split_by_group(
+            node for node in self.retained_parents if node not in self.cut_nodes
+        )
+        self._parents_cache: dict[int, list[int]] = {}
 
-    def by_family(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+    def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
         """Some nodes, by the number of their family."""
         families: dict[int, list[int]] = {}
         for node in nodes:
-            families.setdefault(self.family_of(node).index, []).append(node)
+            families.setdefault(self.group_of(node).index, []).append(node)
         return families
 
     # names
@@ -101,210 +108,220 @@ class Ground:
     def __len__(self) -> int:
         return int(self.offsets[-1])
 
-    def axes(self, family: Family) -> tuple[str, ...]:
+    def axes(self, group: NodeGroup) -> tuple[str, ...]:
         """The plates that index a family's nodes, in order: others, then the word."""
-        return family.plates if family.words is None else (*family.plates, WORD)
+        return group.plates if group.word_stack is None else (*group.plates, WORD)
 
     def id(self, name: object) -> int:
         """The number of the node of that name, or the error with near matches."""
-        return self.number(*self.locate(name))
+        return self.ravel_index(*self.parse_name(name))
 
-    def number(self, family: Family, index: Sequence[int]) -> int:
+    def ravel_index(self, group: NodeGroup, index: Sequence[int]) -> int:
         """The number of the node of a family at an index."""
-        steps = strides(self.shapes[family.index])
-        return int(self.offsets[family.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
+        steps = compute_strides(self.shapes[group.index])
+        return int(self.offsets[group.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
 
-    def locate(self, name: object) -> tuple[Family, tuple[int, ...]]:
+    def parse_name(self, name: object) -> tuple[NodeGroup, tuple[int, ...]]:
         """The family of a node and its index there: `q_0_2` is word 2 of the family `q_0`."""
-        found = self.folded.place(name, self.words)
+        found = self.template.parse_name(name, self.word_counts)
         if found is None:
-            raise self._unknown(name)
+            raise self._unknown_node_error(name)
         return found
 
-    def _unknown(self, name: object) -> UnknownNameError:
-        stem = split(name)[0] if isinstance(name, str) else ""
-        families = self.folded.by_stem.get(stem)
+    def _unknown_node_error(self, name: object) -> UnknownNameError:
+        stem = split_name(name)[0] if isinstance(name, str) else ""
+        families = self.template.by_stem.get(stem)
         if families is None:
-            of_stacks = {f.stem: next(self.family_names(f)) for f in reversed(self.folded.families) if f.role == stem}
+            of_stacks = {f.stem: next(self.iter_names(f)) for f in reversed(self.template.groups) if f.role == stem}
             if of_stacks:  # a role without its stack
                 allowed = ", ".join(f"{own} (such as {first})" for own, first in reversed(of_stacks.items()))
-                return UnknownNameError("node", expected="its stack before it", got=repr(name), allowed=allowed)
-            if stem == "c" and "head" in self.folded.sizes:
+                return UnknownNameError("node", expected="its stack before it", actual=repr(name), allowed=allowed)
+            if stem == "c" and "head" in self.template.plate_sizes:
                 allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
-                return UnknownNameError("node", expected="a known name", got=repr(name), allowed=allowed)
-            return unknown("node", name, (next(self.family_names(f)) for f in self.folded.families))
+                return UnknownNameError("node", expected="a known name", actual=repr(name), allowed=allowed)
+            return unknown_name_error("node", name, (next(self.iter_names(f)) for f in self.template.groups))
         shape = self.shapes[families[0].index]
         axes = [*([SLICE] if families[0].slice is not None else []), *self.axes(families[0])]
         first, last = families[0], families[-1]
-        low = join(first.name, [0] * len(shape))
-        high = join(last.name, [size - 1 for size in self.shapes[last.index]])
+        low = join_name(first.name, [0] * len(shape))
+        high = join_name(last.name, [size - 1 for size in self.shapes[last.index]])
         form = "_".join([stem, *axes])
-        return UnknownNameError("node", expected=f"a node {form}", got=repr(name), allowed=f"{low} to {high}")
+        return UnknownNameError("node", expected=f"a node {form}", actual=repr(name), allowed=f"{low} to {high}")
 
     def name(self, node: int) -> str:
         """The name of a node."""
-        family, index = self.place(node)
-        return join(family.name, index)
+        family, index = self.unravel_index(node)
+        return join_name(family.name, index)
 
-    def place(self, node: int) -> tuple[Family, tuple[int, ...]]:
+    def unravel_index(self, node: int) -> tuple[NodeGroup, tuple[int, ...]]:
         """The family of a node and its index there: what `locate` finds by name."""
-        family = self.family_of(node)
+        family = self.group_of(node)
         rest, index = int(node) - int(self.offsets[family.index]), []
-        for stride in strides(self.shapes[family.index]):
+        for stride in compute_strides(self.shapes[family.index]):
             i, rest = divmod(rest, stride)
             index.append(i)
         return family, tuple(index)
 
-    def family_of(self, node: int) -> Family:
+    def group_of(self, node: int) -> NodeGroup:
         """The family of a node."""
-        return self.folded.families[int(np.searchsorted(self.offsets, node, side="right")) - 1]
+        return self.template.groups[int(np.searchsorted(self.offsets, node, side="right")) - 1]
 
-    def family_names(self, family: Family) -> Iterator[str]:
+    def iter_names(self, group: NodeGroup) -> Iterator[str]:
         """The names of a family's nodes, in the order of their numbers."""
-        stems = [family.name]
-        for size in self.shapes[family.index]:
+        stems = [group.name]
+        for size in self.shapes[group.index]:
             stems = [f"{stem}_{i}" for stem in stems for i in range(size)]
         return iter(stems)
 
     @cached_property
     def names(self) -> list[str]:
         """Every name; `names[id]`."""
-        return [name for family in self.folded.families for name in self.family_names(family)]
+        return [name for family in self.template.groups for name in self.iter_names(family)]
 
     # what is there
 
-    def kept(self, family: Family, selection: Selection = EVERYTHING) -> bool:
+    def is_selected(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> bool:
         """True where a selection keeps a family (some of its nodes at least)."""
-        if not selection.weights and family.index in self.folded.wordless:
+        if not selection.weights and group.index in self.template.word_independent:
             return False
-        if selection.slices is None or family.step is None:
+        if selection.slices is None or group.step is None:
             return True
-        last = self.folded.slices[family.stack] - 1
-        steps = {min(max(family.step, 0), last)}
-        if family.slice is not None:
-            steps.add(min(family.slice, last))
+        last = self.template.slices[group.stack] - 1
+        steps = {min(max(group.step, 0), last)}
+        if group.slice is not None:
+            steps.add(min(group.slice, last))
         return bool(steps & set(selection.slices))
 
-    def indices(self, family: Family, selection: Selection = EVERYTHING) -> dict[str, Index]:
+    def select_indices(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> dict[str, Indices]:
         """For each of a family's axes, the indices that a selection keeps."""
         found = {}
-        for axis, size in zip(self.axes(family), self.shapes[family.index], strict=True):
-            wanted = selection.words.get(family.words or "") if axis == WORD else selection.plates.get(axis)
-            found[axis] = np.arange(size) if wanted is None else _within(axis, wanted, size)
+        for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
+            wanted = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
+            found[axis] = np.arange(size) if wanted is None else _check_indices(axis, wanted, size)
         return found
 
-    def nodes(self, family: Family, selection: Selection = EVERYTHING) -> Ids:
+    def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
         """The numbers of a family's nodes that a selection keeps."""
-        indices, steps = self.indices(family, selection).values(), strides(self.shapes[family.index])
-        at: Ids = np.array([self.offsets[family.index]])
+        indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
+        at: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
             at = (at[:, None] + index * stride).ravel()
         return at
 
-    def count_nodes(self, selection: Selection = EVERYTHING) -> int:
+    def count_nodes(self, selection: NodeSelection = ALL_NODES) -> int:
         """How many nodes a selection keeps."""
         return sum(
-            math.prod(len(index) for index in self.indices(family, selection).values())
-            for family in self.folded.families
-            if self.kept(family, selection)
+            math.prod(len(index) for index in self.select_indices(family, selection).values())
+            for family in self.template.groups
+            if self.is_selected(family, selection)
         )
 
-    def count_arrows(self, selection: Selection = EVERYTHING, roles: tuple[str, str] | None = None) -> int:
+    def count_arrows(self, selection: NodeSelection = ALL_NODES, roles: tuple[str, str] | None = None) -> int:
         """How many arrows lie between the nodes that a selection keeps, from one role to another; none is made."""
-        stem = [family.stem for family in self.folded.families]
-        kept = self._kept_arrows(selection)
-        return sum(self._count(b, selection) for b in kept if roles in (None, (stem[b.parent], stem[b.child])))
+        stem = [family.stem for family in self.template.groups]
+        kept = self._selected_edges(selection)
+        return sum(
+            self._count_arrows_of_edge(b, selection) for b in kept if roles in (None, (stem[b.parent], stem[b.child]))
+        )
 
-    def _kept_arrows(self, selection: Selection) -> Iterator[Bundle]:
-        families = self.folded.families
-        keep = [self.kept(family, selection) for family in families]
+    def _selected_edges(self, selection: NodeSelection) -> Iterator[EdgeTemplate]:
+        families = self.template.groups
+        keep = [self.is_selected(family, selection) for family in families]
         whole_states = selection.slices is None
-        for bundle in self.folded.bundles:
+        for bundle in self.template.edges:
             if keep[bundle.parent] and keep[bundle.child]:
                 child, parent = families[bundle.child], families[bundle.parent]
-                if whole_states or _inside(child, parent, set(selection.slices or ()), self.folded.slices):
+                if whole_states or _is_in_slices(child, parent, set(selection.slices or ()), self.template.slices):
                     yield bundle
 
-    def _count(self, bundle: Bundle, selection: Selection) -> int:
-        inner, outer = (self.indices(self.folded.families[k], selection) for k in (bundle.child, bundle.parent))
+    def _count_arrows_of_edge(self, edge: EdgeTemplate, selection: NodeSelection) -> int:
+        inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
         plates = {axis for axis in (*inner, *outer) if axis != WORD}
-        total = math.prod(len(_shared(axis, inner, outer)) for axis in plates)
-        total *= self._count_words(bundle, inner.get(WORD, ONE), outer.get(WORD, ONE))
-        for node in (*self.cut_in(bundle.child), *self.rows_in(bundle.child)):
-            own = {axis: np.array([i]) for axis, i in self._index(node).items()}
+        total = math.prod(len(_common_indices(axis, inner, outer)) for axis in plates)
+        total *= self._count_word_pairs(edge, inner.get(WORD, NO_WORD), outer.get(WORD, NO_WORD))
+        for node in (*self.get_cut_nodes(edge.child), *self.get_partly_cut_nodes(edge.child)):
+            own = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
             if all(i in inner[axis] for axis, i in own.items()):
-                total -= len(self._joined(bundle, own, outer)[0]) - len(self._pairs(bundle, own, outer)[0])
+                total -= len(self._declared_arrows_between(edge, own, outer)[0]) - len(
+                    self._arrows_between(edge, own, outer)[0]
+                )
         return total
 
-    def _count_words(self, bundle: Bundle, i: Index, j: Index) -> int:
+    def _count_word_pairs(self, edge: EdgeTemplate, i: Indices, j: Indices) -> int:
         """How many pairs of these words an arrow joins."""
-        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        if parent.words is None or (child.words is None and not bundle.reaches):
+        child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
+        if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
             return len(i) * len(j)
-        if len(bundle.reaches) > 1:
-            return int(self.reads(bundle)[np.ix_(i, j)].sum())
-        n = 1 if child.words is None else self.words[child.words]
-        return bundle.reaches[0].count(i, j, n, self.words[parent.words])
+        if len(edge.reaches) > 1:
+            return int(self.word_adjacency(edge)[np.ix_(i, j)].sum())
+        n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
+        return edge.reaches[0].count_arrows(i, j, n, self.word_counts[parent.word_stack])
 
-    def cut_in(self, family: int) -> list[int]:
+    def get_cut_nodes(self, group: int) -> list[int]:
         """The nodes of a family whose incoming arrows are gone."""
-        return self.cut_by_family.get(family, [])
+        return self.cut_nodes_by_group.get(group, [])
 
-    def rows_in(self, family: int) -> list[int]:
+    def get_partly_cut_nodes(self, group: int) -> list[int]:
         """The nodes of a family that keep some of their incoming arrows."""
-        return self.rows_by_family.get(family, [])
+        return self.partly_cut_by_group.get(group, [])
 
-    def kept_of(self, bundle: Bundle) -> Bundle | None:
+    def retained_edge(self, edge: EdgeTemplate) -> EdgeTemplate | None:
         """What stays of a bundle at the nodes that keep some of their arrows; None where nothing does."""
-        reaches = self.rows[self.rows_in(bundle.child)[0]].get(bundle.parent)
-        return None if reaches is None else replace(bundle, reaches=reaches)
+        reaches = self.retained_parents[self.get_partly_cut_nodes(edge.child)[0]].get(edge.parent)
+        return None if reaches is None else replace(edge, reaches=reaches)
 
-    def _index(self, node: int) -> dict[str, int]:
-        family, index = self.place(node)
+    def _indices_by_axis(self, node: int) -> dict[str, int]:
+        family, index = self.unravel_index(node)
         return dict(zip(self.axes(family), index, strict=True))
 
-    def reads(self, bundle: Bundle) -> NDArray[np.bool_]:
+    def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
         """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
-        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        n = 1 if child.words is None else self.words[child.words]
-        if parent.words is None or (child.words is None and not bundle.reaches):
+        child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
+        n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
+        if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
             return np.ones((n, 1), dtype=bool)
-        pairs = [reach.matrix(n, self.words[parent.words]) for reach in bundle.reaches]
+        pairs = [reach.matrix(n, self.word_counts[parent.word_stack]) for reach in edge.reaches]
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
-    def arrows(self, selection: Selection = EVERYTHING) -> Iterator[tuple[Bundle, Ids, Ids]]:
+    def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
         """For each arrow of the folded graph, the numbers of the parents and children that it joins."""
-        for bundle in self._kept_arrows(selection):
-            inner, outer = (self.indices(self.folded.families[k], selection) for k in (bundle.child, bundle.parent))
-            yield bundle, *self._pairs(bundle, inner, outer)
+        for bundle in self._selected_edges(selection):
+            inner, outer = (
+                self.select_indices(self.template.groups[k], selection) for k in (bundle.child, bundle.parent)
+            )
+            yield bundle, *self._arrows_between(bundle, inner, outer)
 
-    def _pairs(self, bundle: Bundle, inner: Mapping[str, Index], outer: Mapping[str, Index]) -> tuple[Ids, Ids]:
+    def _arrows_between(
+        self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
+    ) -> tuple[Ids, Ids]:
         """The arrows of a bundle between some indices of its child and of its parent, after surgery."""
-        sources, targets, reads = self._joined(bundle, inner, outer)
-        cut, rows = self.cut_in(bundle.child), self.rows_in(bundle.child)
+        sources, targets, reads = self._declared_arrows_between(edge, child_indices, parent_indices)
+        cut, rows = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
         if not cut and not rows:
             return sources, targets
         stays = ~np.isin(targets, cut)
         if rows:
-            some = self.kept_of(bundle)
-            kept = False if some is None else np.resize(self.reads(some)[reads], len(targets))
+            some = self.retained_edge(edge)
+            kept = False if some is None else np.resize(self.word_adjacency(some)[reads], len(targets))
             stays &= kept | ~np.isin(targets, rows)
         return sources[stays], targets[stays]
 
-    def _joined(
-        self, bundle: Bundle, inner: Mapping[str, Index], outer: Mapping[str, Index]
-    ) -> tuple[Ids, Ids, tuple[Index, Index]]:
+    def _declared_arrows_between(
+        self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
+    ) -> tuple[Ids, Ids, tuple[Indices, Indices]]:
         """Parents and children as the declaration joins them, and the words of either, which repeat for each plate."""
-        child, parent = self.folded.families[bundle.child], self.folded.families[bundle.parent]
-        own, there = inner.get(WORD, ONE), outer.get(WORD, ONE)
-        i, j = self.reads(bundle)[np.ix_(own, there)].nonzero()
+        child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
+        own, there = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
+        i, j = self.word_adjacency(edge)[np.ix_(own, there)].nonzero()
         reads = own[i], there[j]
         size = np.int32 if len(self) < 2**31 else np.int64
-        into, out = (dict(zip(self.axes(f), strides(self.shapes[f.index]), strict=True)) for f in (child, parent))
+        into, out = (
+            dict(zip(self.axes(f), compute_strides(self.shapes[f.index]), strict=True)) for f in (child, parent)
+        )
         sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
         targets: Ids = np.array([self.offsets[child.index]], dtype=size)
         for axis in dict.fromkeys([*child.plates, *parent.plates]):
-            index: Ids = _shared(axis, inner, outer).astype(size)
+            index: Ids = _common_indices(axis, child_indices, parent_indices).astype(size)
             sources = (sources[:, None] + index * size(out.get(axis, 0))).ravel()
             targets = (targets[:, None] + index * size(into.get(axis, 0))).ravel()
         sources = (sources[:, None] + reads[1].astype(size)).ravel()
@@ -313,29 +330,29 @@ class Ground:
 
     def parents(self, node: int) -> list[int]:
         """The parents of a node, in the order of its family's arrows."""
-        found = self._above.get(node)
+        found = self._parents_cache.get(node)
         if found is None:
-            found = self._read(node)
-            if len(found) <= FEW and len(self._above) < KEPT:
-                self._above[node] = found
+            found = self._compute_parents(node)
+            if len(found) <= MAX_CACHED_PARENTS and len(self._parents_cache) < MAX_CACHED_NODES:
+                self._parents_cache[node] = found
         return found.copy()
 
-    def _read(self, node: int) -> list[int]:
+    def _compute_parents(self, node: int) -> list[int]:
         """The parents, without an array for each: `_pairs` takes three times as long for the few of one node."""
-        if node in self.cut:
+        if node in self.cut_nodes:
             return []
-        own, found = self._index(node), list[int]()
-        for bundle in self.folded.into[self.family_of(node).index]:
-            parent, there = self.folded.families[bundle.parent], self.reads(bundle)[own.get(WORD, 0)]
-            if node in self.rows:
-                kept = self.kept_of(bundle)
-                there = there & self.reads(kept)[own.get(WORD, 0)] if kept is not None else there[:0]
+        own, found = self._indices_by_axis(node), list[int]()
+        for bundle in self.template.in_edges[self.group_of(node).index]:
+            parent, there = self.template.groups[bundle.parent], self.word_adjacency(bundle)[own.get(WORD, 0)]
+            if node in self.retained_parents:
+                kept = self.retained_edge(bundle)
+                there = there & self.word_adjacency(kept)[own.get(WORD, 0)] if kept is not None else there[:0]
             words = np.flatnonzero(there).tolist()
             if not words:  # also of a parent without words
                 continue
             base = [int(self.offsets[parent.index])]
             shape = self.shapes[parent.index]
-            for axis, size, step in zip(self.axes(parent), shape, strides(shape), strict=True):
+            for axis, size, step in zip(self.axes(parent), shape, compute_strides(shape), strict=True):
                 picks = words if axis == WORD else [own[axis]] if axis in own else range(size)
                 base = [at + i * step for at in base for i in picks]
             found += base
@@ -343,33 +360,35 @@ class Ground:
 
     def children(self, node: int) -> list[int]:
         """The children of a node."""
-        outer = {axis: np.array([i]) for axis, i in self._index(node).items()}
+        outer = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
         found: list[int] = []
-        for bundle in self.folded.out_of[self.family_of(node).index]:
-            found.extend(self._pairs(bundle, self.indices(self.folded.families[bundle.child]), outer)[1].tolist())
+        for bundle in self.template.out_edges[self.group_of(node).index]:
+            found.extend(
+                self._arrows_between(bundle, self.select_indices(self.template.groups[bundle.child]), outer)[1].tolist()
+            )
         return found
 
 
-def _within(axis: str, wanted: Picks, size: int) -> Index:
+def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:
     """The wanted indices of an axis, each once, in order."""
-    index = np.unique(np.asarray(wanted, dtype=np.int64))
+    index = np.unique(np.asarray(indices, dtype=np.int64))
     if len(index) and not 0 <= index[0] <= index[-1] < size:
-        raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", got=index.tolist())
+        raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", actual=index.tolist())
     return index
 
 
-def strides(shape: Sequence[int]) -> list[int]:
+def compute_strides(shape: Sequence[int]) -> list[int]:
     """By how much the number of a node grows with each of its indices."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
-def _shared(axis: str, inner: Mapping[str, Index], outer: Mapping[str, Index]) -> Index:
-    if axis in inner and axis in outer:
-        return np.intersect1d(inner[axis], outer[axis])
-    return inner[axis] if axis in inner else outer[axis]
+def _common_indices(axis: str, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]) -> Indices:
+    if axis in child_indices and axis in parent_indices:
+        return np.intersect1d(child_indices[axis], parent_indices[axis])
+    return child_indices[axis] if axis in child_indices else parent_indices[axis]
 
 
-def _inside(child: Family, parent: Family, slices: set[int], depth: Mapping[str, int]) -> bool:
+def _is_in_slices(child: NodeGroup, parent: NodeGroup, slices: set[int], depth: Mapping[str, int]) -> bool:
     """True where an arrow belongs to one of `slices`: what computes a slice's nodes, or enters or leaves the stack."""
     step = child.step if child.step is not None else parent.step
     if step is None:

@@ -14,18 +14,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import listed, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int, check_sequence
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.graph.ground import Ground, Selection
-from bnet_transformer.graph.separation import Question, cuts, determined, ids_of, marks, roll, separated, thinned
-from bnet_transformer.graph.walk import ancestors, blanket, descendants
+from bnet_transformer.graph.ground import GroundGraph, NodeSelection
+from bnet_transformer.graph.separation import (
+    SeparationQuery,
+    are_separated,
+    bayes_ball,
+    deterministic_closure,
+    nodes_of_first_query,
+    pack_cuts,
+    pack_queries,
+    thin_graph,
+)
+from bnet_transformer.graph.walk import ancestors, descendants, markov_blanket
 
 if TYPE_CHECKING:
     import networkx as nx
 
 Names = str | Collection[str]
-LIMIT = 2_000_000
-FEW = 4
+DEFAULT_LIMIT = 2_000_000
+INITIAL_WORD_COUNT = 4
 
 
 @dataclass(frozen=True)
@@ -105,12 +114,12 @@ class StructureQueries:
     """
 
     @property
-    def _graph(self) -> Ground:
+    def _graph(self) -> GroundGraph:
         """The graph."""
         raise NotImplementedError
 
     @property
-    def _functional(self) -> frozenset[int]:
+    def _functional_groups(self) -> frozenset[int]:
         """The numbers of the families whose nodes are functions of their parents."""
         raise NotImplementedError
 
@@ -125,7 +134,7 @@ class StructureQueries:
         >>> s.parents("x_1_2")
         ['q_0_2', 'k_0_0', 'k_0_1', 'k_0_2', 'v_0_0', 'v_0_1', 'v_0_2']
         """
-        return self._names(self._graph.parents(self._graph.id(name)))
+        return self._format_names(self._graph.parents(self._graph.id(name)))
 
     def children(self, name: str) -> list[str]:
         """The nodes to which this one has an arrow.
@@ -138,7 +147,7 @@ class StructureQueries:
         >>> s.children("c")
         ['W_q_0', 'W_k_0', 'W_v_0']
         """
-        return self._names(self._graph.children(self._graph.id(name)))
+        return self._format_names(self._graph.children(self._graph.id(name)))
 
     def ancestors(self, *names: str) -> list[str]:
         """All from which a path of arrows leads to one of these nodes.
@@ -151,7 +160,7 @@ class StructureQueries:
         >>> s.ancestors("q_0_2")
         ['c', 'x_0_2', 'W_q_0']
         """
-        return self._names(ancestors(self._graph, map(self._graph.id, names)))
+        return self._format_names(ancestors(self._graph, map(self._graph.id, names)))
 
     def descendants(self, *names: str) -> list[str]:
         """All to which a path of arrows leads from one of these nodes.
@@ -164,7 +173,7 @@ class StructureQueries:
         >>> s.descendants("q_0_0", "q_0_2")
         ['x_1_0', 'x_1_2']
         """
-        return self._names(descendants(self._graph, map(self._graph.id, names)))
+        return self._format_names(descendants(self._graph, map(self._graph.id, names)))
 
     def blanket(self, name: str) -> list[str]:
         """The Markov blanket: parents, children, and the children's other parents.
@@ -177,7 +186,7 @@ class StructureQueries:
         >>> s.blanket("W_q_0")
         ['c', 'x_0_0', 'x_0_1', 'x_0_2', 'q_0_0', 'q_0_1', 'q_0_2']
         """
-        return self._names(blanket(self._graph, self._graph.id(name)))
+        return self._format_names(markov_blanket(self._graph, self._graph.id(name)))
 
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
         """Whether the graph separates x from y given others; what the folded graph separates, every sentence does.
@@ -195,9 +204,11 @@ class StructureQueries:
         >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
         (False, True)
         """
-        question = self._question(x, y, given)
-        is_separated = bool(separated(self._graph, [question], self._closing(deterministic))[0])
-        left, right, known = (tuple(self._names(sorted(part))) for part in (question.x, question.y, question.given))
+        question = self._build_query(x, y, given)
+        is_separated = bool(are_separated(self._graph, [question], self._closure_groups(deterministic))[0])
+        left, right, known = (
+            tuple(self._format_names(sorted(part))) for part in (question.x, question.y, question.given)
+        )
         return Separation(is_separated, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
@@ -212,13 +223,13 @@ class StructureQueries:
         >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
         array([False,  True])
         """
-        closing = self._closing(deterministic)
+        closing = self._closure_groups(deterministic)
         if isinstance(questions, str) or not isinstance(questions, Sequence):
-            raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", got=questions)
+            raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", actual=questions)
         for question in questions:
             if isinstance(question, str) or not isinstance(question, Sequence) or not 2 <= len(question) <= 3:
-                raise BNetError("question", expected="(x, y) or (x, y, given)", got=question)
-        return separated(self._graph, [self._question(*question) for question in questions], closing)
+                raise BNetError("question", expected="(x, y) or (x, y, given)", actual=question)
+        return are_separated(self._graph, [self._build_query(*question) for question in questions], closing)
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
         """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
@@ -232,9 +243,9 @@ class StructureQueries:
         >>> s.minimal_separator("x_0_0", "x_1_1")
         ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
         """
-        question = self._question(x, y)
-        nodes = minimal_separator(self._graph, question.x, question.y)
-        return None if nodes is None else self._names(nodes)
+        question = self._build_query(x, y)
+        nodes = find_minimal_separator(self._graph, question.x, question.y)
+        return None if nodes is None else self._format_names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
         """A shortest trail along which x tells of y, given others; None where they are separated.
@@ -250,7 +261,7 @@ class StructureQueries:
         >>> print(s.active_trail("q_0_0", "k_0_1"))
         q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
         """
-        return active_trail(self._graph, self._question(x, y, given), self._closing(deterministic))
+        return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
 
     def reaches(self, x: str, y: str) -> bool:
         """Whether a path of arrows leads from x to y.
@@ -264,9 +275,9 @@ class StructureQueries:
         >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
         (True, False)
         """
-        return reaches(self._graph, self._graph.id(x), self._graph.id(y))
+        return has_path(self._graph, self._graph.id(x), self._graph.id(y))
 
-    def minimal_cut(self, x: str, y: str, *, limit: int = LIMIT) -> list[str] | None:
+    def minimal_cut(self, x: str, y: str, *, limit: int = DEFAULT_LIMIT) -> list[str] | None:
         """A smallest set of nodes on every path of arrows from x to y; None where an arrow joins them.
 
         Args:
@@ -281,33 +292,35 @@ class StructureQueries:
         """
         source, target = self._graph.id(x), self._graph.id(y)
         if source == target:
-            raise BNetError("y", expected=f"another node than {x}", got=y)
-        nodes = minimal_cut(self._graph, source, target, whole("limit", limit))
-        return None if nodes is None else self._names(nodes)
+            raise BNetError("y", expected=f"another node than {x}", actual=y)
+        nodes = find_minimal_cut(self._graph, source, target, check_int("limit", limit))
+        return None if nodes is None else self._format_names(nodes)
 
-    def _question(self, x: Names, y: Names, given: Names = ()) -> Question:
+    def _build_query(self, x: Names, y: Names, given: Names = ()) -> SeparationQuery:
         """A question of separation by node numbers. A node on two sides is an error."""
-        parts = {"x": names_of("x", x), "y": names_of("y", y), "given": names_of("given", given)}
+        parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
         ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
         for one, other in (("x", "y"), ("x", "given"), ("y", "given")):
             for node in sorted(ids[one] & ids[other]):
                 name = self._graph.name(node)
-                raise BNetError(f"separation of {name}", expected="a node on one side", got=f"it in {one} and {other}")
+                raise BNetError(
+                    f"separation of {name}", expected="a node on one side", actual=f"it in {one} and {other}"
+                )
         for part in ("x", "y"):
             if not ids[part]:
-                raise BNetError(part, expected="at least one node", got="none")
-        return Question(ids["x"], ids["y"], ids["given"])
+                raise BNetError(part, expected="at least one node", actual="none")
+        return SeparationQuery(ids["x"], ids["y"], ids["given"])
 
-    def _closing(self, deterministic: bool) -> frozenset[int]:
+    def _closure_groups(self, deterministic: bool) -> frozenset[int]:
         """The families under which the given nodes are closed."""
-        one_of("deterministic", deterministic, (True, False))
-        return self._functional if deterministic else frozenset()
+        check_choice("deterministic", deterministic, (True, False))
+        return self._functional_groups if deterministic else frozenset()
 
-    def _names(self, nodes: Sequence[int]) -> list[str]:
+    def _format_names(self, nodes: Sequence[int]) -> list[str]:
         return [self._graph.name(node) for node in nodes]
 
 
-def names_of(what: str, names: object) -> tuple[str, ...]:
+def parse_names(subject: str, names: object) -> tuple[str, ...]:
     """One name or several, as a tuple.
 
     Args:
@@ -317,31 +330,37 @@ def names_of(what: str, names: object) -> tuple[str, ...]:
     if isinstance(names, str):
         return (names,)
     try:
-        return listed(what, names, str)
+        return check_sequence(subject, names, str)
     except BNetError as error:
-        raise BNetError(what, expected="the name of a node, or several", got=names) from error
+        raise BNetError(subject, expected="the name of a node, or several", actual=names) from error
 
 
 # paths, trails, separators and cuts
 
 
-def reaches(ground: Ground, x: int, y: int) -> bool:
+def has_path(ground: GroundGraph, x: int, y: int) -> bool:
     """True where a path of arrows leads from x to y."""
-    thin = thinned(ground, [{x, y}])
-    ((source, target),) = thin.numbers([[x, y]])
-    return target in descendants(thin.surgery(), [source])
+    thin = thin_graph(ground, [{x, y}])
+    ((source, target),) = thin.to_thinned([[x, y]])
+    return target in descendants(thin.apply_surgery(), [source])
 
 
-def active_trail(ground: Ground, question: Question, functions: Collection[int] = ()) -> Trail | None:
+def find_active_trail(
+    ground: GroundGraph, query: SeparationQuery, functional_groups: Collection[int] = ()
+) -> Trail | None:
     """A shortest active trail from x to y given others, or None where they are separated (with these `functions`)."""
-    if separated(ground, [question], functions)[0]:
+    if are_separated(ground, [query], functional_groups)[0]:
         return None
-    thin = thinned(ground, [question.nodes])
-    small = thin.surgery()
-    x, y, given = (set(thin.numbers([part])[0]) for part in (question.x, question.y, question.given))
+    thin = thin_graph(ground, [query.nodes])
+    small = thin.apply_surgery()
+    x, y, given = (set(thin.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
     opened = given | set(ancestors(small, given))
-    cut = cuts(small, small, [small.cut], [small.rows])
-    blocked = set(ids_of(determined(small, marks(small, 1, [given]), cut, functions)).tolist())
+    cut = pack_cuts(small, small, [small.cut_nodes], [small.retained_parents])
+    blocked = set(
+        nodes_of_first_query(
+            deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
+        ).tolist()
+    )
     came = {(node, True): (node, True) for node in sorted(x)}  # whence the ball came; where it starts, from there
     queue = deque(came)
     while queue:
@@ -351,7 +370,7 @@ def active_trail(ground: Ground, question: Question, functions: Collection[int] 
             steps = [state]
             while came[steps[-1]] != steps[-1]:
                 steps.append(came[steps[-1]])
-            names = tuple(ground.name(thin.name(node)) for node, _ in reversed(steps))
+            names = tuple(ground.name(thin.to_full(node)) for node, _ in reversed(steps))
             return Trail(names, tuple(not rising for _, rising in reversed(steps[:-1])))
         after: list[tuple[int, bool]] = []
         if (rising and node not in blocked) or (not rising and node in opened):
@@ -365,26 +384,29 @@ def active_trail(ground: Ground, question: Question, functions: Collection[int] 
     return None
 
 
-def minimal_separator(ground: Ground, x: frozenset[int], y: frozenset[int]) -> list[int] | None:
+def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[int]) -> list[int] | None:
     """A set of nodes that separates x from y and of which no part does; None where an arrow joins them.
 
     It is the part of their ancestors that balls from x meet, and of that part what balls from y meet
     (van der Zander and Liskiewicz 2020).
     """
     above = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
-    inside, cut = marks(ground, 1, [above]), cuts(ground, ground, [ground.cut], [ground.rows])
-    sources, targets = marks(ground, 1, [x]), marks(ground, 1, [y])
+    inside, cut = (
+        pack_queries(ground, 1, [above]),
+        pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents]),
+    )
+    sources, targets = pack_queries(ground, 1, [x]), pack_queries(ground, 1, [y])
     given = inside & ~sources & ~targets
-    met = roll(ground, sources, given, given, cut, inside)
+    met = bayes_ball(ground, sources, given, given, cut, inside)
     if (met & targets).any():
         return None
     given &= met
-    given &= roll(ground, targets, given, given, cut, inside)
-    found: list[int] = ids_of(given).tolist()
+    given &= bayes_ball(ground, targets, given, given, cut, inside)
+    found: list[int] = nodes_of_first_query(given).tolist()
     return found
 
 
-def minimal_cut(ground: Ground, x: int, y: int, limit: int = LIMIT) -> list[int] | None:
+def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_LIMIT) -> list[int] | None:
     """A smallest set of nodes that every path of arrows from x to y meets; None where an arrow joins them.
 
     It is sought among few words first: a smallest cut of a part of the graph that cuts the whole is a smallest one.
@@ -393,30 +415,30 @@ def minimal_cut(ground: Ground, x: int, y: int, limit: int = LIMIT) -> list[int]
 
     if y in ground.children(x):
         return None
-    count, most = FEW, max(ground.words.values(), default=0)
+    count, most = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
     while True:
-        graph = _between(ground, x, y, count, limit)
+        graph = _build_path_graph(ground, x, y, count, limit)
         cut = sorted(nx.minimum_node_cut(graph, x, y)) if x in graph and nx.has_path(graph, x, y) else []
-        if count >= most or y not in descendants(ground.surgery({*ground.cut, *cut}), [x]):
+        if count >= most or y not in descendants(ground.surgery({*ground.cut_nodes, *cut}), [x]):
             return cut
         count *= 2
 
 
-def _between(ground: Ground, x: int, y: int, count: int, limit: int) -> nx.DiGraph:
+def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limit: int) -> nx.DiGraph:
     """The arrows on paths from x to y among the first words and those of x and y."""
     import networkx as nx
 
-    own = {stack: set(range(min(count, size))) for stack, size in ground.words.items()}
+    own = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
     for node in (x, y):
-        family, index = ground.place(node)
-        if family.words is not None:
-            own[family.words].add(index[-1])
-    selection = Selection(words={stack: sorted(words) for stack, words in own.items()})
+        family, index = ground.unravel_index(node)
+        if family.word_stack is not None:
+            own[family.word_stack].add(index[-1])
+    selection = NodeSelection(words={stack: sorted(words) for stack, words in own.items()})
     between = np.zeros(len(ground), dtype=bool)
     between[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
     if (arrows := ground.count_arrows(selection)) > limit:
-        got, allowed = f"{arrows} of {count} words", "limit=, for a slow search"
-        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", got=got, allowed=allowed)
+        got, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
+        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=got, allowed=allowed)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
         inside = between[sources] & between[targets]

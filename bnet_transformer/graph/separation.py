@@ -17,18 +17,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.graph.folded import Family
-from bnet_transformer.graph.ground import Ground, Ids
-from bnet_transformer.graph.walk import Cut, moved
+from bnet_transformer.graph.folded import NodeGroup
+from bnet_transformer.graph.ground import GroundGraph, Ids
+from bnet_transformer.graph.walk import CutMarks, propagate_marks
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
-LANE = 64
-MOST_BITS = 2**28
-ALIKE = ("same", "every", "causal", "first", "last")  # the reaches that a map of words as above takes to themselves
+LANE_BITS = 64
+MAX_BITS = 2**28
+THINNABLE_REACHES = (
+    "same",
+    "every",
+    "causal",
+    "first",
+    "last",
+)  # the reaches that a map of words as above takes to themselves
 
 
 @dataclass(frozen=True)
-class Question:
+class SeparationQuery:
     """Are the nodes `x` and `y` separated by `given`?"""
 
     x: frozenset[int]
@@ -41,57 +47,66 @@ class Question:
         return self.x | self.y | self.given
 
 
-def separated(ground: Ground, questions: Sequence[Question], functions: Collection[int] = ()) -> NDArray[np.bool_]:
+def are_separated(
+    ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int] = ()
+) -> NDArray[np.bool_]:
     """For each question, whether it is so. `functions` are families whose nodes their parents determine: what is given
     then closes under what it determines (D-separation: Geiger, Verma and Pearl 1990), as does what is set.
     """
-    found = np.zeros(len(questions), dtype=bool)
+    found = np.zeros(len(queries), dtype=bool)
     start = 0
-    while start < len(questions):
-        size = max(LANE, MOST_BITS // max(1, len(thinned(ground, [questions[start].nodes]).ground)) // LANE * LANE)
-        chunk = questions[start : start + min(size, 64 * LANE)]
-        found[start : start + len(chunk)] = _separated(ground, chunk, functions)
+    while start < len(queries):
+        size = max(
+            LANE_BITS,
+            MAX_BITS // max(1, len(thin_graph(ground, [queries[start].nodes]).ground)) // LANE_BITS * LANE_BITS,
+        )
+        chunk = queries[start : start + min(size, 64 * LANE_BITS)]
+        found[start : start + len(chunk)] = _are_chunk_separated(ground, chunk, functional_groups)
         start += len(chunk)
     return found
 
 
-def _separated(ground: Ground, questions: Sequence[Question], functions: Collection[int]) -> NDArray[np.bool_]:
-    thin = thinned(ground, [question.nodes for question in questions])
-    count = len(questions)
+def _are_chunk_separated(
+    ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int]
+) -> NDArray[np.bool_]:
+    thin = thin_graph(ground, [question.nodes for question in queries])
+    count = len(queries)
     x, y, given = (
-        marks(thin.ground, count, thin.numbers([getattr(question, part) for question in questions]))
+        pack_queries(thin.ground, count, thin.to_thinned([getattr(question, part) for question in queries]))
         for part in ("x", "y", "given")
     )
-    cut = cuts(ground, thin.ground, *(thin.numbers([some] * count) for some in (ground.cut, ground.rows)))
-    blocked = determined(thin.ground, given, cut, functions)
+    cut = pack_cuts(
+        ground, thin.ground, *(thin.to_thinned([some] * count) for some in (ground.cut_nodes, ground.retained_parents))
+    )
+    blocked = deterministic_closure(thin.ground, given, cut, functional_groups)
     y &= ~blocked
-    hit = np.bitwise_or.reduce(roll(thin.ground, x, given, blocked, cut, goal=y) & y, axis=0)
+    hit = np.bitwise_or.reduce(bayes_ball(thin.ground, x, given, blocked, cut, goal=y) & y, axis=0)
     return ~np.unpackbits(hit.view(np.uint8), bitorder="little")[:count].astype(bool)
 
 
-def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]) -> Bits:
+def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
     """The nodes that what is given determines, itself among them; with no `functions`, itself alone."""
-    if not functions:
+    if not functional_groups:
         return given
     # what is not determined: a root counts as free, whatever its TPM
-    folded, found, open_ = ground.folded, np.zeros_like(given), ~given
-    for index, bits in cut.nodes.items():
-        part = view(ground, open_, index)
+    folded, found, open_ = ground.template, np.zeros_like(given), ~given
+    for index, bits in cut.cut_nodes.items():
+        part = view_group(ground, open_, index)
         part &= ~bits
-    for group in folded.groups or tuple((family.index,) for family in folded.families):
+    for group in folded.components or tuple((family.index,) for family in folded.groups):
         while True:
             grown = False
             for index in group:
-                part = view(ground, found, index)
-                if index in functions and folded.into[index]:
-                    parts = ((b, view(ground, found, b.parent)) for b in folded.into[index])
-                    above = (moved(ground, b, bits, cut, up=False) for b, bits in parts)
-                    now = reduce(np.bitwise_or, above) & view(ground, open_, index)
+                part = view_group(ground, found, index)
+                if index in functional_groups and folded.in_edges[index]:
+                    parts = ((b, view_group(ground, found, b.parent)) for b in folded.in_edges[index])
+                    above = (propagate_marks(ground, b, bits, cut, up=False) for b, bits in parts)
+                    now = reduce(np.bitwise_or, above) & view_group(ground, open_, index)
                 else:
-                    now = view(ground, open_, index)
+                    now = view_group(ground, open_, index)
                 grown |= bool((now & ~part).any())
                 part |= now
-            if not grown or (len(group) == 1 and all(b.parent != group[0] for b in folded.into[group[0]])):
+            if not grown or (len(group) == 1 and all(b.parent != group[0] for b in folded.in_edges[group[0]])):
                 break
     return ~found
 
@@ -100,62 +115,66 @@ def determined(ground: Ground, given: Bits, cut: Cut, functions: Collection[int]
 
 
 @dataclass(frozen=True)
-class Thinned:
+class ThinnedGraph:
     """A smaller ground graph for each question, all of one size: `kept[q][axis]` are the indices that question q keeps
     of an axis, a plate or the words of a stack.
     """
 
-    ground: Ground
-    full: Ground
-    kept: tuple[dict[tuple[str, str], Sequence[int]], ...]
+    ground: GroundGraph
+    full: GroundGraph
+    retained: tuple[dict[tuple[str, str], Sequence[int]], ...]
 
-    def numbers(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
+    def to_thinned(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
         """The nodes of each question as numbers of the smaller graph."""
         found = []
-        for some, kept in zip(nodes, self.kept, strict=True):
+        for some, kept in zip(nodes, self.retained, strict=True):
             own = []
             for node in some:
-                family, index = self.full.place(node)
+                family, index = self.full.unravel_index(node)
                 at = [kept[axis].index(i) for axis, i in zip(_axes(family), index, strict=True)]
-                own.append(self.ground.number(family, at))
+                own.append(self.ground.ravel_index(family, at))
             found.append(own)
         return found
 
-    def name(self, node: int, question: int = 0) -> int:
+    def to_full(self, node: int, query: int = 0) -> int:
         """The number in the full graph of a node of the smaller one."""
-        family, index = self.ground.place(node)
-        kept = self.kept[question]
-        return self.full.number(family, [kept[axis][i] for axis, i in zip(_axes(family), index, strict=True)])
+        family, index = self.ground.unravel_index(node)
+        kept = self.retained[query]
+        return self.full.ravel_index(family, [kept[axis][i] for axis, i in zip(_axes(family), index, strict=True)])
 
-    def surgery(self) -> Ground:
+    def apply_surgery(self) -> GroundGraph:
         """The smaller graph of the first question, without the arrows that the full one has lost."""
-        cut, rows = (self.numbers([some])[0] for some in (self.full.cut, self.full.rows))
-        return self.ground.surgery(cut, dict(zip(rows, self.full.rows.values(), strict=True)))
+        cut, rows = (self.to_thinned([some])[0] for some in (self.full.cut_nodes, self.full.retained_parents))
+        return self.ground.surgery(cut, dict(zip(rows, self.full.retained_parents.values(), strict=True)))
 
 
-def thinned(ground: Ground, named: Sequence[Iterable[int]]) -> Thinned:
+def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
     """The smaller graphs for questions that name these nodes."""
-    full = {(plate, ""): size for plate, size in ground.folded.sizes.items()}
-    full |= {(WORD, stack): size for stack, size in ground.words.items()}
-    wanted = [_named(ground, {*nodes, *ground.cut, *ground.rows}) for nodes in named]
-    least = [{axis: _least(axis, each.get(axis, set()), size) for axis, size in full.items()} for each in wanted]
+    full = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
+    full |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
+    wanted = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]
+    least = [
+        {axis: _required_indices(axis, each.get(axis, set()), size) for axis, size in full.items()} for each in wanted
+    ]
     sizes = {axis: max(len(each[axis]) for each in least) for axis in full}
-    sizes |= {axis: full[axis] for axis in _rigid(ground)}
-    kept = tuple({axis: _filled(some, sizes[axis], full[axis]) for axis, some in each.items()} for each in least)
-    plates = {plate: sizes[plate, ""] for plate in ground.folded.sizes}
-    small = Ground(replace(ground.folded, sizes=plates), {stack: sizes[WORD, stack] for stack in ground.words})
-    return Thinned(small, ground, kept)
+    sizes |= {axis: full[axis] for axis in _unthinnable_axes(ground)}
+    kept = tuple({axis: _pad_indices(some, sizes[axis], full[axis]) for axis, some in each.items()} for each in least)
+    plates = {plate: sizes[plate, ""] for plate in ground.template.plate_sizes}
+    small = GroundGraph(
+        replace(ground.template, sizes=plates), {stack: sizes[WORD, stack] for stack in ground.word_counts}
+    )
+    return ThinnedGraph(small, ground, kept)
 
 
-def _filled(some: set[int], size: int, full: int) -> Sequence[int]:
+def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]:
     """So many of the indices of an axis, these among them, in order."""
-    if size == full:
-        return range(full)
-    more = (i for i in range(full) if i not in some)
-    return sorted([*some, *islice(more, size - len(some))])
+    if size == full_size:
+        return range(full_size)
+    more = (i for i in range(full_size) if i not in required)
+    return sorted([*required, *islice(more, size - len(required))])
 
 
-def _least(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
+def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
     """The indices that must be kept of an axis: of words those named, both ends, and the one after each; of a plate
     those named and one more."""
     if axis[0] == WORD:
@@ -164,78 +183,80 @@ def _least(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
     return named if other is None else {*named, other}
 
 
-def _rigid(ground: Ground) -> set[tuple[str, str]]:
+def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
     """The words that cannot be thinned, for a reach among them tells words apart by more than their order."""
     found = set()
-    for bundle in ground.folded.bundles:
-        child, parent = ground.folded.families[bundle.child], ground.folded.families[bundle.parent]
-        across = child.words is not None and child.words != parent.words
-        for reach in bundle.reaches if parent.words is not None else ():
-            if reach.kind not in ALIKE or (across and reach.kind in ("same", "causal")):
-                found |= {(WORD, stack) for stack in (child.words, parent.words) if stack is not None}
+    for bundle in ground.template.edges:
+        child, parent = ground.template.groups[bundle.child], ground.template.groups[bundle.parent]
+        across = child.word_stack is not None and child.word_stack != parent.word_stack
+        for reach in bundle.reaches if parent.word_stack is not None else ():
+            if reach.kind not in THINNABLE_REACHES or (across and reach.kind in ("same", "causal")):
+                found |= {(WORD, stack) for stack in (child.word_stack, parent.word_stack) if stack is not None}
     return found
 
 
-def _named(ground: Ground, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
+def _named_indices(ground: GroundGraph, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
     found: dict[tuple[str, str], set[int]] = {}
     for node in nodes:
-        family, index = ground.place(node)
+        family, index = ground.unravel_index(node)
         for axis, i in zip(_axes(family), index, strict=True):
             found.setdefault(axis, set()).add(i)
     return found
 
 
-def _axes(family: Family) -> list[tuple[str, str]]:
-    return [(plate, "") for plate in family.plates] + ([] if family.words is None else [(WORD, family.words)])
+def _axes(group: NodeGroup) -> list[tuple[str, str]]:
+    return [(plate, "") for plate in group.plates] + ([] if group.word_stack is None else [(WORD, group.word_stack)])
 
 
 # the balls
 
 
-def marks(ground: Ground, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
+def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
     """`[node, lanes]`: the bit of each question at its nodes."""
-    found: Bits = np.zeros((len(ground), -(-count // LANE)), dtype=np.uint64)
+    found: Bits = np.zeros((len(ground), -(-count // LANE_BITS)), dtype=np.uint64)
     pairs = [(node, question) for question, some in enumerate(nodes) for node in some]
     if pairs:
         node, question = np.array(pairs).T
-        bit = np.uint64(1) << (question % LANE).astype(np.uint64)
-        np.bitwise_or.at(found, (node, question // LANE), bit)
+        bit = np.uint64(1) << (question % LANE_BITS).astype(np.uint64)
+        np.bitwise_or.at(found, (node, question // LANE_BITS), bit)
     return found
 
 
-def cuts(ground: Ground, small: Ground, cut: Sequence[Iterable[int]], rows: Sequence[Iterable[int]]) -> Cut:
+def pack_cuts(
+    ground: GroundGraph, small: GroundGraph, cut_nodes: Sequence[Iterable[int]], partly_cut: Sequence[Iterable[int]]
+) -> CutMarks:
     """What surgery took of a graph, as bits of a smaller one, in which each question has these numbers for it."""
-    nodes, some = (marks(small, len(cut), numbers) for numbers in (cut, rows))
-    return Cut(by_family(small, nodes), by_family(small, some & ~nodes), ground)
+    nodes, some = (pack_queries(small, len(cut_nodes), numbers) for numbers in (cut_nodes, partly_cut))
+    return CutMarks(split_bits_by_group(small, nodes), split_bits_by_group(small, some & ~nodes), ground)
 
 
-def roll(
-    ground: Ground,
+def bayes_ball(
+    ground: GroundGraph,
     start: Bits,
     given: Bits,
     blocked: Bits,
-    cut: Cut,
+    cut: CutMarks,
     within: Bits | None = None,
     goal: Bits | None = None,
 ) -> Bits:
     """`[node, lanes]`: where the balls come that start at `start`; they stay inside `within`, and may stop once each
     question that has a `goal` has come to it.
     """
-    families = range(len(ground.folded.families))
+    families = range(len(ground.template.groups))
     sides = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
-    told = {name: [view(ground, bits, index) for index in families] for name, bits in sides.items()}
-    inside = None if within is None else [view(ground, within, index) for index in families]
+    told = {name: [view_group(ground, bits, index) for index in families] for name, bits in sides.items()}
+    inside = None if within is None else [view_group(ground, within, index) for index in families]
     waiting: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
-    goals = {} if goal is None else by_family(ground, goal)
+    goals = {} if goal is None else split_bits_by_group(ground, goal)
     short: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
 
-    def send(index: int, bits: Bits, way: str) -> None:
+    def propagate_bits(index: int, bits: Bits, way: str) -> None:
         up = way == "up"
         if not bits.any():
             return
-        for bundle in (ground.folded.into if up else ground.folded.out_of)[index]:
+        for bundle in (ground.template.in_edges if up else ground.template.out_edges)[index]:
             other = bundle.parent if up else bundle.child
-            come = moved(ground, bundle, bits, cut, up=up)
+            come = propagate_marks(ground, bundle, bits, cut, up=up)
             fresh = come & ~told[way][other] if inside is None else come & ~told[way][other] & inside[other]
             if fresh.any():
                 told[way][other] |= fresh
@@ -244,31 +265,31 @@ def roll(
                     come = (fresh & goals[other]).reshape(-1, len(short))
                     np.bitwise_and(short, ~np.bitwise_or.reduce(come, axis=0), out=short)
 
-    waiting["up"] |= by_family(ground, start)
+    waiting["up"] |= split_bits_by_group(ground, start)
     while (waiting["up"] or waiting["down"]) and (goal is None or short.any()):
         rising = bool(waiting["up"])
         way = "up" if rising else "down"
         index = max(waiting[way]) if rising else min(waiting[way])
         bits = waiting[way].pop(index)
         past = bits & ~told["blocked"][index]
-        send(index, past if rising else bits & told["given"][index], "up")
-        send(index, past, "down")
+        propagate_bits(index, past if rising else bits & told["given"][index], "up")
+        propagate_bits(index, past, "down")
     return sides["up"] | sides["down"]
 
 
-def by_family(ground: Ground, bits: Bits) -> dict[int, Bits]:
+def split_bits_by_group(ground: GroundGraph, bits: Bits) -> dict[int, Bits]:
     """The bits of each family that has some."""
     nodes = np.flatnonzero(bits.any(axis=-1))
     families = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
-    return {index: view(ground, bits, index) for index in families.tolist()}
+    return {index: view_group(ground, bits, index) for index in families.tolist()}
 
 
-def view(ground: Ground, bits: Bits, index: int) -> Bits:
+def view_group(ground: GroundGraph, bits: Bits, index: int) -> Bits:
     """The part of a family, `[*plates, word, lanes]`."""
     low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
     return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
 
 
-def ids_of(bits: Bits) -> Ids:
+def nodes_of_first_query(bits: Bits) -> Ids:
     """The nodes at which the first question has its bit."""
     return np.flatnonzero(bits[:, 0] & np.uint64(1))

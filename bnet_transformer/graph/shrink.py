@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.drawable import Drawable
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.graph.ground import EVERYTHING, Ground, Selection
+from bnet_transformer.graph.ground import ALL_NODES, GroundGraph, NodeSelection
 
 if TYPE_CHECKING:
     import networkx as nx
 
-MOST_ARROWS = 10_000_000  # that are shrunk
+MAX_ARROWS = 10_000_000  # that are shrunk
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Quotient(Drawable):
 
 
 def shrink(
-    ground: Ground, boxes: Mapping[str, str] | Callable[[str], str], selection: Selection = EVERYTHING
+    ground: GroundGraph, boxes: Mapping[str, str] | Callable[[str], str], selection: NodeSelection = ALL_NODES
 ) -> Quotient:
     """Shrink each box to one node; arrows inside a box vanish, parallel ones are counted.
 
@@ -58,25 +58,25 @@ def shrink(
     if callable(boxes):
         naming = boxes
     else:
-        told = mapping("boxes", boxes if boxes is not None else "None")
+        told = check_mapping("boxes", boxes if boxes is not None else "None")
         for name in told:
-            ground.locate(name)
+            ground.parse_name(name)
         naming = lambda name: told.get(name, name)  # noqa: E731
     arrows = ground.count_arrows(selection)
-    if arrows > MOST_ARROWS:
-        raise BudgetError("shrinking", expected=f"at most {MOST_ARROWS} arrows", got=arrows, allowed="fewer words")
+    if arrows > MAX_ARROWS:
+        raise BudgetError("shrinking", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, allowed="fewer words")
     kept = [
         node
-        for family in ground.folded.families
-        if ground.kept(family, selection)
-        for node in ground.nodes(family, selection).tolist()
+        for family in ground.template.groups
+        if ground.is_selected(family, selection)
+        for node in ground.select_nodes(family, selection).tolist()
     ]
     label = np.full(len(ground), -1, dtype=np.int64)
     order: dict[str, int] = {}
     for node in kept:
         name = naming(ground.name(node))
         if not isinstance(name, str) or not name:
-            raise BNetError("boxes", expected="the name of a box, a string", got=name)
+            raise BNetError("boxes", expected="the name of a box, a string", actual=name)
         label[node] = order.setdefault(name, len(order))
     size = len(order)
     codes = [label[sources] * size + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)]

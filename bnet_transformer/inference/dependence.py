@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bnet_transformer import reference
-from bnet_transformer._core.torch_context import with_gradients
-from bnet_transformer.declare import Member
+from bnet_transformer._core.torch_context import enable_gradients
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import route_reference
@@ -77,7 +77,7 @@ def _kind(world: World, node: int) -> str:
     return "set" if node in world.do else world.member(node).tpm.kind
 
 
-@with_gradients()
+@enable_gradients()
 def over_roots(world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The greatest partial correlation of a number of x and one of y given others, to first order."""
     varied = _Varied(_in_double(world), frozenset(given))
@@ -144,12 +144,14 @@ class _Varied:
             else:
                 self.told[node] = run.value(node)
 
-    def _is_root(self, node: int, member: Member) -> bool:
+    def _is_root(self, node: int, member: NodeSpec) -> bool:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
         if member.tpm.kind == "input":
             return True
         above = [self.world.member(parent) for parent in self.world.ground.parents(node)]
-        return member.family.words is not None and all(m.family.words is None or m.tpm.reads_by_index for m in above)
+        return member.group.word_stack is not None and all(
+            m.group.word_stack is None or m.tpm.reads_by_index for m in above
+        )
 
     def _vary(self, run: Run, node: int) -> None:
         """A root with its noise, which is that of its ids where it has some; none where these are given."""

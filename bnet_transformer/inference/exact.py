@@ -20,15 +20,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import number, whole
-from bnet_transformer._core.naming import WORD, join
-from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer._core.checks import check_float, check_int
+from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.compiler.course import Course, Request, SomeNodes, Values
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph import Family
+from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.factors import NEVER, Factor, question_to_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast
@@ -75,7 +75,7 @@ def log_evidence(
     return total
 
 
-@with_gradients()
+@enable_gradients()
 def posterior(
     module: Module,
     query: str,
@@ -107,42 +107,42 @@ def posterior(
     """
     _check_asked(module, budget, atol)
     network = module.network
-    index = network.graph.family(query).index
-    member = network.members[index]
+    index = network.graph.get_group(query).index
+    member = network.specs[index]
     if member.tpm.kind != "discrete":
-        names = ", ".join(m.family.name for m in network.members if m.tpm.kind == "discrete")
+        names = ", ".join(m.group.name for m in network.specs if m.tpm.kind == "discrete")
         got = f"a {member.tpm.kind} one"
-        raise BNetError(query, expected="a discrete family", got=got, allowed=names or "none: this net has none")
+        raise BNetError(query, expected="a discrete family", actual=got, allowed=names or "none: this net has none")
     if query in (do or ()):
-        raise BNetError(query, expected="a family that is still random", got="one that is set by do=")
+        raise BNetError(query, expected="a family that is still random", actual="one that is set by do=")
     with torch.no_grad():
         request = Request((), x, mask, given, do, patched=patched, rows=rows)
         course, factors = question_to_factors(module, evidence, query, request, atol=atol, budget=budget)
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
-    shape = full_shape(course, member.family.plates, member.family.words, batch)
+    shape = full_shape(course, member.group.plates, member.group.word_stack, batch)
     shape[place] = course.count_states(index)
     tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
     total = eliminated(course, [*factors, Factor(member, tilt)])
     (share,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(course, factors, total)
-    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and keeps(course, member.family, k)]
+    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and keeps(course, member.group, k)]
     return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
 
 
 def _check_asked(module: object, budget: object, atol: object) -> None:
     """Refuse a net in place of its module, and a budget and a tolerance that are none."""
     if not isinstance(module, Module):
-        raise BNetError("module", expected="a compiled net", got=type(module).__name__, allowed="net.module()")
-    whole("budget", budget)
-    number("atol", atol, least=0)
+        raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
+    check_int("budget", budget)
+    check_float("atol", atol, minimum=0)
 
 
-def keeps(course: Course, family: Family, k: int) -> bool:
+def keeps(course: Course, family: NodeGroup, k: int) -> bool:
     """True where dim k of the layout is one that a family's posterior keeps."""
     layout = course.layout
     if k == layout.word:
-        return family.words is not None
+        return family.word_stack is not None
     return k == layout.batch or layout.plates[k - layout.batch - 1] in family.plates
 
 
@@ -159,26 +159,26 @@ def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> 
     pieces = sum(_pieces(course, factor).numel() for factor in factors if factor.told is not None)
     count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(course, factors, 0, k))
     if count == 0:
-        raise BNetError("log evidence", expected="a log probability that is a number", got="NaN before any evidence")
+        raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
     raise _error(course, factors, count - 1, sentence if several else None)  # so many are not possible together
 
 
 def _check_finite(course: Course, factors: Sequence[Factor]) -> None:
     """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
     layout = course.layout
-    told = {factor.member.family.index for factor in factors if factor.told is not None}
+    told = {factor.member.group.index for factor in factors if factor.told is not None}
     for index, value in course.known.items():
         bad = ~torch.isfinite(value)
         if index in told or not bool(bad.any()):
             continue
-        family, at = course.network.members[index].family, bad.nonzero()[0].tolist()
-        axes = [*family.plates, *([WORD] if family.words is not None else [])]
-        what = join(family.name, [at[layout.axis(axis)] for axis in axes])
+        family, at = course.network.specs[index].group, bad.nonzero()[0].tolist()
+        axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
+        what = join_name(family.name, [at[layout.axis(axis)] for axis in axes])
         what += f" of sentence {at[layout.batch]}" if value.shape[layout.batch] > 1 else ""
-        raise EvidenceError(what, expected="finite numbers", got=value[tuple(at)].item())
+        raise EvidenceError(what, expected="finite numbers", actual=value[tuple(at)].item())
     for name, value in course.parameters.items():
         if bool(value.isnan().any()):
-            raise BNetError(f"parameter {name}", expected="numbers", got="NaN")
+            raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
 
 
 def _of_sentence(course: Course, factors: Sequence[Factor], sentence: int) -> tuple[Course, list[Factor]]:
@@ -219,10 +219,10 @@ def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int 
     told = [(factor, factor.told) for factor in factors if factor.told is not None]
     while piece >= _pieces(course, told[0][0]).numel():
         piece -= _pieces(course, told.pop(0)[0]).numel()
-    (factor, evidence), family = told[0], told[0][0].member.family
+    (factor, evidence), family = told[0], told[0][0].member.group
     at = [int(i) for i in torch.unravel_index(torch.tensor(piece), _pieces(course, factor))]
-    axes = [*family.plates, *([WORD] if family.words is not None else [])]
-    what = family.name if factor.summed else join(family.name, [at[layout.axis(k) - layout.batch] for k in axes])
+    axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
+    what = family.name if factor.summed else join_name(family.name, [at[layout.axis(k) - layout.batch] for k in axes])
     if sentence is not None or _pieces(course, factor)[0] > 1:
         what += f" of sentence {at[0] if sentence is None else sentence}"
     lead = [0] * layout.batch + at
@@ -230,16 +230,16 @@ def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int 
     if factor.summed:
         value = evidence.value.select(layout.batch, 0 if evidence.value.shape[layout.batch] == 1 else at[0])
     if not bool(torch.isfinite(value).all()):
-        return EvidenceError(what, expected="finite numbers", got=value.tolist())
+        return EvidenceError(what, expected="finite numbers", actual=value.tolist())
     own = factor.table.flatten(layout.batch)[..., piece]
     if bool(own.isnan().any()):
-        return BNetError(what, expected="a log probability that is a number", got="NaN")
+        return BNetError(what, expected="a log probability that is a number", actual="NaN")
     beside = "" if alone else " given the evidence before it"
     if factor.member.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
         wanted = f"evidence whose log density is above {NEVER / 2:g} in some state of the net"
-        return EvidenceError(what, expected=wanted, got=f"one below it{beside}: {value.tolist()}")
+        return EvidenceError(what, expected=wanted, actual=f"one below it{beside}: {value.tolist()}")
     got = f"one of probability zero{beside}: {value.tolist()}"
-    return EvidenceError(what, expected="evidence that some state of the net makes possible", got=got)
+    return EvidenceError(what, expected="evidence that some state of the net makes possible", actual=got)
 
 
 def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
@@ -248,15 +248,15 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
     In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
     by less than float32 can tell beside a large likelihood.
     """
-    layout, members = course.layout, course.network.members
-    local = {i for i in layout.enumerated if members[i].family.words is not None or members[i].family.plates}
+    layout, members = course.layout, course.network.specs
+    local = {i for i in layout.enumerated if members[i].group.word_stack is not None or members[i].group.plates}
     corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
     batch, axes = batch_of(factors, course), tuple(range(layout.batch + 1, layout.rank))
     groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
     constants: list[Tensor] = []  # what no choice changes
     for factor in factors:
-        family, table = factor.member.family, factor.table
-        over = ((), None) if factor.summed else (family.plates, family.words)
+        family, table = factor.member.group, factor.table
+        over = ((), None) if factor.summed else (family.plates, family.word_stack)
         if factor.told is not None and factor.member.scope != "corpus":
             choices = [k for k in range(layout.batch) if table.shape[k] > 1]
             greatest = _greatest(table, choices) if choices else table
@@ -269,12 +269,12 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
         groups.setdefault(over, []).append(table)
     rest = groups.pop(((), None), [])
     for (plates, words), tables in groups.items():
-        own = {i for i in local if (members[i].family.plates, members[i].family.words) == (plates, words)}
+        own = {i for i in local if (members[i].group.plates, members[i].group.word_stack) == (plates, words)}
         shape = full_shape(course, plates, words, batch)
         wide = [table.expand(broadcast(table.shape, shape)) for table in tables]
         total = _sum_out(course, wide, sorted(own))
         rest.append(total.sum(axes, keepdim=True))
-    apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.family.index in corpus]
+    apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.group.index in corpus]
     rest = [table for table in rest if not any(table is other for other in apart)]
     inner = [i for i in layout.enumerated if i not in local and i not in corpus]
     total = _sum_out(course, rest, inner)
@@ -297,11 +297,11 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
         costs = {i: math.prod(broadcast(*(t.shape for t in some))) if some else 0 for i, some in touching.items()}
         chosen = min(left, key=lambda i: costs[i])
         if costs[chosen] > MOST_NUMBERS:
-            name = course.network.members[chosen].family.name
+            name = course.network.specs[chosen].group.name
             raise BudgetError(
                 f"eliminating {name}",
                 expected=f"a table of at most {MOST_NUMBERS} numbers",
-                got=f"{costs[chosen]}",
+                actual=f"{costs[chosen]}",
                 allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
         place = places[chosen]
@@ -344,7 +344,7 @@ def full_shape(course: Course, plates: tuple[str, ...], words: str | None, batch
     shape = [1] * layout.rank
     shape[layout.batch] = batch
     for plate in plates:
-        shape[layout.axis(plate)] = course.network.graph.sizes[plate]
+        shape[layout.axis(plate)] = course.network.graph.plate_sizes[plate]
     if words is not None:
         shape[layout.axis(WORD)] = course.words[words]
     return shape

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import mapping
+from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.compiler.course import Course, Inputs, Request, present_in, seen, states
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of
 from bnet_transformer.data import Evidence
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
 from bnet_transformer.reference import fits
 from bnet_transformer.tpm import At
@@ -32,7 +32,7 @@ NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and
 class Factor:
     """`log P` of one family, or (`told`) of its evidence: the family says over which plates and words it lies."""
 
-    member: Member
+    member: NodeSpec
     table: Tensor
     told: Evidence | None = None
     summed: bool = False  # over its words already
@@ -48,7 +48,7 @@ class Question:
     needed: tuple[int, ...]  # those that have a factor
     below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
     choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
-    fault: ReadingError | None  # why the choices cannot be eliminated family by family; not raised here
+    fault: UnsupportedError | None  # why the choices cannot be eliminated family by family; not raised here
     has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
 
 
@@ -66,7 +66,7 @@ def question_to_factors(
         budget: The most joint states of the choices on which one value depends.
     """
     network, rows = module.network, request.rows or {}
-    evidence, do, patched = mapping("evidence", evidence), mapping("do", request.do), request.patched or {}
+    evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
@@ -89,11 +89,11 @@ def question_to_factors(
     course, plan = module.run(request)
     factors = []
     for index in question.needed:
-        member = network.members[index]
+        member = network.specs[index]
         if index in question.free:
             factors.append(Factor(member, prior_of(course, index, member)))
-        if member.family.name in evidence:
-            told = evidence_in(course, member, evidence[member.family.name])
+        if member.group.name in evidence:
+            told = evidence_in(course, member, evidence[member.group.name])
             if index in question.below:
                 table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
                 factors.append(Factor(member, table, told, summed=True))
@@ -133,27 +133,27 @@ def _analysed(
     half: bool,
 ) -> Question:
     network = module.network
-    known = {network.graph.family(name).index for name in do}
-    asked = [network.graph.family(name).index for name in (*evidence, *([query] if query else []))]
+    known = {network.graph.get_group(name).index for name in do}
+    asked = [network.graph.get_group(name).index for name in (*evidence, *([query] if query else []))]
     above = network.graph.ancestral_set(asked, known)
-    inner = {bundle.parent for index in above for bundle in network.graph.into[index] if index not in known}
-    random = {i for i in above if network.members[i].tpm.is_random and i not in known}
-    of_tensors = {network.graph.family(name).index for name, (_, is_real) in evidence.items() if is_real}
+    inner = {bundle.parent for index in above for bundle in network.graph.in_edges[index] if index not in known}
+    random = {i for i in above if network.specs[i].tpm.is_random and i not in known}
+    of_tensors = {network.graph.get_group(name).index for name, (_, is_real) in evidence.items() if is_real}
     tops = {asked[-1]} if query else set()
-    tops |= {i for i in random & of_tensors if network.members[i].tpm.kind == "discrete"}
+    tops |= {i for i in random & of_tensors if network.specs[i].tpm.kind == "discrete"}
     settled = {i for i in inner - tops if _settles(network, i, evidence)}
-    free = {i for i in random - settled if network.members[i].tpm.kind == "discrete" and i in inner | tops}
+    free = {i for i in random - settled if network.specs[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
-    told_of = {network.graph.family(name).index for name in evidence} - known
-    partly = {network.graph.family(name).index for name in some}
+    told_of = {network.graph.get_group(name).index for name in evidence} - known
+    partly = {network.graph.get_group(name).index for name in some}
     kept = {*known, *settled, *tops, *(told_of - random), *partly}
     below = {} if half else attentions_below(network, told_of, above, kept, free)
     closed = known | settled
-    above_settled = {bundle.parent for index in settled for bundle in network.graph.into[index]}
+    above_settled = {bundle.parent for index in settled for bundle in network.graph.in_edges[index]}
     want = _names(network, (needed - settled) | above_settled)
     choices = {index: choices_above(network, index, free, closed) for index in free | told_of}
-    left_open = [i for i in sorted(above_settled - closed) if network.members[i].tpm.kind == "continuous"]
-    fault = open_parent(network.members[left_open[0]].family.name) if left_open else None
+    left_open = [i for i in sorted(above_settled - closed) if network.specs[i].tpm.kind == "continuous"]
+    fault = open_parent(network.specs[left_open[0]].group.name) if left_open else None
     plan_fault = None if fault else module.find_needs(want, closed, free, partly - settled).fault
     return Question(
         want=want,
@@ -169,18 +169,18 @@ def _analysed(
 
 def _elimination_fault(
     network: Network, choices: Mapping[int, Collection[int]], below: Collection[int]
-) -> ReadingError | None:
+) -> UnsupportedError | None:
     """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
     for index, above in sorted(choices.items()):
-        family = network.members[index].family
-        group = ((), None) if index in below else (family.plates, family.words)
+        family = network.specs[index].group
+        group = ((), None) if index in below else (family.plates, family.word_stack)
         for choice in above:
-            other = network.members[choice].family
-            if (other.words is not None or other.plates) and (other.plates, other.words) != group:
-                return ReadingError(
+            other = network.specs[choice].group
+            if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != group:
+                return UnsupportedError(
                     other.name,
                     expected="choices for each word that meet no other plate",
-                    got=f"{family.name}, of another plate, which depends on one",
+                    actual=f"{family.name}, of another plate, which depends on one",
                     allowed="net.sentence(...), which asks about one sentence within a budget",
                 )
     return None
@@ -189,15 +189,15 @@ def _elimination_fault(
 def _check_names(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
     """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
     for name, told in evidence.items():
-        member = network.member(name)
+        member = network.get_spec(name)
         if name in do:
-            raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+            raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
         if member.tpm.kind == "input":
             raise EvidenceError(
-                name, expected="evidence on a node that is not given with the sentence", got="a given one"
+                name, expected="evidence on a node that is not given with the sentence", actual="a given one"
             )
         if not isinstance(told, Evidence):
-            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", got=told)
+            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=told)
 
 
 def _says(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
@@ -220,15 +220,15 @@ def _every_state(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> Tenso
 
 def _settles(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
     """True where evidence says outright what a random family came to, all of it."""
-    of_all, real = evidence.get(network.graph.families[index].name, (False, False))
-    kind = network.members[index].tpm.kind
-    if network.members[index].scope == "corpus":
+    of_all, real = evidence.get(network.graph.groups[index].name, (False, False))
+    kind = network.specs[index].tpm.kind
+    if network.specs[index].scope == "corpus":
         return False  # one draw for all sentences: its probability counts once
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
 def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
-    return tuple(network.graph.families[index].name for index in sorted(indices))
+    return tuple(network.graph.groups[index].name for index in sorted(indices))
 
 
 def _check_forms(
@@ -241,8 +241,8 @@ def _check_forms(
     """Refuse evidence of another form or type than its family has, in another number of sentences."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = batch_of(network, by_family(network, "do", do), batch)
-    values = {f"evidence[{name!r}]": (network.member(name), told) for name, told in evidence.items()}
-    apart = {m.family.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
+    values = {f"evidence[{name!r}]": (network.get_spec(name), told) for name, told in evidence.items()}
+    apart = {m.group.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
     batch = batch_of(network, apart, batch)
     for what, (member, told) in values.items():
         sentences = None if member.scope == "corpus" else batch
@@ -254,19 +254,19 @@ def _check_forms(
             if not isinstance(given, Tensor) or given.dtype != torch.bool or tuple(given.shape) not in shapes:
                 got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else given
                 wanted = f"booleans of shape {shapes[-1]}, true where it was seen"
-                raise BNetError(f"{what}.observed", expected=wanted, got=got)
+                raise BNetError(f"{what}.observed", expected=wanted, actual=got)
 
 
-def evidence_in(course: Course, member: Member, told: Evidence) -> Evidence:
+def evidence_in(course: Course, member: NodeSpec, told: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = member.family.index, present_in(course, member.family.words)
+    index, shown = member.group.index, present_in(course, member.group.word_stack)
     value = laid_out(course, index, told.value if told.value.is_floating_point() else told.value.long())
     if told.observed is not None:
         observed = laid_out(course, index, told.observed.long()).bool()
         shown = observed if shown is None else shown & observed
     if shown is not None:
         value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
-    check_states(course, index, f"evidence[{member.family.name!r}]", value)
+    check_states(course, index, f"evidence[{member.group.name!r}]", value)
     return Evidence(value, shown)
 
 
@@ -277,7 +277,7 @@ def where_seen(told: Evidence, table: Tensor) -> Tensor:
 
 def choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
-    parents = {bundle.parent for bundle in network.graph.into[index]}
+    parents = {bundle.parent for bundle in network.graph.in_edges[index]}
     return sorted(free & {index, *(network.graph.ancestral_set(parents, free | known) - known)})
 
 
@@ -285,16 +285,16 @@ def check_count(network: Network, index: int, choices: Collection[int], words: M
     """Refuse evidence of which these choices have more joint states than the budget."""
     count = math.prod(network.count_states(i, words) for i in choices)
     if count > budget:
-        names = ", ".join(network.members[i].family.name for i in choices)
+        names = ", ".join(network.specs[i].group.name for i in choices)
         raise BudgetError(
-            f"exact elimination for {network.members[index].family.name}",
+            f"exact elimination for {network.specs[index].group.name}",
             expected=f"at most {budget} joint states for each sentence ({names})",
-            got=f"{count}",
+            actual=f"{count}",
             allowed=OVER_BUDGET,
         )
 
 
-def prior_of(course: Course, index: int, member: Member) -> Tensor:
+def prior_of(course: Course, index: int, member: NodeSpec) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = _seen_in_logs(course, member)
     table = _along(course, index, _log_softmax(course, member.tpm.logits(at, *parents))).clamp(min=NEVER)
@@ -313,7 +313,7 @@ def table_entries(course: Course, factor: Factor) -> Tensor:
     at, parents = _seen_in_logs(course, member)
     logits = course.layout.full(member.tpm.logits(at, *parents), 1)
     if told is None:
-        return _along(course, member.family.index, logits)
+        return _along(course, member.group.index, logits)
     return where_seen(told, _picked(logits, told))
 
 
@@ -328,14 +328,14 @@ def _picked(table: Tensor, told: Evidence) -> Tensor:
     return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
 
 
-def _match(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
+def _match(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
     if told.value.is_floating_point():
         return _agreement(course, index, member, told, atol)
     return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
 
 
-def likelihood_of(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
+def likelihood_of(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if not member.tpm.is_random:
         return _agreement(course, index, member, told, atol)
@@ -345,7 +345,7 @@ def likelihood_of(course: Course, index: int, member: Member, told: Evidence, at
     return _picked(_log_softmax(course, member.tpm.logits(at, *parents)), told).clamp(min=NEVER)
 
 
-def _agreement(course: Course, index: int, member: Member, told: Evidence, atol: float) -> Tensor:
+def _agreement(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
     near = fits(course.values[index], told.value, atol, len(member.shape))
     return torch.where(near, 0.0, NEVER).to(course.log_dtype)
@@ -357,7 +357,7 @@ def _is_half(module: Module) -> bool:
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
-def _seen_in_logs(course: Course, member: Member) -> tuple[At, list[Tensor]]:
+def _seen_in_logs(course: Course, member: NodeSpec) -> tuple[At, list[Tensor]]:
     """What a TPM sees, in the type of log probabilities."""
     at, parents = seen(course, member)
     return at.to(course.log_dtype), [p.to(course.log_dtype) if p.is_floating_point() else p for p in parents]

@@ -20,9 +20,9 @@ from torch.distributions import Categorical
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import Module
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph import Selection, topological_order
+from bnet_transformer.graph import NodeSelection, topological_order
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import NEVER
 from bnet_transformer.inference.node_queries import Answers, NodeQuery, normal_of
@@ -83,7 +83,7 @@ def joint_posterior(query: Query, answers: Answers | None = None) -> Tensor:
     if bool(logs.isinf().all()):
         joint_log_evidence(replace(query, nodes=()))  # names the evidence that is impossible
         wanted = "evidence that some of its states make possible"
-        raise EvidenceError(query.names(), expected=wanted, got="none that does")
+        raise EvidenceError(query.names(), expected=wanted, actual="none that does")
     return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
 
 
@@ -125,7 +125,7 @@ def joint_log_evidence(query: Query) -> Tensor:
 
 def eliminated_posterior(query: Query) -> Tensor:
     """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
-    family, index = query.world.ground.place(query.nodes[0])
+    family, index = query.world.ground.unravel_index(query.nodes[0])
     evidence = evidence_by_family(query.world, query.evidence)
     arguments = sentence_arguments(query.world)
     shares = exact.posterior(query.module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
@@ -192,7 +192,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
 def _log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`: a batch in pieces that fit in memory."""
     module, relevant = of_one_sentence(query.module), relevant_world(query.world, [*nodes, *query.evidence])
-    families = {relevant.ground.family_of(node).index for node in (*nodes, *query.evidence)}
+    families = {relevant.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = sentence_arguments(relevant), []
     for part in pieces(relevant, len(states), families):
         evidence = evidence_by_family(relevant, query.evidence, dict(zip(nodes, states[part].unbind(1), strict=True)))
@@ -211,18 +211,18 @@ def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
     known = {**query.settled, **dict(zip(nodes, states, strict=True))}
     choices = [node for node in query.choices if node in known]
     reference.log_joint(Run(query.world, known), choices, query.evidence, query.atol)
-    raise BNetError("joint posterior", expected="log probabilities that are numbers", got="NaN")
+    raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
 
 
 def check_nodes(query: Query) -> None:
     """Refuse a node that is asked for twice, and more joint states of the nodes than the budget."""
     if len(set(query.nodes)) < len(query.nodes):
-        raise BNetError("nodes", expected="different nodes", got=query.names())
+        raise BNetError("nodes", expected="different nodes", actual=query.names())
     count = math.prod(query.world.count_states(node) for node in query.nodes)
     if len(query.nodes) > 1 and count > query.budget:
         allowed = "do or evidence on some; fewer nodes, or slices; a larger budget="
         wanted = f"at most {query.budget} joint states of {query.names()}"
-        raise BudgetError("joint posterior", expected=wanted, got=f"{count}", allowed=allowed)
+        raise BudgetError("joint posterior", expected=wanted, actual=f"{count}", allowed=allowed)
 
 
 def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
@@ -233,8 +233,8 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
         reading: What is asked of a family that reads words (`Answers.reading_query`).
     """
     world, member, answers = query.world, reading.member, reading.answers
-    shape = (*world.ground.shapes[member.family.index], world.ground.words[world.network.stack_read(member)])
-    nodes, first = world.ground.nodes(member.family).tolist(), int(world.ground.offsets[member.family.index])
+    shape = (*world.ground.shapes[member.group.index], world.ground.word_counts[world.network.get_source_stack(member)])
+    nodes, first = world.ground.select_nodes(member.group).tolist(), int(world.ground.offsets[member.group.index])
     table = torch.zeros(len(nodes), shape[-1], dtype=torch.float64)
     nodes = [node for node in nodes if node not in world.do]
     route = route_expected_reading(reading)
@@ -247,7 +247,7 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
         return table.reshape(shape)
     flat = answers.compute(reading, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
     if bool(flat.isnan().any()):
-        raise BNetError(member.family.name, expected="numbers", got="NaN")
+        raise BNetError(member.group.name, expected="numbers", actual="NaN")
     groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices have one posterior
     for node in nodes:
         groups.setdefault(tuple(reading.choices.get(node, ())), []).append(node - first)
@@ -267,10 +267,10 @@ def route_expected_reading(reading: NodeQuery) -> Route:
         return route
     count = len(reading.above) * route.states * len(world.ground)
     reason = "its words depend on different choices, for which no table of the family has a dim each"
-    return replace(route, algorithm="reference", reason=reason, node=reading.member.family.name, evaluations=count)
+    return replace(route, algorithm="reference", reason=reason, node=reading.member.group.name, evaluations=count)
 
 
-def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[tuple[int, int], float]:
+def arrow_weights(query: Query, answers: Answers, selection: NodeSelection) -> dict[tuple[int, int], float]:
     """The weight `P(j | i, evidence)` of each selected arrow along which a node reads another word.
 
     Args:
@@ -283,11 +283,11 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
         residual) has none.
     """
     joint_log_evidence(query)  # evidence that is impossible is refused, whatever is read
-    ground, members = query.world.ground, query.world.network.members
+    ground, members = query.world.ground, query.world.network.specs
     reading = {
-        member.family.index: answers.reading_query(member)
+        member.group.index: answers.reading_query(member)
         for member in members
-        if member.reads_words and member.tpm.has_reading and ground.kept(member.family, selection)
+        if member.has_word_attention and member.tpm.has_reading and ground.is_selected(member.group, selection)
     }
     answers.prepare([each.member for each in reading.values() if answers.route(each).algorithm == "compiled"])
     rows, weights = {}, dict[tuple[int, int], float]()
@@ -297,7 +297,7 @@ def arrow_weights(query: Query, answers: Answers, selection: Selection) -> dict[
     for bundle, sources, targets in ground.arrows(selection):
         if bundle.child not in rows:
             continue
-        inputs = [given for given in reading[bundle.child].member.inputs if given.parent == bundle.parent]
+        inputs = [given for given in reading[bundle.child].member.parents if given.index == bundle.parent]
         if not any(WORD in given.over for given in inputs):
             continue
         words = (sources - int(ground.offsets[bundle.parent])) % ground.shapes[bundle.parent][-1]
@@ -386,7 +386,7 @@ def route_sample(query: Query, n: int) -> Route:
     first = slow[0][1]
     reason = f"each node is drawn by itself from its TPM; not faster, for {fault_text(first)}"
     evaluations = n * sum(len(nodes) for nodes, _ in slow)
-    part = Route("draws one after another", "reference", reason, first.what, evaluations=evaluations)
+    part = Route("draws one after another", "reference", reason, first.subject, evaluations=evaluations)
     return replace(part, question=question, parts=(replace(route, question="the others"), part))
 
 
@@ -399,9 +399,9 @@ def _by_own_tpms(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int]
     """
     world, module = query.world, of_one_sentence(query.module)
     drawn = {node: value[None] for node, value in query.settled.items()} | _zeros(world, query.nodes)
-    for group in world.network.graph.groups:
-        random = [m.family for m in map(world.network.members.__getitem__, group) if m.tpm.is_random]
-        left = {node for family in random for node in world.ground.nodes(family).tolist()} - world.do.keys()
+    for group in world.network.graph.components:
+        random = [m.group for m in map(world.network.specs.__getitem__, group) if m.tpm.is_random]
+        left = {node for family in random for node in world.ground.select_nodes(family).tolist()} - world.do.keys()
         nodes = [node for node in order if node in left and node not in drawn]
         if nodes:
             yield nodes, _batch_fault(module, world, group, drawn)
@@ -428,15 +428,15 @@ def _is_chain(query: Query) -> bool:
 def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
-    members = [world.network.members[index] for index in group]
+    members = [world.network.specs[index] for index in group]
     for member in members:
-        if any(given.parent in group for given in member.inputs):
-            return Obstacle(member.family.name, "read by others that are drawn with it")
+        if any(given.index in group for given in member.parents):
+            return Obstacle(member.group.name, "read by others that are drawn with it")
     (member,) = members
     return Answers(module, world, {}).of_states(drawn, module).table_fault(_parameters(member), [member], ())
 
 
-def _parameters(member: Member) -> str:
+def _parameters(member: NodeSpec) -> str:
     """The table that has the parameters of a family's distribution."""
     return "logits" if member.tpm.kind == "discrete" else "normal"
 
@@ -453,10 +453,10 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
     module, world, nodes = of_one_sentence(query.module), query.world, query.nodes
     states, arguments = torch.zeros(n, 0, dtype=torch.long), sentence_arguments(world)
     for k, node in enumerate(nodes):
-        family, index = world.ground.place(node)
+        family, index = world.ground.unravel_index(node)
         known, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
         shares = []
-        asked = {family.index, *(world.ground.family_of(other).index for other in (*nodes[:k], *query.evidence))}
+        asked = {family.index, *(world.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
         for part in pieces(world, len(known), asked):
             before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
             evidence = evidence_by_family(world, query.evidence, before)
@@ -471,8 +471,8 @@ def _at_once(
     module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
 ) -> Drawn:
     """Draws of the nodes of one family, which do not read each other."""
-    family = world.ground.family_of(nodes[0])
-    member, own = world.network.members[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
+    family = world.ground.group_of(nodes[0])
+    member, own = world.network.specs[family.index], torch.tensor(nodes) - int(world.ground.offsets[family.index])
     table, lead, draws = _parameters(member), world.ground.shapes[family.index], []
     for part in pieces(world, n, [family.index]):
         size = part.stop - part.start

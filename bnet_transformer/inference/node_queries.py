@@ -21,8 +21,8 @@ from bnet_transformer.compiler.course import Course, Layout, Request, seen
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.cost.count import plan_flops
-from bnet_transformer.declare import Input, Member
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.inference.query import (
     Fault,
     Obstacle,
@@ -45,7 +45,7 @@ T = TypeVar("T")
 FamilyTable = tuple[Layout, Tensor]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
 
 
-def distribution_of(member: Member, parameters: Tensor) -> Distribution:
+def distribution_of(member: NodeSpec, parameters: Tensor) -> Distribution:
     """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
     if not member.tpm.is_random:
         from pyro.distributions import Delta
@@ -57,39 +57,39 @@ def distribution_of(member: Member, parameters: Tensor) -> Distribution:
     return Categorical(logits=parameters, validate_args=False)
 
 
-def normal_of(member: Member, found: object) -> TorchNormal:
+def normal_of(member: NodeSpec, found: object) -> TorchNormal:
     """The normal of a distribution of vectors, or the error that it is none."""
     normal = found.base_dist if isinstance(found, Independent) else found
     if isinstance(normal, TorchNormal):
         return normal
-    raise ReadingError(member.family.name, expected="a Categorical or a Normal", got=type(found).__name__)
+    raise UnsupportedError(member.group.name, expected="a Categorical or a Normal", actual=type(found).__name__)
 
 
-def inputs_of(table: str, member: Member) -> list[Input]:
+def inputs_of(table: str, member: NodeSpec) -> list[ParentSpec]:
     """What the logits or the reading of a family depend on."""
     slots = member.tpm.reading_slots()
-    return [given for given in member.inputs if table != "reading" or given.slot in slots]
+    return [given for given in member.parents if table != "reading" or given.slot in slots]
 
 
-def table_of(table: str, member: Member, course: Course) -> FamilyTable:
+def table_of(table: str, member: NodeSpec, course: Course) -> FamilyTable:
     """A table of a family, whose parents a pass has computed."""
     if table == "value":
-        return course.layout, course.values[member.family.index]
+        return course.layout, course.values[member.group.index]
     inputs = inputs_of(table, member)
     at, values = seen(course, replace(member, inputs=tuple(inputs)))
     each = iter(values)
-    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.inputs]
+    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.parents]
     if table == "normal":  # its mean and its sigma, one above the other
         normal = normal_of(member, member.tpm.distribution(at, *parents))
         both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
         return course.layout, course.layout.full(both, 2)
     entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
     if entries is None:
-        raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
     entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
     entries = course.layout.full(entries, 1)
-    if table == "reading" and member.family.index in course.rows:
-        rows, which = course.rows[member.family.index]
+    if table == "reading" and member.group.index in course.rows:
+        rows, which = course.rows[member.group.index]
         entries = torch.where(which[..., None], rows, entries)
     return course.layout, entries
 
@@ -110,7 +110,7 @@ class NodeQuery:
     question: str
     answers: Answers
     table: str
-    member: Member
+    member: NodeSpec
     node: int | None
     above: Mapping[int, Sequence[int]]
 
@@ -118,7 +118,7 @@ class NodeQuery:
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
         answers = self.answers
-        if not asking.choice_above(answers.world.network, [self.member.family.index]):
+        if not asking.choice_above(answers.world.network, [self.member.group.index]):
             return {key: [] for key in self.above}
         return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
 
@@ -137,7 +137,7 @@ class NodeQuery:
 def kind_fault(query: NodeQuery) -> Fault | None:
     """Why the compiled net has no such table of the family."""
     member, tpm = query.member, query.member.tpm
-    name, world = member.family.name, query.answers.world
+    name, world = member.group.name, query.answers.world
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
         return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
@@ -158,17 +158,17 @@ def pass_fault(query: NodeQuery) -> Fault | None:
         return fault
     world, families = answers.world, set[int]()
     for choices in query.choices.values():
-        own = {world.ground.family_of(choice).index for choice in choices}
+        own = {world.ground.group_of(choice).index for choice in choices}
         count = math.prod(world.count_states(choice) for choice in choices)
         if len(own) < len(choices) or count > BUDGET:
-            return Obstacle(query.member.family.name, f"below {len(choices)} choices, some of one family or too many")
+            return Obstacle(query.member.group.name, f"below {len(choices)} choices, some of one family or too many")
         families |= own
     return answers.table_fault(query.table, [query.member], families)
 
 
 def batch_fault(query: NodeQuery) -> Fault | None:
     """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
-    fault, answers, name = kind_fault(query), query.answers, query.member.family.name
+    fault, answers, name = kind_fault(query), query.answers, query.member.group.name
     if fault is not None:
         return fault
     shared, own = query.shared_and_own
@@ -220,20 +220,20 @@ class Answers:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
         member, ground = asking.reader(self.world, slice_, role), self.world.ground
-        query, what = self.reading_query(member), f"attention of {member.family.name}"
-        is_set = [ground.name(node) for node in ground.nodes(member.family).tolist() if node in self.world.do]
+        query, what = self.reading_query(member), f"attention of {member.group.name}"
+        is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.world.do]
         if is_set:
             allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
-            raise BNetError(what, expected="nodes that read", got=f"{is_set[0]}, which is set", allowed=allowed)
+            raise BNetError(what, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
         if asking.shared_and_own(self.world, query.choices) is None:  # no tensor has a dim for each
             wanted, got = "words that depend on the same open choices", "words that depend on others"
-            raise BNetError(what, expected=wanted, got=got, allowed="do(...) or observe(...) on these choices first")
+            raise BNetError(what, expected=wanted, actual=got, allowed="do(...) or observe(...) on these choices first")
         table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
         """How a query is answered."""
-        name = query.member.family.name if query.node is None else self.world.ground.name(query.node)
+        name = query.member.group.name if query.node is None else self.world.ground.name(query.node)
         route = choose(f"{query.question} of {name}", RULES, query)
         if route.algorithm == "compiled":
             return route
@@ -254,19 +254,19 @@ class Answers:
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
         return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.world, node)})
 
-    def reading_query(self, member: Member) -> NodeQuery:
+    def reading_query(self, member: NodeSpec) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
         above = {}
-        if asking.choice_above(self.world.network, [member.family.index]):  # else no node depends on a choice
-            nodes = [n for n in self.world.ground.nodes(member.family).tolist() if n not in self.world.do]
+        if asking.choice_above(self.world.network, [member.group.index]):  # else no node depends on a choice
+            nodes = [n for n in self.world.ground.select_nodes(member.group).tolist() if n not in self.world.do]
             above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
         return NodeQuery("attention", self, "reading", member, None, above)
 
-    def family(self, table: str, member: Member) -> Tensor:
+    def family(self, table: str, member: NodeSpec) -> Tensor:
         """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
         return self._entry(NodeQuery("TPM", self, table, member, None, {}))
 
-    def prepare(self, members: Sequence[Member]) -> None:
+    def prepare(self, members: Sequence[NodeSpec]) -> None:
         """Compute what families read in one pass of the net, where the structure allows one for all."""
         if self.table_fault("reading", members, ()) is None:
             self._compute("reading", members)
@@ -280,7 +280,7 @@ class Answers:
         do = {**self._settled.do, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
 
-    def table_fault(self, table: str, members: Sequence[Member], families: Collection[int]) -> Fault | None:
+    def table_fault(self, table: str, members: Sequence[NodeSpec], families: Collection[int]) -> Fault | None:
         """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
 
         Args:
@@ -288,8 +288,8 @@ class Answers:
             members: The families.
             families: The choices that have to be enumerated for them.
         """
-        missing = [member for member in members if (table, member.family.index) not in self._tables]
-        layout = None if missing or not members else self._tables[table, members[0].family.index][0]
+        missing = [member for member in members if (table, member.group.index) not in self._tables]
+        layout = None if missing or not members else self._tables[table, members[0].group.index][0]
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
             want, world = self._wanted(table, missing), self.world
@@ -298,19 +298,19 @@ class Answers:
             if fault is not None:
                 return fault
             network = world.network
-            is_open = {i for i in want if i not in closed and network.members[i].tpm.kind == "discrete"}
-            names = [network.members[index].family.name for index in want]
+            is_open = {i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete"}
+            names = [network.specs[index].group.name for index in want]
             for index in want:
-                if index not in closed and network.members[index].tpm.kind == "continuous":
-                    return open_parent(network.members[index].family.name)
-            needs = self.module.find_needs(names, closed, is_open, some, world.ground.words)
+                if index not in closed and network.specs[index].tpm.kind == "continuous":
+                    return open_parent(network.specs[index].group.name)
+            needs = self.module.find_needs(names, closed, is_open, some, world.ground.word_counts)
             if needs.fault is not None:
                 return needs.fault
-            if math.prod(network.count_states(index, world.ground.words) for index in needs.enumerated) > BUDGET:
+            if math.prod(network.count_states(index, world.ground.word_counts) for index in needs.enumerated) > BUDGET:
                 return Obstacle(names[0], f"below more than {BUDGET} joint states")
             enumerated = needs.enumerated
         if not set(families) <= set(enumerated):
-            name = members[0].family.name
+            name = members[0].group.name
             return Obstacle(name, "below choices that the compiled net does not enumerate for it")
         return None
 
@@ -323,10 +323,10 @@ class Answers:
             answers, batch = query.one_state, math.prod(map(self.world.count_states, query.shared_and_own[0]))
         network = self.world.network
         closed, some, _ = answers._closed(answers._above(query.member))
-        words, wanted = self.world.ground.words, answers._wanted(query.table, [query.member])
-        for want in (sorted({query.member.family.index, *wanted}), wanted):  # with its own products, where planned
-            is_open = frozenset(i for i in want if i not in closed and network.members[i].tpm.kind == "discrete")
-            names = tuple(network.members[i].family.name for i in want)
+        words, wanted = self.world.ground.word_counts, answers._wanted(query.table, [query.member])
+        for want in (sorted({query.member.group.index, *wanted}), wanted):  # with its own products, where planned
+            is_open = frozenset(i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete")
+            names = tuple(network.specs[i].group.name for i in want)
             if self.module.find_needs(names, closed, is_open, some, words).fault is None:
                 break
         plan = self.module.plan(names, closed, is_open, patched=some)
@@ -341,11 +341,11 @@ class Answers:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
         graph, known = self.world.network.graph, self._settled
-        batched = {known.ground.family_of(node).index for node in self.states}
+        batched = {known.ground.group_of(node).index for node in self.states}
         fault = mixed_fault(known, known.do, above=above)
         whole, some = set_families(known, above)
-        closed = batched | {graph.family(name).index for name in whole}
-        return frozenset(closed), frozenset({graph.family(name).index for name in some} - batched), fault
+        closed = batched | {graph.get_group(name).index for name in whole}
+        return frozenset(closed), frozenset({graph.get_group(name).index for name in some} - batched), fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
         """What a compiled route gives; rows of set nodes are as if they were not set."""
@@ -365,7 +365,7 @@ class Answers:
         table = self.compute(query, route)
         if bool(table.isnan().any()):
             by_reference()
-            raise BNetError(query.member.family.name, expected="numbers", got="NaN")
+            raise BNetError(query.member.group.name, expected="numbers", actual="NaN")
         return table
 
     def _in_every_state(self, query: NodeQuery) -> Tensor:
@@ -378,46 +378,46 @@ class Answers:
         sizes = [world.count_states(choice) for choice in free]
         states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
         states = states.to(world.network.device)
-        for part in pieces(world, len(states), [query.member.family.index]):
+        for part in pieces(world, len(states), [query.member.group.index]):
             answers = self.of_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
             parts.append(answers._entry(replace(query, answers=answers)))
         table: Tensor = torch.cat(parts, len(own)).unflatten(len(own), sizes)
-        order = [*own, *(world.ground.family_of(choice).index for choice in free)]
+        order = [*own, *(world.ground.group_of(choice).index for choice in free)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def _above(self, *members: Member) -> set[int]:
+    def _above(self, *members: NodeSpec) -> set[int]:
         """The families above some, themselves included."""
-        return self.world.network.graph.ancestral_set([member.family.index for member in members])
+        return self.world.network.graph.ancestral_set([member.group.index for member in members])
 
     def _entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
         member, free = query.member, next(iter(query.choices.values()), [])
-        index = None if query.node is None else self.world.ground.place(query.node)[1]
+        index = None if query.node is None else self.world.ground.unravel_index(query.node)[1]
         shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
         if query.table == "logits":
-            shape = (self.world.network.count_states(member.family.index, self.world.ground.words),)
+            shape = (self.world.network.count_states(member.group.index, self.world.ground.word_counts),)
         elif shape is None:
-            shape = (self.world.ground.words[self.world.network.stack_read(member)],)
+            shape = (self.world.ground.word_counts[self.world.network.get_source_stack(member)],)
         self._compute(query.table, [member])
-        table = self._tables[query.table, member.family.index]
-        states = {self.world.ground.family_of(choice).index: self.world.count_states(choice) for choice in free}
+        table = self._tables[query.table, member.group.index]
+        states = {self.world.ground.group_of(choice).index: self.world.count_states(choice) for choice in free}
         return self._narrowed(table, member, states, index, shape)
 
     def _narrowed(
         self,
         table: FamilyTable,
-        member: Member,
+        member: NodeSpec,
         states: Mapping[int, int],
         index: tuple[int, ...] | None,
         shape: tuple[int | None, ...],
     ) -> Tensor:
         """A table without the dims that it only has in the layout, and with those of the choices in `states`."""
-        (layout, values), family = table, member.family
+        (layout, values), family = table, member.group
         if tuple(values.shape[layout.rank :]) != shape:
             got = f"{tuple(values.shape[layout.rank :])}"
             what = f"{family.name} ({type(member.tpm).__name__})"
-            raise BNetError(what, expected=f"a table of shape {shape}, as it says", got=got)
+            raise BNetError(what, expected=f"a table of shape {shape}, as it says", actual=got)
         axes = [layout.axis(axis) for axis in self.world.ground.axes(family)]
         place = dict(zip(axes, index, strict=True)) if index is not None else {}
         wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
@@ -432,34 +432,34 @@ class Answers:
         return values.clone()
 
     @torch.no_grad()
-    def _compute(self, table: str, members: Sequence[Member]) -> None:
+    def _compute(self, table: str, members: Sequence[NodeSpec]) -> None:
         """Compute the tables that are missing, all in one pass of the net."""
-        missing = [member for member in members if (table, member.family.index) not in self._tables]
+        missing = [member for member in members if (table, member.group.index) not in self._tables]
         if missing:
             course = self._course(self._wanted(table, missing), self._above(*missing))
             for member in missing:
-                self._tables[table, member.family.index] = table_of(table, member, course)
+                self._tables[table, member.group.index] = table_of(table, member, course)
 
-    def _wanted(self, table: str, members: Sequence[Member]) -> list[int]:
+    def _wanted(self, table: str, members: Sequence[NodeSpec]) -> list[int]:
         """The families whose values a table of some families is made of."""
         if table == "value":
-            return sorted({member.family.index for member in members})
+            return sorted({member.group.index for member in members})
         inputs = [given for member in members for given in inputs_of(table, member)]
-        return sorted({given.parent for given in inputs} | {s for given in inputs for _, s in given.pick})
+        return sorted({given.index for given in inputs} | {s for given in inputs for _, s in given.pick})
 
     def _course(self, wanted: Sequence[int], above: set[int]) -> Course:
         """The values of families, with the interventions and the evidence above them."""
         world, network = self.world, self.world.network
-        want = tuple(network.members[index].family.name for index in wanted)
+        want = tuple(network.specs[index].group.name for index in wanted)
         arguments = interventions(self._settled, above)
         closed, patched = arguments["do"], arguments["patched"]
-        drawn = {world.ground.family_of(node).index for node in self.states}
+        drawn = {world.ground.group_of(node).index for node in self.states}
         for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._untouched(set(wanted), closed)
-        known = frozenset(network.graph.family(name).index for name in closed)
-        is_open = frozenset(i for i in set(wanted) - known if network.members[i].tpm.kind == "discrete")
+        known = frozenset(network.graph.get_group(name).index for name in closed)
+        is_open = frozenset(i for i in set(wanted) - known if network.specs[i].tpm.kind == "discrete")
         request = Request(
             want,
             word_counts(world),
@@ -482,22 +482,22 @@ class Answers:
         stack = list(wanted)
         while stack:
             index = stack.pop()
-            if index in passed or network.graph.families[index].name in closed:
+            if index in passed or network.graph.groups[index].name in closed:
                 continue
             passed.add(index)
             if index not in touched:
                 same.add(index)
             else:
-                stack.extend(bundle.parent for bundle in network.graph.into[index])
-        functions = (member for member in map(network.members.__getitem__, sorted(same)) if member.inputs)
+                stack.extend(bundle.parent for bundle in network.graph.in_edges[index])
+        functions = (member for member in map(network.specs.__getitem__, sorted(same)) if member.parents)
         functions = (member for member in functions if member.tpm.kind == "deterministic")
-        kept = [member for member in functions if not asking.choice_above(network, [member.family.index])]
+        kept = [member for member in functions if not asking.choice_above(network, [member.group.index])]
         if self.before.table_fault("value", kept, ()) is not None:
             return {}
         self.before._compute("value", kept)
-        tables = [self.before._tables["value", member.family.index] for member in kept]
+        tables = [self.before._tables["value", member.group.index] for member in kept]
         each = (self._narrowed(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
-        values = {member.family.name: value for member, value in zip(kept, each, strict=True)}
+        values = {member.group.name: value for member, value in zip(kept, each, strict=True)}
         # What is no number is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 
@@ -507,5 +507,5 @@ class Answers:
         assert self.before is not None
         mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        families = {self.world.ground.family_of(node).index for node in nodes}
+        families = {self.world.ground.group_of(node).index for node in nodes}
         return families | self.world.network.graph.descendants(families)

@@ -44,7 +44,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import ReadingError
+from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.factors import Question, analyse_question, check_count
 from bnet_transformer.reference import ATOL, BUDGET, World, choices, fits, where
 
@@ -100,7 +100,7 @@ class Query:
         for k, (node, observed) in enumerate(self.evidence.items()):
             member, index = where(self.world, node)
             if member.tpm.kind == "input":
-                value = self.world.given[member.family.name][index]
+                value = self.world.given[member.group.name][index]
                 if not bool(fits(value, observed, self.atol, value.dim())):
                     raise reference.impossible(self.world, self.evidence, k)
                 del rest[node]
@@ -109,8 +109,8 @@ class Query:
 
 def word_counts(world: World) -> dict[str, Tensor]:
     """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
-    filled = {world.network.member(name).family.words for name in world.given}
-    device, words = world.network.device, world.ground.words
+    filled = {world.network.get_spec(name).group.word_stack for name in world.given}
+    device, words = world.network.device, world.ground.word_counts
     return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
 
 
@@ -145,7 +145,7 @@ def interventions(world: World, above: Collection[int] | None = None) -> dict[st
     whole: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
     for name, (value, which) in node_values_by_family(world, world.do, above).items():
-        if bool(which.all()) and world.network.member(name).tpm.kind != "input":
+        if bool(which.all()) and world.network.get_spec(name).tpm.kind != "input":
             whole[name] = value
         else:
             patched[name] = value, which
@@ -179,7 +179,7 @@ def node_values_by_family(
         which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
         flat[:, places] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
         which[places] = True
-        name = world.network.members[index].family.name
+        name = world.network.specs[index].group.name
         families[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
     return families
 
@@ -188,10 +188,10 @@ def set_families(world: World, above: Collection[int] | None = None) -> tuple[tu
     """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
     whole, some = list[str](), list[str]()
     for index, nodes in nodes_by_family(world, world.do, above).items():
-        family = world.network.members[index].family
+        family = world.network.specs[index].group
         is_whole = len(nodes) == math.prod(world.ground.shapes[index])
-        (whole if is_whole and world.network.members[index].tpm.kind != "input" else some).append(family.name)
-    rows = (world.network.members[index].family.name for index in nodes_by_family(world, world.rows, above))
+        (whole if is_whole and world.network.specs[index].tpm.kind != "input" else some).append(family.name)
+    rows = (world.network.specs[index].group.name for index in nodes_by_family(world, world.rows, above))
     return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
 
 
@@ -211,7 +211,7 @@ def evidence_forms(
         base, real = int(world.ground.offsets[index]), is_real[nodes[0]]
         others = [node for node in range(base, base + math.prod(world.ground.shapes[index])) if node not in is_real]
         alike = all(node in world.do and world.do[node].is_floating_point() == real for node in others)
-        forms[world.network.members[index].family.name] = alike, real
+        forms[world.network.specs[index].group.name] = alike, real
     return forms
 
 
@@ -219,7 +219,7 @@ def nodes_by_family(world: World, nodes: Iterable[int], above: Collection[int] |
     """Nodes by their family."""
     families: dict[int, list[int]] = {}
     for node in nodes:
-        index = world.ground.family_of(node).index
+        index = world.ground.group_of(node).index
         if above is None or index in above:
             families.setdefault(index, []).append(node)
     return families
@@ -246,17 +246,17 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
 
 def _numbers(world: World, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
-    member, words = world.network.members[index], max(world.ground.words.values(), default=1)
-    states = world.network.count_states(index, world.ground.words) if member.tpm.kind == "discrete" else 0
+    member, words = world.network.specs[index], max(world.ground.word_counts.values(), default=1)
+    states = world.network.count_states(index, world.ground.word_counts) if member.tpm.kind == "discrete" else 0
     return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
 
 
 def of_one_sentence(module: Module) -> Module:
     """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
     network = module.network
-    if all(member.scope == "sentence" for member in network.members):
+    if all(member.scope == "sentence" for member in network.specs):
         return module
-    members = tuple(replace(member, scope="sentence") for member in network.members)
+    members = tuple(replace(member, scope="sentence") for member in network.specs)
     return Module(replace(network, members=members)).eval()
 
 
@@ -325,7 +325,7 @@ class Obstacle:
         return f"{self.what} is {self.reason}"
 
 
-Fault = Obstacle | ReadingError  # a ReadingError is what the algorithm raises to whoever asks it directly
+Fault = Obstacle | UnsupportedError  # a ReadingError is what the algorithm raises to whoever asks it directly
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,9 @@ def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
         if fault is None:
             if before is None or rule.algorithm in FAST:
                 return Route(question, rule.algorithm, rule.reason)
-            return Route(question, rule.algorithm, f"{rule.reason}; not faster, for {fault_text(before)}", before.what)
+            return Route(
+                question, rule.algorithm, f"{rule.reason}; not faster, for {fault_text(before)}", before.subject
+            )
         before = fault
     raise AssertionError(f"no rule for {question}")
 
@@ -363,7 +365,7 @@ def fault_text(fault: Fault) -> str:
     """A fault in words, for the reason of a route."""
     if isinstance(fault, Obstacle):
         return str(fault)
-    return f"{fault.what} would need {fault.expected}, and there is {fault.got}"
+    return f"{fault.subject} would need {fault.expected}, and there is {fault.actual}"
 
 
 def own_tpm_fault(query: Query) -> Fault | None:
@@ -454,7 +456,7 @@ def find_question(query: Query, node: int | None, states: Collection[int] = ()) 
     if fault is not None:
         return fault
     module = of_one_sentence(query.module) if states else query.module
-    family = None if node is None else world.ground.family_of(node).name
+    family = None if node is None else world.ground.group_of(node).name
     do, some = set_families(world)
     return analyse_question(module, evidence_forms(world, query.evidence, states), family, do, some)
 
@@ -472,17 +474,17 @@ def mixed_fault(
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
     for index, nodes in nodes_by_family(world, is_real, above).items():
         if len({is_real[node] for node in nodes}) > 1:
-            name = world.network.members[index].family.name
+            name = world.network.specs[index].group.name
             return Obstacle(name, "in a state at some nodes and a tensor at others")
     return None
 
 
 def relevant_world(world: World, nodes: Collection[int]) -> World:
     """The sentence with only the interventions above some nodes."""
-    families = {world.ground.family_of(node).index for node in nodes}
+    families = {world.ground.group_of(node).index for node in nodes}
     above = world.network.graph.ancestral_set(families)
     do, rows = (
-        {node: value for node, value in values.items() if world.ground.family_of(node).index in above}
+        {node: value for node, value in values.items() if world.ground.group_of(node).index in above}
         for values in (world.do, world.rows)
     )
     return replace(world, do=do, rows=rows)
@@ -490,10 +492,10 @@ def relevant_world(world: World, nodes: Collection[int]) -> World:
 
 def without_barren_choices(world: World, relevant: Collection[int]) -> World:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
-    families = {world.ground.family_of(node).index for node in relevant}
+    families = {world.ground.group_of(node).index for node in relevant}
     above = world.network.graph.ancestral_set(families)
-    choices = [m.family for m in world.network.members if m.tpm.kind == "discrete" and m.family.index in above]
-    nodes = [node for family in choices for node in world.ground.nodes(family).tolist()]
+    choices = [m.group for m in world.network.specs if m.tpm.kind == "discrete" and m.group.index in above]
+    nodes = [node for family in choices for node in world.ground.select_nodes(family).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=world.network.device)
     return replace(world, do={**{node: zero for node in nodes if node not in relevant}, **world.do})
 
@@ -518,14 +520,14 @@ def with_cost(query: Query, route: Route) -> Route:
         world = without_barren_choices(world, {*states, *query.evidence})
     question = find_question(replace(query, world=world), node, states)
     assert isinstance(question, Question)
-    members, words = world.network.members, world.ground.words
+    members, words = world.network.specs, world.ground.word_counts
     if route.algorithm == "elimination":
         for index, above in question.choices.items():
             check_count(world.network, index, above, words, query.budget)
         counts = [math.prod(world.network.count_states(i, words) for i in above) for above in question.choices.values()]
         route = replace(route, states=max(counts, default=1))
-    want = tuple(dict.fromkeys([*question.want, *(members[index].family.name for index in question.needed)]))
+    want = tuple(dict.fromkeys([*question.want, *(members[index].group.name for index in question.needed)]))
     closed = {*set_families(world)[0], *question.settled}
-    known = frozenset(world.network.graph.family(name).index for name in closed)
+    known = frozenset(world.network.graph.get_group(name).index for name in closed)
     plan = query.module.plan(want, known, question.free)
     return replace(route, flops=plan_flops(world.network, plan, words, known, batch))

@@ -22,7 +22,7 @@ from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scal
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
 from bnet_transformer.tpm.base import broadcast
 from bnet_transformer.tpm.combine import apply
@@ -40,41 +40,41 @@ def attentions_below(
     `told` are families with evidence, `above` all that matter, `kept` those asked for or set, `free` the choices.
     """
     found = {}
-    if any(network.members[i].family.words is not None or network.members[i].family.plates for i in free):
+    if any(network.specs[i].group.word_stack is not None or network.specs[i].group.plates for i in free):
         return {}
     for index in told:
-        member = network.members[index]
-        if _is_affine(member) and not member.family.plates and index not in kept:
-            (given,) = member.inputs
-            readers = {bundle.child for bundle in network.graph.out_of[given.parent]} & set(above)
-            straight = not given.pick and given.reach.kind == "same" and member.family.words is not None
-            if straight and readers == {index} and _is_attention(network.members[given.parent], kept):
-                found[index] = given.parent
+        member = network.specs[index]
+        if _is_affine(member) and not member.group.plates and index not in kept:
+            (given,) = member.parents
+            readers = {bundle.child for bundle in network.graph.out_edges[given.index]} & set(above)
+            straight = not given.pick and given.reach.kind == "same" and member.group.word_stack is not None
+            if straight and readers == {index} and _is_attention(network.specs[given.index], kept):
+                found[index] = given.index
     return found
 
 
-def _is_affine(member: Member) -> bool:
+def _is_affine(member: NodeSpec) -> bool:
     """True for a readout of each word that is affine in one vector."""
     tpm = member.tpm
-    if not isinstance(tpm, Normal | Categorical) or tpm.pool or len(member.inputs) != 1:
+    if not isinstance(tpm, Normal | Categorical) or tpm.pool or len(member.parents) != 1:
         return False
-    return isinstance(tpm, Normal) or (tpm.affine and member.parents[0].states is None)
+    return isinstance(tpm, Normal) or (tpm.affine and member.tpm_parents[0].states is None)
 
 
-def _is_attention(member: Member, kept: Collection[int]) -> bool:
+def _is_attention(member: NodeSpec, kept: Collection[int]) -> bool:
     """True for softmax attention over words by scaled products, nothing added to the score."""
     tpm = member.tpm
-    if not isinstance(tpm, Attention) or member.family.plates or member.family.index in kept:
+    if not isinstance(tpm, Attention) or member.group.plates or member.group.index in kept:
         return False
     plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
-    over = all(given.over == (WORD,) and not given.pick for given in member.inputs[1:3])
-    return plain and over and tpm.normaliser.kind == "softmax" and not member.inputs[0].pick
+    over = all(given.over == (WORD,) and not given.pick for given in member.parents[1:3])
+    return plain and over and tpm.normaliser.kind == "softmax" and not member.parents[0].pick
 
 
-def log_likelihood(course: Course, plan: Plan, member: Member, y: Tensor, observed: Tensor | None) -> Tensor:
+def log_likelihood(course: Course, plan: Plan, member: NodeSpec, y: Tensor, observed: Tensor | None) -> Tensor:
     """`log P(y | choices)` of all words together; `y` is what was seen, in the layout, `observed` of which words."""
-    x = course.network.members[member.inputs[0].parent]
-    reading, after, residual = attended(course, x, plan.folds.get(x.family.index))
+    x = course.network.specs[member.parents[0].index]
+    reading, after, residual = attended(course, x, plan.folds.get(x.group.index))
     own = standing(course, member)
     W = own.parameters.get("weight")
     if W is not None:

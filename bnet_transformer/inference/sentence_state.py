@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import mapping, number, put, seed_of, whole
+from bnet_transformer._core.checks import check_float, check_int, check_mapping, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, way_to_one_value
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError, EvidenceError, unknown
-from bnet_transformer.graph import Family, Ground, Selection
-from bnet_transformer.graph.queries import names_of
+from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
+from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
+from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.reference import ATOL, BUDGET, Row, World, asking, sources, where
@@ -58,7 +58,7 @@ class Mean:
         several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_values, sentences))
         if sentences is not None and not several:
             allowed = "Mean(), over the words of this sentence"
-            raise BNetError("Mean", expected="a list of sentences", got=sentences, allowed=allowed)
+            raise BNetError("Mean", expected="a list of sentences", actual=sentences, allowed=allowed)
         object.__setattr__(self, "sentences", tuple(sentences or ()))
 
 
@@ -78,7 +78,7 @@ class Noise:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        put(self, sigma=number("sigma", self.sigma, above=0), seed=seed_of(self.seed))
+        set_frozen(self, sigma=check_float("sigma", self.sigma, above=0), seed=check_seed(self.seed))
 
 
 @dataclass(frozen=True)
@@ -103,47 +103,47 @@ class Attend:
                 raise TypeError("complex")
             row = row.to(torch.float64)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise BNetError("Attend", expected="a probability for each word", got=weights) from error
+            raise BNetError("Attend", expected="a probability for each word", actual=weights) from error
         if row.dim() != 1 or not bool((row >= 0).all()) or abs(float(row.sum()) - 1) > 1e-6:
-            raise BNetError("Attend", expected="probabilities of words, summing to 1", got=weights)
+            raise BNetError("Attend", expected="probabilities of words, summing to 1", actual=weights)
         object.__setattr__(self, "weights", row)
 
 
-def matching(ground: Ground, pattern: object) -> list[int]:
+def matching(ground: GroundGraph, pattern: object) -> list[int]:
     """The nodes that a name, a family (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) stands for.
 
     A star stands for one index, so `q_*_3` has slice and word and no head. A name comes before a family, a family
     before a role.
     """
-    folded = ground.folded
+    folded = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
-        if isinstance(pattern, str) and folded.place(pattern, ground.words) is None:
+        if isinstance(pattern, str) and folded.parse_name(pattern, ground.word_counts) is None:
             families = [folded.by_name[pattern]] if pattern in folded.by_name else folded.by_stem.get(pattern, ())
-            found = [node for family in families for node in ground.nodes(family).tolist()]
+            found = [node for family in families for node in ground.select_nodes(family).tolist()]
             if found:
                 return found
         return [ground.id(pattern)]
     count = pattern.count("_")
     found = []
-    for family in folded.families:
+    for family in folded.groups:
         if family.name.count("_") + len(ground.shapes[family.index]) == count:
             base = int(ground.offsets[family.index])
-            names = ground.family_names(family)
+            names = ground.iter_names(family)
             found += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
     if not found:
-        shown = [next(ground.family_names(family)) for family in folded.families]
-        raise unknown("pattern of nodes", pattern, shown)
+        shown = [next(ground.iter_names(family)) for family in folded.groups]
+        raise unknown_name_error("pattern of nodes", pattern, shown)
     return found
 
 
-def expanded(ground: Ground, wanted: Mapping[str, object]) -> dict[int, object]:
+def expanded(ground: GroundGraph, wanted: Mapping[str, object]) -> dict[int, object]:
     """For each node that names, families, roles and patterns stand for, what is wanted of it: one thing."""
     found: dict[int, object] = {}
     for pattern, value in wanted.items():
         for node in matching(ground, pattern):
             if node in found:
                 got = f"two, one of them by {pattern!r}"
-                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", got=got)
+                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=got)
             found[node] = value
     return found
 
@@ -159,7 +159,7 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
     match value:
         case Zero():
             if member.tpm.reads_by_index:
-                raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
+                raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
             return torch.zeros(member.shape, dtype=world.network.dtype, device=world.network.device)
         case Mean(sentences=others):
             return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
@@ -180,11 +180,11 @@ class OwnValues:
         if isinstance(value, Noise):
             own = self._own(node)
             return own + noise_of(self.world.ground.name(node), value, own)
-        family, index = self.world.ground.place(node)
+        family, index = self.world.ground.unravel_index(node)
         check_over_words(family, self.world.ground.name(node))
         first = node - index[-1]
         if first not in self._means:
-            words = range(self.world.ground.words[family.words or ""])
+            words = range(self.world.ground.word_counts[family.word_stack or ""])
             self._means[first] = torch.stack([self._own(first + i) for i in words]).mean(0)
         return self._means[first]
 
@@ -193,7 +193,7 @@ class OwnValues:
         name, tpm = self.world.ground.name(node), self.world.member(node).tpm
         if tpm.is_random and node not in self.world.do:
             expected = "a node with a value: a function of its parents"
-            raise EvidenceError(name, expected=expected, got=f"a {tpm.kind} one")
+            raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} one")
         return _settled(self.world, node, self.value(node))
 
 
@@ -204,10 +204,10 @@ def noise_of(name: str, noise: Noise, like: Tensor) -> Tensor:
     return noise.sigma * torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def check_over_words(family: Family, name: str) -> None:
+def check_over_words(family: NodeGroup, name: str) -> None:
     """Refuse the mean over words of a node that is over none."""
-    if family.words is None:
-        raise EvidenceError(name, expected="a node over words, or Mean(sentences)", got="Mean() of another")
+    if family.word_stack is None:
+        raise EvidenceError(name, expected="a node over words, or Mean(sentences)", actual="Mean() of another")
 
 
 def _has_values(value: object) -> bool:
@@ -220,29 +220,29 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
     """A value that is real numbers, and the same for each state of the choices."""
     name, shape = world.ground.name(node), world.member(node).shape
     if not value.is_floating_point():
-        raise EvidenceError(name, expected="a node whose value is real numbers", got="one that has states")
+        raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
     if tuple(value.shape) != shape:
         hint = way_to_one_value(world.network, value, shape)
         got = f"one of shape {tuple(value.shape)}"
-        raise EvidenceError(name, expected=f"one value of shape {shape}", got=got, allowed=hint)
+        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=got, allowed=hint)
     return value
 
 
 def _row(world: World, node: int, weights: Tensor) -> Row:
     """A row of attention, a weight for each word that there is."""
     (member, index), name = where(world, node), world.ground.name(node)
-    values = next((given for given in member.inputs if given.slot == "v."), None)
-    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.inputs)
+    values = next((given for given in member.parents if given.slot == "v."), None)
+    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
     if not plain or values is None or values.over != (WORD,):
         wanted = "a node that is the mix of an Attention over words, without picks"
-        raise EvidenceError(name, expected=wanted, got=type(member.tpm).__name__)
+        raise EvidenceError(name, expected=wanted, actual=type(member.tpm).__name__)
     words = sources(world, member, index, values, {})[2]
-    row = torch.zeros(world.ground.words[world.network.members[values.parent].family.words or ""])
+    row = torch.zeros(world.ground.word_counts[world.network.specs[values.index].group.word_stack or ""])
     if len(weights) not in (len(row), len(words)):
-        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", got=f"{len(weights)}")
+        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
     if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
         got = f"{weights.tolist()}"
-        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", got=got)
+        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=got)
     row = row.to(world.network.device, world.network.dtype)
     row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
     return Row(row)
@@ -285,14 +285,14 @@ class SentenceState:
         return self.encoded.tokens
 
     @property
-    def ground(self) -> Ground:
+    def ground(self) -> GroundGraph:
         """The ground graph after surgery."""
         return self.world.ground
 
     @cached_property
     def world(self) -> World:
         """The ground graph, the given values and the interventions: the model after surgery."""
-        ground = Ground(self.network.graph, self.encoded.words)
+        ground = GroundGraph(self.network.graph, self.encoded.words)
         return World(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
@@ -300,7 +300,7 @@ class SentenceState:
         """The values of nodes; each family is computed once."""
         values = self.network.parameters.values()
         if values and all(value.is_meta for value in values):
-            raise BNetError("net", expected="parameters with values", got="a net on the device meta, which has none")
+            raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
         return Answers(self.module, self.world, self.evidence, self.before)
 
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | Row]:
@@ -352,7 +352,7 @@ class SentenceState:
         """
         nodes = {node for name in names for node in matching(self.ground, name)} or set(self.interventions)
         if not nodes & self.interventions.keys():
-            raise BNetError("undo", expected="a node that do set", got=", ".join(names) or "none is set")
+            raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
         rest = {node: value for node, value in self.interventions.items() if node not in nodes}
         return replace(self, interventions=rest, before=None)
 
@@ -368,13 +368,13 @@ class SentenceState:
         Raises:
             EvidenceError: An intervention, or another value, is on the same node.
         """
-        ids = {self.ground.id(name): value for name, value in mapping("evidence", nodes).items()}
+        ids = {self.ground.id(name): value for name, value in check_mapping("evidence", nodes).items()}
         self._check_apart(self.interventions, ids)
         evidence = {node: encode_value(self.world, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
-                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", got=got)
+                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=got)
         state = replace(self, evidence={**self.evidence, **evidence}, before=None)
         vars(state)["world"] = self.world  # evidence changes no arrow: the cached property holds for both
         return state
@@ -382,7 +382,7 @@ class SentenceState:
     def _check_apart(self, interventions: Collection[int], evidence: Collection[int]) -> None:
         """Refuse an intervention and evidence on the same node."""
         for node in set(interventions) & set(evidence):
-            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", got="both")
+            raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", actual="both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
         """A question about probabilities, given the evidence of this state.
@@ -392,7 +392,7 @@ class SentenceState:
             budget: The most joint states of choices that are computed.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
-        limits = whole("budget", budget), number("atol", atol, least=0)
+        limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
         return Query(self.module, self.world, self.evidence, tuple(nodes), *limits)
 
     def posterior_query(self, name: object, evidence: Mapping[str, object] | None, budget: int, atol: float) -> Query:
@@ -404,9 +404,9 @@ class SentenceState:
             budget: The most joint states of choices that are computed.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
-        nodes = [self.ground.id(each) for each in names_of("name", name)]
+        nodes = [self.ground.id(each) for each in parse_names("name", name)]
         if not nodes:
-            raise BNetError("name", expected="a node, or several", got="none")
+            raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
         for node in nodes:
             asking.must_be_discrete(self.world, node)
@@ -419,7 +419,7 @@ class SentenceState:
         slices: int | Collection[int] | None = None,
         words: object = None,
         heads: int | Collection[int] | None = None,
-    ) -> Selection:
+    ) -> NodeSelection:
         """A part of the ground graph.
 
         Args:
@@ -429,18 +429,18 @@ class SentenceState:
             heads: The heads that are in it; all where None.
         """
         chosen = None if slices is None else asking.slices_of(slices, self.network)
-        sizes, plates, kept = self.network.graph.sizes, {}, {}
+        sizes, plates, kept = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
-                raise BNetError("heads", expected="a net with a plate of heads", got="a net without one")
+                raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
             plates["head"] = asking.numbers_of("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
         for stack, wanted in by_stack.items():
             if stack not in self.tokens:
-                raise unknown("stack", stack, self.tokens)
+                raise unknown_name_error("stack", stack, self.tokens)
             if wanted is not None:
                 kept[stack] = asking.places_of(self.tokens[stack], wanted)
-        return Selection(chosen, kept, plates, weights)
+        return NodeSelection(chosen, kept, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
         """What the states of a node are called (labels, or words of the sentence or of the vocabulary), or None.
@@ -452,8 +452,8 @@ class SentenceState:
         if member.tpm.kind != "discrete":
             return None
         if member.tpm.states is None:
-            return tuple(self.tokens[network.stack_read(member)])
+            return tuple(self.tokens[network.get_source_stack(member)])
         found = getattr(member.tpm, "labels", None)
-        if found is None and not network.graph.out_of[member.family.index]:
-            found = network.vocabularies.get(member.family.stack)
+        if found is None and not network.graph.out_edges[member.group.index]:
+            found = network.vocabularies.get(member.group.stack)
         return None if found is None or len(found) != member.tpm.states else tuple(found)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import reference
-from bnet_transformer.errors import BNetError, ReadingError
+from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import Query, route_reference
@@ -51,7 +51,7 @@ class Counterfactual:
     def mean(self) -> Tensor:
         """The mean value of a node that is not discrete."""
         if self.values is None or self.weights is None:
-            raise BNetError(self.node, expected="a node with real values", got="a discrete one: see probabilities")
+            raise BNetError(self.node, expected="a node with real values", actual="a discrete one: see probabilities")
         values = self.values if self.values.is_floating_point() else self.values.to(self.weights.dtype)
         return torch.einsum("s,s...->...", self.weights.to(values.dtype), values)
 
@@ -98,7 +98,7 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
     for node in random:
         if world.member(node).tpm.kind == "continuous" and node not in settled and node != query:
             wanted = "what a random real node came to, for others read it"
-            raise ReadingError(world.ground.name(node), expected=wanted, got="neither evidence nor do")
+            raise UnsupportedError(world.ground.name(node), expected=wanted, actual="neither evidence nor do")
     found: list[_Branch] = []
     twins = _Twins(other)
     for run in reference.runs(world, free, settled, question.budget):

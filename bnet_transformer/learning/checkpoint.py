@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import mapping, one_of, put, whole
-from bnet_transformer._core.files import as_path, exclusive_lock, read_tensors, reading, write_tensors
-from bnet_transformer._core.hashing import digest_of
+from bnet_transformer._core.checks import check_choice, check_int, check_mapping, set_frozen
+from bnet_transformer._core.files import as_path, exclusive_lock, read_tensors, wrap_read_errors, write_tensors
+from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
 
-WANTED = "a checkpoint of train"
-FORMAT, VERSION, NAME = "bnet_transformer checkpoint", 2, "checkpoint.safetensors"
-CHANGEABLE = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
+EXPECTED = "a checkpoint of train"
+FORMAT, VERSION, FILE_NAME = "bnet_transformer checkpoint", 2, "checkpoint.safetensors"
+CHANGEABLE_SETTINGS = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
 
 
 @dataclass(frozen=True)
@@ -41,38 +41,38 @@ class Checkpoints:
     resume: bool | str = False
 
     def __post_init__(self) -> None:
-        put(self, folder=as_path(self.folder))
-        one_of("resume", self.resume, (True, False, "changed"))
+        set_frozen(self, folder=as_path(self.folder))
+        check_choice("resume", self.resume, (True, False, "changed"))
 
     @property
     def changeable(self) -> frozenset[str]:
         """The settings that a resumed run may have others of."""
-        return CHANGEABLE if self.resume == "changed" else frozenset()
+        return CHANGEABLE_SETTINGS if self.resume == "changed" else frozenset()
 
-    def path(self) -> Path:
+    def create_path(self) -> Path:
         """The file of the checkpoint; its folder is made where it is not there."""
         folder = Path(self.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             got = error.strerror or str(error)
-            raise FileError(str(folder), expected="a folder for checkpoints", got=got) from error
-        return folder / NAME
+            raise FileError(str(folder), expected="a folder for checkpoints", actual=got) from error
+        return folder / FILE_NAME
 
-    def begin(self) -> tuple[Path, bool]:
+    def prepare(self) -> tuple[Path, bool]:
         """The file of the checkpoint, and whether the run goes on from it.
 
         Raises:
             FileError: Where there is a checkpoint that the run is not to go on from.
         """
-        path = self.path()
+        path = self.create_path()
         if path.exists() and not self.resume:
             allowed = "bt.Checkpoints(folder, resume=True), another folder"
-            raise FileError(str(path), expected="no checkpoint yet", got="one", allowed=allowed)
+            raise FileError(str(path), expected="no checkpoint yet", actual="one", allowed=allowed)
         return path, path.exists()
 
     @classmethod
-    def of(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
+    def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
         """The config of what a caller gives: a folder alone is one without `resume`."""
         return value if value is None or isinstance(value, Checkpoints) else cls(value)
 
@@ -87,96 +87,104 @@ class Checkpoint:
     held_out: tuple[tuple[int, float], ...]
     settings: Mapping[str, Any]
 
-    def part(self, name: str) -> dict[str, Tensor]:
+    def get_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors under one heading."""
-        return {k[len(name) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{name}/")}
+        return {k[len(prefix) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{prefix}/")}
 
 
-def diverged(step: int, expected: str, told: str, ways: str, path: Path | None, kept: int | None) -> BNetError:
+def divergence_error(
+    step: int, expected: str, actual: str, remedies: str, path: Path | None, checkpoint_step: int | None
+) -> BNetError:
     """The error of a step that went wrong: what was told, what is kept (the checkpoint of which step), the ways on."""
-    if kept is not None:
+    if checkpoint_step is not None:
         resumed = "bt.Checkpoints(folder, resume='changed')"
-        ways = f"{path} keeps the last good checkpoint, of step {kept}: {resumed} with {ways}"
+        remedies = f"{path} keeps the last good checkpoint, of step {checkpoint_step}: {resumed} with {remedies}"
     elif path is None:
-        told = f"{told}; no checkpoint was kept (checkpoints=)"
+        actual = f"{actual}; no checkpoint was kept (checkpoints=)"
     else:
-        told = f"{told}; it came before the first good checkpoint (every=)"
-    return BNetError(f"step {step}", expected=expected, got=told, allowed=ways)
+        actual = f"{actual}; it came before the first good checkpoint (every=)"
+    return BNetError(f"step {step}", expected=expected, actual=actual, allowed=remedies)
 
 
-def kept_by(checkpoints: Checkpoints | None, first: bool) -> AbstractContextManager[None]:
+def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> AbstractContextManager[None]:
     """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
-    return nullcontext() if checkpoints is None or not first else exclusive_lock(checkpoints.path())
+    return nullcontext() if checkpoints is None or not is_main_process else exclusive_lock(checkpoints.create_path())
 
 
-def write(path: Path, network: Network, found: Checkpoint) -> None:
+def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:
     """Put a checkpoint in the place of the last one."""
-    head = {
+    header = {
         "format": FORMAT,
         "version": VERSION,
-        "net": digest(network),
-        "step": found.step,
-        "settings": dict(found.settings),
+        "net": digest_network(network),
+        "step": checkpoint.step,
+        "settings": dict(checkpoint.settings),
     }
-    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in found.tensors.items()}
-    tensors["losses"] = torch.tensor(found.losses, dtype=torch.float64)
-    tensors["held_out"] = torch.tensor(found.held_out, dtype=torch.float64).reshape(-1, 2)
-    write_tensors(path, head, tensors)
+    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in checkpoint.tensors.items()}
+    tensors["losses"] = torch.tensor(checkpoint.losses, dtype=torch.float64)
+    tensors["held_out"] = torch.tensor(checkpoint.held_out, dtype=torch.float64).reshape(-1, 2)
+    write_tensors(path, header, tensors)
 
 
-def read(path: Path, network: Network) -> Checkpoint:
+def read_checkpoint(path: Path, network: Network) -> Checkpoint:
     """The checkpoint of this net; any other is refused."""
-    where = str(path)
-    head, tensors = read_tensors(path, WANTED, FORMAT, VERSION)
-    if head["version"] < VERSION:  # its hashes name modules that classes have left since
+    location = str(path)
+    header, tensors = read_tensors(path, EXPECTED, FORMAT, VERSION)
+    if header["version"] < VERSION:  # its hashes name modules that classes have left since
         got = "one of an earlier version of the library"
-        raise FileError(where, expected=f"a checkpoint of format version {VERSION}", got=got, allowed="another folder")
-    _check_net(where, network, head, tensors)
-    with reading(path, WANTED):
+        raise FileError(
+            location, expected=f"a checkpoint of format version {VERSION}", actual=got, allowed="another folder"
+        )
+    _check_network(location, network, header, tensors)
+    with wrap_read_errors(path, EXPECTED):
         losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
-        step, settings = whole("step", head["step"], least=0), mapping("settings", head["settings"])
+        step, settings = check_int("step", header["step"], minimum=0), check_mapping("settings", header["settings"])
         told = tuple((int(at), float(loss)) for at, loss in held_out)
         return Checkpoint(step, tensors, tuple(map(float, losses)), told, settings)
 
 
-def digest(network: Network) -> str:
+def digest_network(network: Network) -> str:
     """What tells another net: a hash of its declaration, by what it holds (a repr may tell where something lies)."""
     try:
-        return digest_of(network.declaration)
+        return compute_digest(network.declaration)
     except BNetError as error:
         expected = "one that a checkpoint can tell from others"
-        raise BNetError("declaration", expected=expected, got=error.got, allowed=error.allowed) from error
+        raise BNetError("declaration", expected=expected, actual=error.actual, allowed=error.allowed) from error
 
 
-def _check_net(where: str, network: Network, head: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def _check_network(location: str, network: Network, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Refuse the parameters of another net: by name, by shape and type, then by the declaration."""
     allowed = "another folder, or the net that the checkpoint is of"
     kept = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
     try:
-        check_forms(kept, network.parameters)
+        check_shapes_and_dtypes(kept, network.parameters)
     except BNetError as error:
-        wanted = f"a checkpoint of this net ({error.what}: {error.expected})"
-        raise FileError(where, expected=wanted, got=error.got, allowed=allowed) from error
-    if head.get("net") != digest(network):
-        raise FileError(where, expected="a checkpoint of this net", got="another declaration", allowed=allowed)
+        wanted = f"a checkpoint of this net ({error.subject}: {error.expected})"
+        raise FileError(location, expected=wanted, actual=error.actual, allowed=allowed) from error
+    if header.get("net") != digest_network(network):
+        raise FileError(location, expected="a checkpoint of this net", actual="another declaration", allowed=allowed)
 
 
-def check_forms(found: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+def check_shapes_and_dtypes(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
     """Refuse tensors that have not the names, shapes and types of others."""
-    for name in sorted({*found, *like}):
-        got, wanted = found.get(name), like.get(name)
+    for name in sorted({*tensors, *reference}):
+        got, wanted = tensors.get(name), reference.get(name)
         if got is None or wanted is None or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
             form = "no such tensor" if wanted is None else f"{wanted.dtype} of shape {tuple(wanted.shape)}"
             came = "none" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
-            raise BNetError(name, expected=f"{form}, as this run has", got=came)
+            raise BNetError(name, expected=f"{form}, as this run has", actual=came)
 
 
-def check_settings(path: Path, found: Checkpoint, settings: Mapping[str, Any], free: Collection[str] = ()) -> None:
+def check_settings(
+    path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any], changeable: Collection[str] = ()
+) -> None:
     """Refuse to go on with other settings than those that the run began with, but for those that are `free`."""
-    kept, now = found.settings, json.loads(json.dumps(dict(settings)))
-    other = [name for name in sorted({*kept, *now} - {*free}) if kept.get(name) != now.get(name)]
+    kept, now = checkpoint.settings, json.loads(json.dumps(dict(settings)))
+    other = [name for name in sorted({*kept, *now} - {*changeable}) if kept.get(name) != now.get(name)]
     if other:
         wanted = "the settings that the run began with: " + ", ".join(f"{name}={kept.get(name)!r}" for name in other)
         got = ", ".join(f"{name}={now.get(name)!r}" for name in other)
-        ways = "another folder" + (", bt.Checkpoints(folder, resume='changed')" if {*other} <= CHANGEABLE else "")
-        raise BNetError(str(path), expected=wanted, got=got, allowed=ways)
+        ways = "another folder" + (
+            ", bt.Checkpoints(folder, resume='changed')" if {*other} <= CHANGEABLE_SETTINGS else ""
+        )
+        raise BNetError(str(path), expected=wanted, actual=got, allowed=ways)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.naming import join, stem_of
+from bnet_transformer._core.naming import join_name, join_stem
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import FeedForward, Norm, Recur
@@ -34,9 +34,9 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
     """
     if net is not None and not isinstance(net, BNet):
-        raise BNetError("net", expected="the net that is to have the weights", got=net)
+        raise BNetError("net", expected="the net that is to have the weights", actual=net)
     if stack is not None and not isinstance(stack, str):
-        raise BNetError("stack", expected="the name of a stack, a string", got=stack)
+        raise BNetError("stack", expected="the name of a stack, a string", actual=stack)
     found: dict[str, Tensor] = {}
     for part, name in _stacks(module, stack).items():
         weights = _weights(part, name)
@@ -49,10 +49,10 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 def _stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
     """The stacks of a module and their names with us."""
     if not isinstance(module, nn.Module):
-        raise BNetError("module", expected="a transformer of torch", got=module, allowed=TAKEN)
+        raise BNetError("module", expected="a transformer of torch", actual=module, allowed=TAKEN)
     if isinstance(module, nn.Transformer):
         if stack is not None:
-            raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", got=stack)
+            raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", actual=stack)
         return {module.encoder: "enc", module.decoder: "dec"}
     crossed = isinstance(module, nn.TransformerDecoder | nn.TransformerDecoderLayer)
     return {module: "dec" if crossed and stack is None else stack or ""}
@@ -72,7 +72,7 @@ def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
         parts = _layer(0, module)
     found: dict[str, Tensor] = {}
     for role, place, values in parts:
-        owner = join(stem_of(stack, role), () if place is None else (place,))
+        owner = join_name(join_stem(stack, role), () if place is None else (place,))
         given = {name: value for name, value in values.items() if value is not None}
         found |= {f"{owner}.{name}": value.detach().clone().contiguous() for name, value in given.items()}
     return found
@@ -80,18 +80,18 @@ def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
 
 def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Refuse a copy into the slices and the final norm of a stack that leaves some of either side out."""
-    members = [member for member in net.network.members if member.family.stack == stack]
+    members = [member for member in net.network.specs if member.group.stack == stack]
     steps = range(net.network.graph.slices.get(stack, 0))
-    inside = [m for m in members if m.family.role == "norm" or m.family.step in steps]
+    inside = [m for m in members if m.group.role == "norm" or m.group.step in steps]
     if isinstance(module, nn.MultiheadAttention):
-        inside = [member for member in inside if member.family.role in ATTENTION]
-    ours = {f"{member.owner}.{name}" for member in inside for name in member.parameters}
+        inside = [member for member in inside if member.group.role in ATTENTION]
+    ours = {f"{member.param_prefix}.{name}" for member in inside for name in member.parameters}
     sides = (("the module has no", ours - weights.keys()), ("the net has no", weights.keys() - ours))
     told = [f"{who} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for who, names in sides if names]
     if told:
         wanted = "the parameters of the module, all of them"
         allowed = "slices=, bias=, norm=, final_norm= as it has them"
-        raise BNetError("net", expected=wanted, got="; ".join(told), allowed=allowed)
+        raise BNetError("net", expected=wanted, actual="; ".join(told), allowed=allowed)
     x = torch.linspace(-4, 4, 65)
     theirs = [each.activation for each in module.modules() if isinstance(each, LAYERS)]
     theirs += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
@@ -99,13 +99,13 @@ def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str,
     mine = {m.tpm.activation for m in inside if isinstance(m.tpm, kind)}
     for activation, name in itertools.product(theirs, sorted(mine)):
         if not torch.allclose(activation(x), ACTIVATIONS[name](x), atol=1e-6):
-            raise BNetError("activation", expected=f"that of the net, {name!r}", got=activation)
+            raise BNetError("activation", expected=f"that of the net, {name!r}", actual=activation)
 
 
 def _layer(t: int, layer: nn.Module) -> list[Part]:
     """One slice."""
     if not isinstance(layer, LAYERS):
-        raise BNetError("module", expected="a transformer of torch", got=type(layer).__name__, allowed=TAKEN)
+        raise BNetError("module", expected="a transformer of torch", actual=type(layer).__name__, allowed=TAKEN)
     found = [*_attention(t, "", layer.self_attn), _norm("norm1", t, layer.norm1)]
     last = layer.norm2
     if isinstance(layer, nn.TransformerDecoderLayer):
@@ -122,7 +122,7 @@ def _attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[Part]
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         got = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
-        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", got=got)
+        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=got)
     found: list[Part] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -138,10 +138,10 @@ def _recurrent(module: nn.RNN | nn.LSTM) -> list[Part]:
     """All slices of a recurrent net."""
     if module.bidirectional or module.proj_size:
         got = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
-        raise BNetError("module", expected="words read from the first to the last, states not projected", got=got)
+        raise BNetError("module", expected="words read from the first to the last, states not projected", actual=got)
     if module.dropout and module.num_layers > 1:
         wanted, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
-        raise BNetError("module", expected=wanted, got=f"dropout={module.dropout}", allowed=allowed)
+        raise BNetError("module", expected=wanted, actual=f"dropout={module.dropout}", allowed=allowed)
     roles = RECURRENT[type(module)]
     found: list[Part] = []
     for t in range(module.num_layers):
@@ -157,5 +157,5 @@ def _recurrent(module: nn.RNN | nn.LSTM) -> list[Part]:
 def _norm(role: str, t: int | None, norm: nn.Module) -> Part:
     """Gain and bias of a layer norm."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.eps != Norm().eps:
-        raise BNetError("norm", expected=f"a LayerNorm with a gain and eps={Norm().eps}", got=norm)
+        raise BNetError("norm", expected=f"a LayerNorm with a gain and eps={Norm().eps}", actual=norm)
     return role, t, {"gain": norm.weight, "bias": norm.bias}

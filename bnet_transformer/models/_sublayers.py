@@ -16,10 +16,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import Reach, as_reach
 from bnet_transformer.declare import Arrow, Node, Plate
-from bnet_transformer.declare.declaration import vocabulary_of
+from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,
@@ -56,7 +56,7 @@ def observed(observe: TPM | None, role: str = "x", over: Sequence[str] = WORD) -
     if observe is None:
         return []
     if not isinstance(observe, Categorical | Normal):
-        raise BNetError("observe", expected="a readout", got=observe, allowed="Categorical(n), Normal(sigma), None")
+        raise BNetError("observe", expected="a readout", actual=observe, allowed="Categorical(n), Normal(sigma), None")
     if observe.pool:
         return [Node("y", observe, [Arrow(role, "every")])]
     return [Node("y", observe, [role], plates=over)]
@@ -69,9 +69,9 @@ class Ends(Checked):
     `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
     """
 
-    dim: Annotated[int, whole]
+    dim: Annotated[int, check_int]
     bias: Annotated[bool, flag] = True
-    features: Annotated[int | None, optional(whole)] = None
+    features: Annotated[int | None, optional(check_int)] = None
     dropout: Annotated[float, below_one] = 0.0
     eps: float = field(default=1e-5, kw_only=True)
     form: str = field(default="layer", kw_only=True)
@@ -94,7 +94,7 @@ class Ends(Checked):
         """The first state: vectors, told as they are or as features that are mapped, or an embedding times sqrt(dim);
         plus positions; less what is dropped. Where they are not `mapped`, the features are the first state."""
         if vocabulary is not None and self.features is not None:
-            raise BNetError("features", expected="None: the words are of a vocabulary", got=self.features)
+            raise BNetError("features", expected="None: the words are of a vocabulary", actual=self.features)
         features = self.features if mapped else None
         if vocabulary is None and positions is None and features is None:
             return [Node("x", Given(self.features or self.dim), plates=WORD)]
@@ -139,7 +139,7 @@ class Ends(Checked):
         """A readout of each word, or of the sentence: of its first or last word, of their mean or sum."""
         if readout.pool is not None:
             if pool or transform:
-                raise BNetError("pool", expected="one pool", got=f"{pool!r} beside {readout}", allowed="pool= alone")
+                raise BNetError("pool", expected="one pool", actual=f"{pool!r} beside {readout}", allowed="pool= alone")
             return observed(readout, self.out)
         over = [] if pool else WORD
         nodes: list[Node] = []
@@ -167,25 +167,27 @@ class Ends(Checked):
         tied: bool,
     ) -> list[Node]:
         """The nodes of what is observed; "word" is a word of the vocabulary, or the features of one."""
-        one_of("pool", pool, (None, "first", "last", "mean", "sum"))
-        one_of("transform", transform, (None, *ACTIVATIONS))
+        check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
+        check_choice("transform", transform, (None, *ACTIVATIONS))
         if isinstance(readout, Categorical | Normal):
             return self.observed(readout, pool, transform)
         allowed = "'word', a Categorical, a Normal, None"
         if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
-            raise BNetError("readout", expected="what is observed", got=readout, allowed=allowed)
+            raise BNetError("readout", expected="what is observed", actual=readout, allowed=allowed)
         if readout == "auto":
             readout = None if vocabulary is None and self.features is None else "word"
         if readout == "word" and vocabulary is None and self.features is not None:
             return self.observed(Normal(1.0, dim=self.features, learnable=True), pool, transform)
         for what, value in (("pool", pool), ("transform", transform)):
             if value is not None and (what == "pool" or readout is None):
-                raise BNetError(what, expected="a readout that it goes before", got=f"{value!r}, readout={readout!r}")
+                raise BNetError(
+                    what, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
+                )
         if readout is None:
             return []
         if vocabulary is None:
             wanted = "a vocabulary or features, for it is 'word'"
-            raise BNetError("readout", expected=wanted, got="none", allowed=allowed)
+            raise BNetError("readout", expected=wanted, actual="none", allowed=allowed)
         return self.next_word(vocabulary, transform, tied=tied)
 
 
@@ -198,25 +200,25 @@ class Sublayers(Ends):
     keys and values, maps that are `unbiased` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
     """
 
-    heads: Annotated[int, whole] = 8
-    hidden: Annotated[int | None, optional(whole)] = None
+    heads: Annotated[int, check_int] = 8
+    hidden: Annotated[int | None, optional(check_int)] = None
     norm: Annotated[str, choice("post", "pre", "parallel")] = "post"
     final_norm: Annotated[bool | None, choice(None, True, False)] = None
     activation: Annotated[str, activation_name] = "relu"
     _: KW_ONLY
     gated: bool = False
-    key_dim: Annotated[int | None, optional(whole)] = None
+    key_dim: Annotated[int | None, optional(check_int)] = None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
     relative: Bias | None = None
-    groups: Annotated[int | None, optional(whole)] = None
+    groups: Annotated[int | None, optional(check_int)] = None
     unbiased: Collection[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % self.heads and self.key_dim is None:
-            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", got=self.heads)
+            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", actual=self.heads)
         if self.groups is not None and self.heads % self.groups:
-            raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", got=self.groups)
+            raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", actual=self.groups)
 
     @property
     def plates(self) -> list[Plate]:
@@ -236,7 +238,7 @@ class Sublayers(Ends):
         """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
         if self.norm == "parallel":
             if cross is not None:
-                raise BNetError("norm", expected="sublayers one after another, with cross attention", got=self.norm)
+                raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
             return self._side_by_side(reach)
         nodes = self._residual("x", partial(self._attention, reach=reach), ("drop1", "add1", "norm1"))
         if cross is not None:
@@ -303,22 +305,22 @@ class Sublayers(Ends):
 def count(vocabulary: Vocabulary) -> int:
     """How many words a vocabulary has."""
     if isinstance(vocabulary, str | Sequence):
-        return len(vocabulary_of(vocabulary))
+        return len(check_vocabulary(vocabulary))
     try:
-        return whole("vocabulary", vocabulary)
+        return check_int("vocabulary", vocabulary)
     except BNetError as error:
         wanted = "a list of different words, or their number, at least 1"
-        raise BNetError("vocabulary", expected=wanted, got=vocabulary) from error
+        raise BNetError("vocabulary", expected=wanted, actual=vocabulary) from error
 
 
 def listed_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
     """The words of a vocabulary, where they are told and not only counted."""
-    return vocabulary_of(vocabulary) if isinstance(vocabulary, str | Sequence) else None
+    return check_vocabulary(vocabulary) if isinstance(vocabulary, str | Sequence) else None
 
 
 def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
     """True where a table of the vocabulary is a node that embedding and readout share."""
-    one_of("tie", tie, (True, False))
+    check_choice("tie", tie, (True, False))
     return tie and vocabulary is not None
 
 
@@ -326,25 +328,25 @@ def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TP
     """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
     name = positions if isinstance(positions, str) else None
     if words is not None and name != "learned":
-        raise BNetError("words", expected="None, unless positions='learned'", got=words)
+        raise BNetError("words", expected="None, unless positions='learned'", actual=words)
     if positions is None or (isinstance(positions, TPM) and not positions.takes()):
         return positions
     if name == "sinusoidal":
         return Sinusoid(dim)
     if name == "learned":
         if words is None:
-            raise BNetError("words", expected="the most words that positions are learned for", got="none")
+            raise BNetError("words", expected="the most words that positions are learned for", actual="none")
         return Positions(words, dim)
     allowed = "'sinusoidal', 'learned', None, a TPM without parents such as Sinusoid(dim, base=100.0)"
-    raise BNetError("positions", expected="how words are placed", got=positions, allowed=allowed)
+    raise BNetError("positions", expected="how words are placed", actual=positions, allowed=allowed)
 
 
 def reach_of(mask: object, what: str = "mask") -> Reach:
     """Which words a word reads: all of them for None."""
     reach = as_reach(mask)
-    if reach.single:
+    if reach.is_single:
         allowed = "None, 'causal', a Reach, a table of booleans"
-        raise BNetError(what, expected="who reads whom", got=mask, allowed=allowed)
+        raise BNetError(what, expected="who reads whom", actual=mask, allowed=allowed)
     return reach
 
 
@@ -356,6 +358,6 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     """
     there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
     if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
-        raise BNetError("outputs", expected="ids, [..., word], at least one word", got=outputs)
-    first = torch.full_like(outputs[..., :1], whole("start", start, least=0))
+        raise BNetError("outputs", expected="ids, [..., word], at least one word", actual=outputs)
+    first = torch.full_like(outputs[..., :1], check_int("start", start, minimum=0))
     return torch.cat([first, outputs[..., :-1]], -1)

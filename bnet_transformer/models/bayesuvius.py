@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
-from bnet_transformer.declare.declaration import vocabulary_of
+from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
 from bnet_transformer.models._sublayers import observed, reach_of
 from bnet_transformer.tpm import (
@@ -83,15 +83,15 @@ def bayesuvius(
     >>> s["q_0_2"].shape, s["x_2_1"].shape, s["W_q_0"].shape    # for each state of c
     (torch.Size([4, 8]), torch.Size([4, 8]), torch.Size([4, 8, 8]))
     """
-    dim, heads = whole("dim", dim), whole("heads", heads)
-    one_of("combine", combine, ("select", "concat"))
-    one_of("per", per, ("corpus", "sentence", "slice", "word"))
-    one_of("attention", attention, ("soft", "marginal"))
+    dim, heads = check_int("dim", dim), check_int("heads", heads)
+    check_choice("combine", combine, ("select", "concat"))
+    check_choice("per", per, ("corpus", "sentence", "slice", "word"))
+    check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
         what, got = ("per", per) if atoms is None else ("atoms", atoms)
-        raise BNetError(what, expected="its default with combine='concat', which has no selector", got=got)
-    key = dim if key_dim is None else whole("key_dim", key_dim)
-    value = dim if value_dim is None else whole("value_dim", value_dim)
+        raise BNetError(what, expected="its default with combine='concat', which has no selector", actual=got)
+    key = dim if key_dim is None else check_int("key_dim", key_dim)
+    value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _Slice(dim, {"q": key, "k": key, "v": value}, reach_of(mask), Dot(scale), residual, prior)
     sizes = None if atoms is None else dict(zip("qkv", _three(atoms), strict=True))
     selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
@@ -111,7 +111,7 @@ def bayesuvius(
     if attention == "marginal":
         if combine == "concat" or observe is None:
             got = "combine='concat'" if combine == "concat" else "observe=None"
-            raise BNetError("attention", expected="'soft', or one head at a time and a readout", got=got)
+            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=got)
         readout = slice_.word_read(slice_.picks(sizes) if per == "word" else {}, slices) + observed(observe, "z")
     stack = Stack(nodes, _words(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
@@ -187,11 +187,11 @@ def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
     """The words: vectors that are given, or an embedding of a vocabulary."""
     if vocabulary is None:
         return [Node("x", Given(dim), plates=["word"])]
-    token = Node("token", Given(states=len(vocabulary_of(vocabulary))), plates=["word"])
+    token = Node("token", Given(states=len(check_vocabulary(vocabulary))), plates=["word"])
     return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
 
 
 def _three(atoms: object) -> tuple[int, int, int]:
     told = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
-    q, k, v = (whole("atoms", m) for m in told)
+    q, k, v = (check_int("atoms", m) for m in told)
     return q, k, v

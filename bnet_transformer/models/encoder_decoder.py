@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bnet_transformer._core.checks import check_names, mapping, whole
+from bnet_transformer._core.checks import check_int, check_mapping, check_names
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Declaration, Stack
@@ -85,17 +85,17 @@ def _slices(slices: object) -> dict[str, int]:
     """How many slices each stack has."""
     told = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
     if {*told} != {"enc", "dec"}:
-        raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", got=slices)
-    return {name: whole(f"slices of {name!r}", value) for name, value in told.items()}
+        raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", actual=slices)
+    return {name: check_int(f"slices of {name!r}", value) for name, value in told.items()}
 
 
 def _reaches(mask: Mapping[str, object] | None) -> dict[str, Reach]:
     """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
-    given = mapping("mask", mask)
+    given = check_mapping("mask", mask)
     check_names("mask", given, MASKS)
     reaches = {name: reach_of(value, f"mask of {name!r}") for name, value in {**MASKS, **given}.items()}
     if reaches["cross"].kind not in ("every", "mask"):
         expected = "which of the encoder's words a word reads: the words of two sentences have no common order"
         allowed = "None, a table of booleans [decoder's word, encoder's word]"
-        raise BNetError("mask of 'cross'", expected=expected, got=str(reaches["cross"]), allowed=allowed)
+        raise BNetError("mask of 'cross'", expected=expected, actual=str(reaches["cross"]), allowed=allowed)
     return reaches

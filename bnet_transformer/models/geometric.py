@@ -11,7 +11,7 @@ queries. Against Vaswani et al. q and k have changed roles, d is the full width,
 
 from __future__ import annotations
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.errors import BNetError
@@ -41,15 +41,15 @@ def geometric(
     >>> bt.geometric(dim=4, slices=1).sentence(x=torch.zeros(3, 4))["x_1_0"].shape
     torch.Size([4])
     """
-    dim, blocks = whole("dim", dim), whole("blocks", blocks)
-    one_of("add", add, (True, False))
+    dim, blocks = check_int("dim", dim), check_int("blocks", blocks)
+    check_choice("add", add, (True, False))
     if heads is None:
         nodes, plates = _correlated(dim, add), []
         nodes.append(Node("x", ResNet(blocks, activation), ["a"], WORD))
     else:
-        heads = whole("heads", heads)
+        heads = check_int("heads", heads)
         if dim % heads:
-            raise BNetError("heads", expected=f"a divisor of dim, which is {dim}", got=heads)
+            raise BNetError("heads", expected=f"a divisor of dim, which is {dim}", actual=heads)
         nodes, plates = _side_by_side(dim, heads, add), [Plate("head", heads)]
         nodes.append(Node("resnet", ResNet(blocks, activation), ["mix"], WORD))
         nodes.append(Node("x", ResNet(1, "identity"), ["resnet"], WORD))

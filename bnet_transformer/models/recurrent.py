@@ -10,7 +10,7 @@ Word i reads the word before it, and so all words before it; the first reads zer
 
 from __future__ import annotations
 
-from bnet_transformer._core.checks import one_of
+from bnet_transformer._core.checks import check_choice
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
@@ -47,9 +47,9 @@ def recurrent(
     >>> net.sentence("the cat").tpm("y_1").probs.shape          # the word after "cat"
     torch.Size([3])
     """
-    one_of("cell", cell, CELLS)
+    check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
-        raise BNetError("activation", expected="None: the gates of an LSTM have their own", got=activation)
+        raise BNetError("activation", expected="None: the gates of an LSTM have their own", actual=activation)
     ends, tied = Ends(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
         _lstm(ends.dim, bias) if cell == "lstm" else _rnn(ends.dim, activation or "tanh", bias),

@@ -13,7 +13,7 @@ matrix is orthogonal, but depends on Z in such a way that the whole map changes 
 
 from __future__ import annotations
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.models._sublayers import WORD, observed
@@ -43,8 +43,8 @@ def volume_preserving(
     >>> net.module()(torch.zeros(5, 4, 3)).shape                # [batch, word, dim]
     torch.Size([5, 4, 3])
     """
-    dim = whole("dim", dim, least=2)
-    one_of("attention", attention, ("skew", "arbitrary", None))
+    dim = check_int("dim", dim, minimum=2)
+    check_choice("attention", attention, ("skew", "arbitrary", None))
     nodes = []
     if attention is not None:
         weight = Skew(dim, spread) if attention == "skew" else Weight((dim, dim), spread)
@@ -58,7 +58,7 @@ def steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
     """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
     linear = [("lower", "identity", False), ("upper", "identity", True)]
     curved = [("lower", activation, True), ("upper", activation, True)]
-    return (linear + curved) * whole("blocks", blocks) + linear
+    return (linear + curved) * check_int("blocks", blocks) + linear
 
 
 def _feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:

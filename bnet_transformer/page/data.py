@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_names, listed, one_of
+from bnet_transformer._core.checks import check_choice, check_names, check_sequence
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.networkx import drawn_kind
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.labels import letter_of, shown, visible
 from bnet_transformer.figures.nodes import places_in_rows, rows_and_depths
@@ -29,7 +29,7 @@ from bnet_transformer.figures.options import THEMES
 from bnet_transformer.figures.picture import DASHES
 from bnet_transformer.figures.style import DASH, OPACITY, WIDTH, hue
 from bnet_transformer.figures.words import ends_of, readers_of
-from bnet_transformer.graph import Bundle, Family, Ground
+from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.page.reading import Reading, formulas, included, prepare, reading_of
@@ -59,10 +59,10 @@ class Asked:
     inclusion: object = None
 
     def __post_init__(self) -> None:
-        one_of("detail", self.detail, DETAILS)
-        one_of("theme", self.theme, THEMES)
+        check_choice("detail", self.detail, DETAILS)
+        check_choice("theme", self.theme, THEMES)
         if self.title is not None and not isinstance(self.title, str):
-            raise BNetError("title", expected="text", got=self.title)
+            raise BNetError("title", expected="text", actual=self.title)
 
 
 def asked_of(told: Mapping[str, Any]) -> Asked:
@@ -84,7 +84,7 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
     readings = [each for each in found if isinstance(each, Reading)]
     tables: Tables = {}
     links = _links(world, tables)
-    places = rows_and_depths(world.network.graph, range(len(world.network.members)))
+    places = rows_and_depths(world.network.graph, range(len(world.network.specs)))
     equations, which = formulas(world.network)
     told, reads = _packed(world, readings, tables)
     pairs, bits = list[list[int]](), bytearray()
@@ -100,13 +100,13 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
         "steps": STEPS,
         "look": {"width": WIDTH, "opacity": OPACITY, "dashes": {role: DASHES[dash] for role, dash in DASH.items()}},
         "counts": [len(world.ground), world.ground.count_arrows()],
-        "sizes": dict(world.network.graph.sizes),
-        "families": [_family(world, member, *places[k], which[k]) for k, member in enumerate(world.network.members)],
+        "sizes": dict(world.network.graph.plate_sizes),
+        "families": [_family(world, member, *places[k], which[k]) for k, member in enumerate(world.network.specs)],
         "order": _order(world.network, places),
         "equations": equations,
         "links": links,
         "pairs": pairs,
-        "cut": sorted(world.ground.cut),
+        "cut": sorted(world.ground.cut_nodes),
         "stacks": [_stack(state, name) for name in world.network.graph.slices],
         "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
         | {world.ground.name(node): "a row of attention" for node in world.rows},
@@ -130,28 +130,30 @@ def _check_words(state: SentenceState) -> None:
         if len(words) > MOST_WORDS:
             got = f"{len(words)} words" + (f" in the stack {stack}" if stack else "")
             allowed = "a shorter sentence, or draw('x.svg', words=...), which draws some words of a long one"
-            raise BudgetError("page", expected=f"a sentence of at most {MOST_WORDS} words", got=got, allowed=allowed)
+            raise BudgetError("page", expected=f"a sentence of at most {MOST_WORDS} words", actual=got, allowed=allowed)
 
 
-def _check_bytes(world: World, readers: Sequence[Member], heads: int | None) -> None:
+def _check_bytes(world: World, readers: Sequence[NodeSpec], heads: int | None) -> None:
     """Refuse more reads than a page can hold, and say which slices and heads fit."""
     sizes = [_reads(world, member, heads) for member in readers]
     if sum(sizes) <= MOST_BYTES:
         return
-    slices = len({member.family.step for member in readers})
-    many = world.network.graph.sizes.get("head", 1) if heads is None else heads
+    slices = len({member.group.step for member in readers})
+    many = world.network.graph.plate_sizes.get("head", 1) if heads is None else heads
     per_slice, per_head = sum(sizes) / slices, sum(sizes) / many
     fits = [f"slices=range({int(MOST_BYTES // per_slice)})"] if per_slice <= MOST_BYTES else []
     fits += [f"heads=range({int(MOST_BYTES // per_head)})"] if per_head <= MOST_BYTES and many > 1 else []
     if not fits and per_slice <= MOST_BYTES * many:
         fits = [f"slices=0, heads=range({int(MOST_BYTES * many // per_slice)})"]
     expected, got = f"at most {MOST_BYTES:,} reads P(j | i)", f"{sum(sizes):,}"
-    raise BudgetError("page", expected=expected, got=got, allowed=", or ".join(fits) or "a shorter sentence")
+    raise BudgetError("page", expected=expected, actual=got, allowed=", or ".join(fits) or "a shorter sentence")
 
 
-def _reads(world: World, member: Member, heads: int | None) -> int:
+def _reads(world: World, member: NodeSpec, heads: int | None) -> int:
     pairs = int(asking.readable(world, member).sum())
-    plates = [world.network.graph.sizes[p] if p != "head" or heads is None else heads for p in member.family.plates]
+    plates = [
+        world.network.graph.plate_sizes[p] if p != "head" or heads is None else heads for p in member.group.plates
+    ]
     return pairs * int(np.prod(plates, dtype=np.int64))
 
 
@@ -160,10 +162,10 @@ def _reads(world: World, member: Member, heads: int | None) -> int:
 
 def _order(network: Network, places: Mapping[int, tuple[int, int]]) -> list[int]:
     """The families in the order in which those of a row stand: without words, one in which arrows cross little."""
-    names = [family.name for family in network.graph.families]
+    names = [family.name for family in network.graph.groups]
     if network.graph.word_stacks:
         return list(range(len(names)))
-    arrows = [(names[bundle.parent], names[bundle.child]) for bundle in network.graph.bundles]
+    arrows = [(names[bundle.parent], names[bundle.child]) for bundle in network.graph.edges]
     place = places_in_rows({names[index]: row for index, (row, _) in places.items()}, arrows)
     return sorted(range(len(names)), key=lambda index: place[names[index]])
 
@@ -177,10 +179,10 @@ def _number(tables: Tables, table: NDArray[np.bool_]) -> int:
 def _links(world: World, tables: Tables) -> list[list[Any]]:
     """Every arrow: parents' and children's family, the tables of plates and of words, and the colour."""
     graph, ground, found = world.network.graph, world.ground, []
-    for bundle in graph.bundles:
-        parent, child = graph.families[bundle.parent], graph.families[bundle.child]
-        plates, words = _plate_pairs(ground, bundle), ground.reads(bundle)
-        changed = [*ground.cut_in(child.index), *ground.rows_in(child.index)]
+    for bundle in graph.edges:
+        parent, child = graph.groups[bundle.parent], graph.groups[bundle.child]
+        plates, words = _plate_pairs(ground, bundle), ground.word_adjacency(bundle)
+        changed = [*ground.get_cut_nodes(child.index), *ground.get_partly_cut_nodes(child.index)]
         if changed:
             plates, words = np.kron(plates, words), np.ones((1, 1), dtype=bool)
             for node in changed:
@@ -192,10 +194,10 @@ def _links(world: World, tables: Tables) -> list[list[Any]]:
     return found
 
 
-def _plate_pairs(ground: Ground, bundle: Bundle) -> NDArray[np.bool_]:
+def _plate_pairs(ground: GroundGraph, bundle: EdgeTemplate) -> NDArray[np.bool_]:
     """Which indices of a child's plates, flat, go with which of its parent's: those that agree along shared plates."""
-    child, parent = (ground.folded.families[k].plates for k in (bundle.child, bundle.parent))
-    sizes = [[ground.folded.sizes[plate] for plate in plates] for plates in (child, parent)]
+    child, parent = (ground.template.groups[k].plates for k in (bundle.child, bundle.parent))
+    sizes = [[ground.template.plate_sizes[plate] for plate in plates] for plates in (child, parent)]
     here, there = (np.indices(size).reshape(len(size), math.prod(size)) for size in sizes)
     agree = np.ones((here.shape[1], there.shape[1]), dtype=bool)
     for k, plate in enumerate(child):
@@ -204,9 +206,9 @@ def _plate_pairs(ground: Ground, bundle: Bundle) -> NDArray[np.bool_]:
     return agree
 
 
-def _family(world: World, member: Member, row: int, depth: int, equation: int) -> dict[str, Any]:
-    own, network = member.family, world.network
-    into = network.graph.into[own.index]
+def _family(world: World, member: NodeSpec, row: int, depth: int, equation: int) -> dict[str, Any]:
+    own, network = member.group, world.network
+    into = network.graph.in_edges[own.index]
     letter, below = letter_of(own.role)
     return {
         "name": own.name,
@@ -216,7 +218,7 @@ def _family(world: World, member: Member, row: int, depth: int, equation: int) -
         "step": own.step,
         "plates": list(own.plates),
         "places": list(world.ground.shapes[own.index]),
-        "words": own.words,
+        "words": own.word_stack,
         "row": row,
         "depth": depth,
         "state": _is_state(network, own),
@@ -231,7 +233,7 @@ def _family(world: World, member: Member, row: int, depth: int, equation: int) -
     }
 
 
-def _is_state(network: Network, family: Family) -> bool:
+def _is_state(network: Network, family: NodeGroup) -> bool:
     """True for a state of words, and for a role that passes from slice to slice of a stack without words."""
     if family.stack is None or family.stack in network.graph.word_stacks:
         return network.is_word_state(family)
@@ -257,17 +259,17 @@ def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[
     parts: list[bytes] = []
     at = 0
     for reading in readings:
-        member, family = reading.member, reading.member.family
+        member, family = reading.member, reading.member.group
         pairs = asking.readable(world, member)
         block = quantised(reading.table[..., pairs]).tobytes()
         into, out = _states_between(world.network, member)
         told.append(
             {
                 "family": family.index,
-                "from": [given.parent for given in member.inputs if WORD in given.over][
+                "from": [given.index for given in member.parents if WORD in given.over][
                     -1
                 ],  # not the keys but the values
-                "over": sorted({given.parent for given in member.word_inputs}),
+                "over": sorted({given.index for given in member.word_parents}),
                 "into": into,
                 "out": out,
                 "choices": [list(choice) for choice in reading.choices],
@@ -292,7 +294,7 @@ def quantised(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     return np.asarray(np.rint(np.clip(shares, 0.0, 1.0) * STEPS), dtype=np.uint8)
 
 
-def _states_between(network: Network, member: Member) -> tuple[int | None, int | None]:
+def _states_between(network: Network, member: NodeSpec) -> tuple[int | None, int | None]:
     """The state families between which a member reads: of the words that read, and of those that are read."""
     out, into = ends_of(network, member)
     found: list[int | None] = []
@@ -310,16 +312,16 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     """Prior and posterior of the nodes that a user names, and of the choices that decide what is read; of a net without
     words, of every discrete node."""
     told = () if asked.posterior is None else asked.posterior
-    wanted = [told] if isinstance(told, str) else listed("posterior", told, str)
+    wanted = [told] if isinstance(told, str) else check_sequence("posterior", told, str)
     ids = [state.ground.id(name) for name in wanted]
     for node in ids:
         asking.must_be_discrete(state.world, node)
     found = [_posterior(state, node) for node in dict.fromkeys(ids)]
     network, ground = state.network, state.ground
     wordless = not network.graph.word_stacks
-    families = [m.family for m in network.members if m.tpm.kind == "discrete"]
+    families = [m.group for m in network.specs if m.tpm.kind == "discrete"]
     families = [family for family in families if wordless or _is_selector(network, family)]
-    others = [node for f in families for node in ground.nodes(f).tolist()]
+    others = [node for f in families for node in ground.select_nodes(f).tolist()]
     for node in others[: MOST_NODES if wordless else MOST_CHOICES]:
         if node not in ids and node not in state.world.do and node not in state.evidence:
             with suppress(BudgetError):
@@ -327,8 +329,8 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     return found
 
 
-def _is_selector(network: Network, family: Family) -> bool:
-    return network.members[family.index].tpm.kind == "discrete" and bool(network.graph.out_of[family.index])
+def _is_selector(network: Network, family: NodeGroup) -> bool:
+    return network.specs[family.index].tpm.kind == "discrete" and bool(network.graph.out_edges[family.index])
 
 
 def _posterior(state: SentenceState, node: int) -> dict[str, Any]:
@@ -365,11 +367,11 @@ def _moved(state: SentenceState) -> dict[str, list[float]] | None:
     clean = state.without_interventions()
     found: dict[str, list[float]] = {}
     network = state.network
-    for family in network.graph.families:
+    for family in network.graph.groups:
         if not network.is_word_state(family):
             continue
         own: list[float] = []
-        for node in state.ground.nodes(family).tolist():
+        for node in state.ground.select_nodes(family).tolist():
             after, before = _vector(state, node), _vector(clean, node)
             if after is None or before is None or after.shape != before.shape or after.dim() != 1:
                 return None

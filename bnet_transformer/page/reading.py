@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer.attention.heads.gates import Inclusion
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.equations import equations
 from bnet_transformer.equations.letters import Letters
 from bnet_transformer.equations.telling import groups
@@ -52,23 +52,23 @@ class Reading:
     Nodes that are set read nothing. `note` says in words what is missing.
     """
 
-    member: Member
+    member: NodeSpec
     table: Table
     choices: tuple[tuple[str, int], ...] = ()
     mean: bool = False
     note: str = ""
 
 
-def prepare(state: SentenceState, members: Sequence[Member]) -> None:
+def prepare(state: SentenceState, members: Sequence[NodeSpec]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
-    set_ = {state.ground.family_of(node).index for node in state.world.do}
-    state.answers.prepare([m for m in members if m.tpm.has_reading and m.family.index not in set_])
+    set_ = {state.ground.group_of(node).index for node in state.world.do}
+    state.answers.prepare([m for m in members if m.tpm.has_reading and m.group.index not in set_])
 
 
-def reading_of(state: SentenceState, member: Member, heads: Collection[int] | None = None) -> Reading | str:
+def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | None = None) -> Reading | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
-    world, family = state.world, member.family
-    set_ = [node for node in world.do if world.ground.family_of(node).index == family.index]
+    world, family = state.world, member.group
+    set_ = [node for node in world.do if world.ground.group_of(node).index == family.index]
     if not member.tpm.has_reading:
         return f"{family.name}: expected attention P(j | i); got {member.tpm.why_no_reading()}"
     if family.index in world.network.graph.recurrent and set_:
@@ -98,7 +98,7 @@ def reading_of(state: SentenceState, member: Member, heads: Collection[int] | No
         note = f"{family.name}: {many}; the mean alone is shown"
     table = np.concatenate(parts)
     for node in set_:
-        at: tuple[Any, ...] = (slice(None), *world.ground.place(node)[1])
+        at: tuple[Any, ...] = (slice(None), *world.ground.unravel_index(node)[1])
         table[at] = 0.0
     if heads is not None and "head" in family.plates:
         table = np.take(table, sorted(heads), axis=1 + family.plates.index("head"))
@@ -110,16 +110,16 @@ def _named(world: World, reading: NodeQuery, own: Collection[int]) -> dict[str, 
     """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
     named = {}
     for choice in sorted(set().union(*reading.choices.values())):
-        family = world.ground.family_of(choice)
+        family = world.ground.group_of(choice)
         named[f"{family.name}_i" if family.index in own else world.ground.name(choice)] = world.count_states(choice)
     return named
 
 
 def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    nodes = len(state.ground.nodes(reading.member.family))
+    nodes = len(state.ground.select_nodes(reading.member.group))
     if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
-        raise BudgetError(reading.member.family.name, expected=f"at most {SLOW} nodes for a mean", got=nodes)
+        raise BudgetError(reading.member.group.name, expected=f"at most {SLOW} nodes for a mean", actual=nodes)
     return in_numpy(expected_reading(state.query(), reading))
 
 
@@ -135,15 +135,15 @@ def included(network: Network, told: object) -> dict[str, Any] | None:
 
 def _found(network: Network, told: Inclusion) -> dict[str, Any]:
     """The posterior mean of `rho`, with its interval and the log Bayes factor of each head."""
-    families = {member.family.name: member.family for member in network.members}
+    families = {member.group.name: member.group for member in network.specs}
     heads = told.mean.shape[1]
     for name in told.slices:
         family = families.get(name)
-        sizes = None if family is None else [network.graph.sizes[plate] for plate in family.plates]
+        sizes = None if family is None else [network.graph.plate_sizes[plate] for plate in family.plates]
         if sizes != [heads]:
             got = "no such family" if sizes is None else f"{sizes[0]} of them" if sizes else "one without heads"
             expected = f"the inclusion of heads of this net, {heads} of {name}"
-            raise BNetError("inclusion", expected=expected, got=got, allowed="bt.inclusion(s.net, sentences)")
+            raise BNetError("inclusion", expected=expected, actual=got, allowed="bt.inclusion(s.net, sentences)")
     parts = {"shares": told.mean, "low": told.low, "high": told.high, "log_bayes": told.log_bayes}
     s = "s" * (told.sentences != 1)
     sigma = "" if told.sigma is None else f", sigma {told.sigma:.3g}"
@@ -162,15 +162,15 @@ def _table(network: Network, told: object) -> dict[str, Any]:
         table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         wanted = "probabilities, [slice, head], or what bt.inclusion found"
-        raise BNetError("inclusion", expected=wanted, got=told) from error
+        raise BNetError("inclusion", expected=wanted, actual=told) from error
     graph, slices = network.graph, network.graph.depth
-    states = {m.tpm.states for m in network.members if m.tpm.kind == "discrete" and graph.out_of[m.family.index]}
-    heads = {graph.sizes["head"]} if "head" in graph.sizes else states
+    states = {m.tpm.states for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]}
+    heads = {graph.plate_sizes["head"]} if "head" in graph.plate_sizes else states
     if table.ndim != 2 or table.shape[0] not in (1, slices) or table.shape[1] not in heads:
         wanted = f"probabilities of shape [{slices}, {' or '.join(map(str, sorted(h for h in heads if h)))}]"
-        raise BNetError("inclusion", expected=wanted, got=f"shape {list(table.shape)}")
+        raise BNetError("inclusion", expected=wanted, actual=f"shape {list(table.shape)}")
     if not ((table >= 0) & (table <= 1)).all():
-        raise BNetError("inclusion", expected="probabilities from 0 to 1", got=told)
+        raise BNetError("inclusion", expected="probabilities from 0 to 1", actual=told)
     shares: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
     return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "shares": shares}
 
@@ -185,10 +185,10 @@ def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
         {"name": row.name, "latex": row.latex, "math": _sides(row.left, row.right + row.condition), "note": row.note}
         for row in told.rows
     ]
-    which = [-1] * len(network.members)
+    which = [-1] * len(network.specs)
     for k, group in enumerate(groups(network, Letters(network))):
         for member in group.members:
-            which[member.family.index] = k
+            which[member.group.index] = k
     return rows, which
 
 

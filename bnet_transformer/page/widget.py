@@ -13,7 +13,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
 from bnet_transformer.page.page import script, style
@@ -61,13 +61,13 @@ def changed(sentence: Any, start: Any, told: Mapping[str, Any]) -> Any:
             return start
         case {"undo": names}:
             return sentence.undo(*names)
-    raise BNetError("message", expected="do, with names and settings, or undo, with names", got=dict(told))
+    raise BNetError("message", expected="do, with names and settings, or undo, with names", actual=dict(told))
 
 
 def _value(sentence: Any, setting: Mapping[str, object]) -> object:
     """What a node is set to; the value of another node is that of the sentence as it stands."""
     kind = setting.get("set")
-    one_of("setting", kind, ("zero", "node", "state"))
+    check_choice("setting", kind, ("zero", "node", "state"))
     if kind == "state":
-        return whole("state", setting.get("state"), least=0)
+        return check_int("state", setting.get("state"), minimum=0)
     return Zero() if kind == "zero" else sentence[setting.get("from")]

@@ -22,7 +22,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from bnet_transformer._core.files import as_path, replacing
+from bnet_transformer._core.files import as_path, atomic_write
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import ABSENT, BASE, width, written
 from bnet_transformer.figures.labels import shown
@@ -87,7 +87,7 @@ class PlotFigure(Figure):
             options["metadata"] = {UNDATED[form.lower()]: None, **(options.get("metadata") or {})}
         options = {"bbox_inches": "tight", "pad_inches": EDGE, **options}
         self.draw_without_rendering()  # laid out for its own dots to the inch, whatever those of the file are
-        with settings(self.ink), replacing(fname) if file else nullcontext(fname) as target:
+        with settings(self.ink), atomic_write(fname) if file else nullcontext(fname) as target:
             drawn = io.BytesIO()  # on a full disk matplotlib's own writers end in other errors
             super().savefig(drawn if file else target, format=form, **options)
             if file:
@@ -138,9 +138,9 @@ class Canvas:
 
     def __init__(self, ax: Axes | None, theme: str, title: str | None) -> None:
         if ax is not None and not isinstance(ax, Axes):
-            raise BNetError("ax", expected="the Axes of matplotlib, or None", got=ax)
+            raise BNetError("ax", expected="the Axes of matplotlib, or None", actual=ax)
         if title is not None and not isinstance(title, str):
-            raise BNetError("title", expected="a string", got=title)
+            raise BNetError("title", expected="a string", actual=title)
         self.colours = palette(theme)
         self.heads = HEADS[theme]
         self.theme = theme
@@ -170,7 +170,7 @@ class Canvas:
         """Panels of a new figure, row by row."""
         if self.given is not None and rows * columns > 1:
             allowed = "an option that chooses one panel; or no ax="
-            raise BNetError("ax", expected="a plot of one panel", got=f"{rows * columns} panels", allowed=allowed)
+            raise BNetError("ax", expected="a plot of one panel", actual=f"{rows * columns} panels", allowed=allowed)
         if self.given is not None:
             return self._dressed([self.given])
         found = self._paper(wide, high).subplots(rows, columns, squeeze=False, **options).ravel().tolist()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnet_transformer._core.checks import one_of, share as check_share
+from bnet_transformer._core.checks import check_choice, check_fraction as check_share
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
@@ -41,10 +41,10 @@ def fit(
 
     `owner` chooses one selector, or one table. Where there is a posterior, its intervals hold a `share` of it.
     """
-    one_of("show", show, (None, *SHOWN))
+    check_choice("show", show, (None, *SHOWN))
     check_share("share", share)
     if owner is not None and show == "history":
-        raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", got=owner)
+        raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", actual=owner)
     if show == "theta":
         _theta(result, canvas, owner, share)
         return
@@ -53,7 +53,9 @@ def fit(
     wanted = [show] if show is not None else able[:1] if canvas.given is not None else able
     if not wanted or any(each not in able for each in wanted):
         allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
-        raise BNetError("show", expected="what this fit has", got=show or "neither pi nor a history", allowed=allowed)
+        raise BNetError(
+            "show", expected="what this fit has", actual=show or "neither pi nor a history", allowed=allowed
+        )
     chosen = _chosen(result, owner) if "pi" in wanted else []
     if canvas.given is not None and len(chosen) > 1:
         canvas.note(f"{chosen[0]} of the selectors {', '.join(chosen)}; owner= chooses another.")
@@ -75,14 +77,14 @@ def fit(
 
 def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     """The share of each head, dead ones hatched; or the cosines between the heads' matrices."""
-    one_of("show", show, ("usage", "cosine"))
+    check_choice("show", show, ("usage", "cosine"))
     if show == "usage":
         ax = canvas.axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
         _usage(canvas, ax, result)
         canvas.headline(f"{result.live} live heads of {len(result.usage)}, {result.effective:.2f} in effect")
         return
     if not result.cosine:
-        raise BNetError("show", expected="heads with matrices", got="none", allowed="'usage'")
+        raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
     maps = [Map(in_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     told: Any = {"what": "cosine", "x": "head", "y": "head"}
@@ -134,10 +136,10 @@ def check(result: Check, canvas: Canvas) -> None:
 def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     """The FLOPs, parameters or bytes of each node template, the costly first."""
     options = ("flops", "parameters", "value_bytes", "parameter_bytes")
-    one_of("show", show, options)
+    check_choice("show", show, options)
     rows = sorted((row for row in result.rows if getattr(row, show)), key=lambda row: -getattr(row, show))
     if not rows:
-        raise BNetError("show", expected="a cost that some template has", got=show, allowed=", ".join(options))
+        raise BNetError("show", expected="a cost that some template has", actual=show, allowed=", ".join(options))
     numbers = np.array([float(getattr(row, show)) for row in rows])
     scale, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if numbers[0] >= s)
     told = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
@@ -157,15 +159,15 @@ def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
     """The selectors that are drawn: all, one of each owner of a table; or that of one owner."""
     by_owner: dict[str, str] = {}
     for name in result.selectors:
-        by_owner.setdefault(result.network.member(name).owner, name)
+        by_owner.setdefault(result.network.get_spec(name).param_prefix, name)
     if owner is not None and owner not in by_owner:
-        raise BNetError("owner", expected="a selector", got=owner, allowed=", ".join(by_owner) or "none")
+        raise BNetError("owner", expected="a selector", actual=owner, allowed=", ".join(by_owner) or "none")
     return list(by_owner.values()) if owner is None else [by_owner[owner]]
 
 
 def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
     found = result.heads_of(selector)
-    low, high = _interval(result, f"{result.network.member(selector).owner}.logits", share)
+    low, high = _interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
     _usage(canvas, ax, found, low, high)
     canvas.subtitle(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
     canvas.note(f"Intervals of {share:.0%}." if low is not None else "")
@@ -200,7 +202,7 @@ def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) ->
         below = [name for name, value in tables.items() if value.dim() > 1]
         owner = (below or list(tables) or [""])[0]
     if owner not in tables:
-        raise BNetError("owner", expected="a node with a table", got=owner, allowed=", ".join(tables) or "none")
+        raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or "none")
     values = in_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
     low, high = _interval(result, f"{owner}.logits", share)

@@ -16,7 +16,7 @@ from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.corpus_roles import Roles
 from bnet_transformer.attention.heads.gates import Damage, Inclusion
 from bnet_transformer.attention.heads.reading import OTHER
@@ -53,8 +53,8 @@ FAINTEST = 0.1  # how full the cell of a head is that reads by chance
 def inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
     """A cell for each head: `rho` with its interval, the log Bayes factor, the importance or the ablation with errors;
     or `show="intervals"`: the `top` heads by rank, `rho` with its interval beside the log Bayes factor."""
-    one_of("show", show, (*MAPS, "intervals"))
-    whole("top", top)
+    check_choice("show", show, (*MAPS, "intervals"))
+    check_int("top", top)
     s = "s" * (result.sentences != 1)
     said = f"by {result.sentences:,} sentence{s}"
     if show == "intervals":
@@ -196,7 +196,7 @@ def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
     """What sentences lose with so many heads off: a line for each measure by which heads are chosen, with a band of a
     standard error to each side. `log` asks for an axis by powers of ten; by default losses that are far apart have it.
     """
-    one_of("log", log, (None, True, False))
+    check_choice("log", log, (None, True, False))
     measures, counts = (result.labels[axis] for axis in result.axes)
     x = np.array([int(count) for count in counts])
     values, errors = numbers_of("loss", result.values), numbers_of("errors", result.error)
@@ -225,7 +225,7 @@ def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
 
 def roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
     """The role of each head, its sign over its share; or with `relation` that relation's share of each head."""
-    one_of("relation", relation, (None, *result.relations))
+    check_choice("relation", relation, (None, *result.relations))
     if relation is not None:
         _share(result, canvas, relation)
         return

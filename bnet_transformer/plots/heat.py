@@ -110,7 +110,7 @@ def heat_maps(
     some = [each for each in maps if each is not None]
     if len(some) > PANELS:
         allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
-        raise BudgetError("plot", expected=f"at most {PANELS} panels", got=f"{len(some)}", allowed=allowed)
+        raise BudgetError("plot", expected=f"at most {PANELS} panels", actual=f"{len(some)}", allowed=allowed)
     first, count = some[0], math.ceil(len(maps) / across)
     names = ["" if each is None else each.name for each in maps]
     titled = [k < across or names[k] != names[k - across] for k in range(len(maps))]

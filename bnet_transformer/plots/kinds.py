@@ -90,4 +90,4 @@ def _plot_of(result: object) -> Callable[..., None]:
     if hasattr(result, "values") and hasattr(result, "axes"):
         return tables.tabled
     names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), OTHERS])
-    raise BNetError("plot", expected="a result that has a plot", got=result, allowed=f"{names}; draw is for graphs")
+    raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=f"{names}; draw is for graphs")

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.figures.fonts import BASE, width
 from bnet_transformer.figures.labels import shown
 from bnet_transformer.inference import Samples
@@ -48,12 +48,12 @@ def reads(
     Of the flows those of at least `least` are drawn; where none is told, the strongest that a page bears.
     """
     show = show if show is not None else "flow" if word is not None else "matrix"
-    one_of("show", show, SHOWN)
+    check_choice("show", show, SHOWN)
     n = len(result.tokens)
     if word is not None and show != "flow":
-        raise BNetError("word", expected="a word with show='flow' alone", got=word)
-    if least is not None and not 0 <= number("least", least) < 1:
-        raise BNetError("least", expected="a share from 0 to 1", got=least)
+        raise BNetError("word", expected="a word with show='flow' alone", actual=word)
+    if least is not None and not 0 <= check_float("least", least) < 1:
+        raise BNetError("least", expected="a share from 0 to 1", actual=least)
     where = f"slice {result.slices[0]}" if len(result.slices) == 1 else f"slices {result.slices[0]}–{result.slices[-1]}"
     told = f"Chain of attention TPMs, residual share {result.residual:g}, {result.head}; no posterior of the bnet."
     if show == "matrix":
@@ -69,9 +69,9 @@ def reads(
         heat_map(canvas, found, what="entropy of P(j | i), nats", x="word i that reads", y="slice")
         return
     else:
-        at = n - 1 if word is None else whole("word", word, least=0)
+        at = n - 1 if word is None else check_int("word", word, minimum=0)
         if at >= n:
-            raise BNetError("word", expected=f"a word from 0 to {n - 1}", got=word)
+            raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
         best = result.paths(at)[0]
         canvas.note(f"{told} Red: the most probable path ({share_of(best.probability)}).")
         flow(canvas, result, at, best.words, least)
@@ -106,10 +106,10 @@ def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None
 
     Where neither is told, the strongest arrows of as many words as can be named.
     """
-    if min_weight is not None and not 0 <= number("min_weight", min_weight) <= 1:
-        raise BNetError("min_weight", expected="a share from 0 to 1", got=min_weight)
+    if min_weight is not None and not 0 <= check_float("min_weight", min_weight) <= 1:
+        raise BNetError("min_weight", expected="a share from 0 to 1", actual=min_weight)
     if top is not None:
-        whole("top", top)
+        check_int("top", top)
     arcs(canvas, result, min_weight, top)
     canvas.headline(f"Best parents in slice {result.slice}, {result.head}")
     canvas.note(f"The tree keeps {result.mass:.1%} of the attention between words. Square: a root.")
@@ -117,7 +117,7 @@ def tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None
 
 def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> None:
     """The information that two boxes share given the class; the tree's pairs framed."""
-    one_of("corrected", corrected, (True, False))
+    check_choice("corrected", corrected, (True, False))
     values = (result.corrected if corrected else result.information).copy()
     np.fill_diagonal(values, np.nan)
     found = Map(values, result.boxes, result.boxes)
@@ -133,7 +133,7 @@ def corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True) -> 
 
 def counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:
     """What a node would have been: bars of its states, or of the features of its mean."""
-    whole("top", top)
+    check_int("top", top)
     if result.probabilities is not None:
         told = _labelled(result.labels, "state")
         found = table_of(result.probabilities, "state", labels=told, what=f"P({result.node} had it been so)")
@@ -145,13 +145,13 @@ def counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> 
 
 def samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: int = 20) -> None:
     """How often each state of a node was drawn; of a real node, a histogram of each of its numbers."""
-    whole("top", top)
+    check_int("top", top)
     names = list(result.states)
     if node is None and len(names) != 1:
-        raise BNetError("node", expected="one of the nodes that were drawn", got=None, allowed=", ".join(names[:12]))
+        raise BNetError("node", expected="one of the nodes that were drawn", actual=None, allowed=", ".join(names[:12]))
     chosen = node if node is not None else names[0]
     if chosen not in result.states:
-        raise unknown("node", chosen, names)
+        raise unknown_name_error("node", chosen, names)
     drawn = result.states[chosen]
     if not drawn.is_floating_point():
         named = result.labels.get(chosen)
@@ -181,7 +181,7 @@ def distribution(result: Distribution, canvas: Canvas, *, labels: object = None,
     try:
         mean, spread = result.mean.detach(), result.variance.detach().sqrt()
     except NotImplementedError:
-        raise BNetError("distribution", expected="one with a mean and a variance", got=result) from None
+        raise BNetError("distribution", expected="one with a mean and a variance", actual=result) from None
     event, batch = tuple(result.event_shape), tuple(result.batch_shape)
     shape = event if not batch and len(event) == 2 else (-1,) if not batch else (math.prod(batch), -1)
     axes = ("row", "column") if not batch and len(event) == 2 else ("choice", "feature")[-len(shape) :]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.plots.canvas import Canvas
@@ -54,13 +54,13 @@ def sentence(
     """The attention TPMs of a slice, or of all; with `node`, its posterior given what is seen and the `evidence`."""
     if node is not None:
         if slice is not None or head is not None or role is not None or words != TOKENS:
-            raise BNetError("node", expected="node= with evidence= and top=", got="options of attention as well")
+            raise BNetError("node", expected="node= with evidence= and top=", actual="options of attention as well")
         posterior(s, canvas, node, evidence, top)
         return
     if evidence is not None:
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
-        raise BNetError("evidence", expected="a node whose posterior it changes", got="none", allowed=allowed)
-    one_of("words", words, (TOKENS, "words"))
+        raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
+    check_choice("words", words, (TOKENS, "words"))
     chosen = asking.slices_that_read(s.state.network, "all" if slice is None else slice, role)[1]
     several = {t: attention_maps(s, t, head, role, words) for t in chosen}
     maps = [each for found in several.values() for each in found]
@@ -99,7 +99,10 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
     world = s.state.world
     found = s.attention(slice_, role=role, words=words).double()
     member = asking.reader(world, slice_, role)
-    stacks = (member.family.words or "", world.network.stack_read(member))  # of those that read, and that are read
+    stacks = (
+        member.group.word_stack or "",
+        world.network.get_source_stack(member),
+    )  # of those that read, and that are read
     rows, columns = (_words(s, stack, words) for stack in stacks)
     names = _choices_and_plates(s, member, found.dim() - 2)
     readable = torch.from_numpy(asking.readable(world, member))
@@ -108,12 +111,12 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
-            chosen = [m.family.name for m in world.network.members if m.tpm.kind == "discrete" and m.family.role == "c"]
+            chosen = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
             allowed = f"s.do({chosen[0]}=...)" if chosen else "head=None"
-            raise BNetError("head", expected="a net with a plate of heads", got="one without", allowed=allowed)
+            raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
         place = names.index("head")
-        if whole("head", head, least=0) >= found.shape[place]:
-            raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", got=head)
+        if check_int("head", head, minimum=0) >= found.shape[place]:
+            raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", actual=head)
     maps = []
     for states in np.ndindex(*found.shape[:-2]):
         told = dict(zip(names, states, strict=True))
@@ -129,10 +132,10 @@ def posterior(
     s: AnySentence, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
 ) -> None:
     """Bars of one node, before and after the evidence; a heat map of two together."""
-    whole("top", top)
+    check_int("top", top)
     names = (node,) if isinstance(node, str) else tuple(node)
     if not 1 <= len(names) <= 2:
-        raise BNetError("node", expected="one node, or two together", got=f"{len(names)}")
+        raise BNetError("node", expected="one node, or two together", actual=f"{len(names)}")
     said = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
     given = ", ".join([*said, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
     what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
@@ -155,10 +158,10 @@ def sentences(
 ) -> None:
     """The posterior of a node in each of several sentences, a row each."""
     if not isinstance(node, str):
-        raise BNetError("node", expected="the name of one node", got=node)
+        raise BNetError("node", expected="the name of one node", actual=node)
     shares = [s.posterior(node, evidence) for s in several]
     if len({len(share) for share in shares}) != 1:
-        raise BNetError("sentences", expected=f"as many states of {node} in each", got="different numbers")
+        raise BNetError("sentences", expected=f"as many states of {node} in each", actual="different numbers")
     said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in several]
     labels = {"sentence": said, node: labels_of(several[0], node)}
     seen = "evidence" if evidence or any(s.state.evidence for s in several) else ""
@@ -181,15 +184,15 @@ def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
     return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.groups())
 
 
-def _choices_and_plates(s: AnySentence, member: Member, dims: int) -> list[str]:
+def _choices_and_plates(s: AnySentence, member: NodeSpec, dims: int) -> list[str]:
     """What the dims before the words are: open choices, then plates."""
     world = s.state.world
-    plates = [axis for axis in world.ground.axes(member.family) if axis != WORD]
+    plates = [axis for axis in world.ground.axes(member.group) if axis != WORD]
     if len(plates) == dims:
         return plates
-    node = int(world.ground.nodes(member.family)[0])
+    node = int(world.ground.select_nodes(member.group)[0])
     free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s.state.evidence))
-    families = list(dict.fromkeys(world.ground.family_of(each).name for each in free))
+    families = list(dict.fromkeys(world.ground.group_of(each).name for each in free))
     for choices in (families, [world.ground.name(each) for each in free]):
         if len(choices) + len(plates) == dims:
             return [*choices, *plates]

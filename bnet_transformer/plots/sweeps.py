@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from bnet_transformer._core.checks import one_of, share, whole
+from bnet_transformer._core.checks import check_choice, check_fraction, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
@@ -45,10 +45,10 @@ def sweep(
     With `restored` it is told as a share of the total. Bars have bootstrap intervals, cells of a heat map their
     standard error, or with `intervals=True` their interval.
     """
-    share("confidence", confidence)
-    one_of("restored", restored, (True, False))
-    one_of("intervals", intervals, (None, True, False))
-    whole("top", top)
+    check_fraction("confidence", confidence)
+    check_choice("restored", restored, (True, False))
+    check_choice("intervals", intervals, (None, True, False))
+    check_int("top", top)
     if len(result.axes) > 3:
         raise _too_many(result, 3)
     drawn = _wanted(result, intervals, restored)
@@ -90,8 +90,8 @@ def mediation(
 
     `show` draws one of the direct, the indirect effect and the interaction alone, as a sweep is drawn.
     """
-    one_of("show", show, (None, *PARTS))
-    whole("top", top)
+    check_choice("show", show, (None, *PARTS))
+    check_int("top", top)
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:
         sweep(result.of(show), canvas, confidence=confidence, top=top)
@@ -122,7 +122,7 @@ def _wanted(result: Sweep, intervals: bool | None, restored: bool) -> bool:
     refused = {"a single example": result.examples == 1, "restored=True": restored, "3 axes": len(result.axes) == 3}
     why = next((told for told, is_so in refused.items() if is_so), None)
     if intervals and why:
-        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", got=why)
+        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", actual=why)
     return why is None and (len(result.axes) < 2 if intervals is None else intervals)
 
 
@@ -231,4 +231,4 @@ def _too_many(result: Sweep | Mediation, most: int) -> BNetError:
     if isinstance(result, Mediation) and len(result.axes) == 3:
         allowed += "; or show='indirect', and so for each part"
     got = f"{len(result.axes)}: {', '.join(result.axes)}"
-    return BNetError("plot", expected=f"at most {most} axes", got=got, allowed=allowed)
+    return BNetError("plot", expected=f"at most {most} axes", actual=got, allowed=allowed)

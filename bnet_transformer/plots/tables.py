@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_names, mapping, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import width
 from bnet_transformer.figures.labels import shown
@@ -68,22 +68,22 @@ def table_of(
     numbers = numbers_of("values", values)
     names = names_of(axes, numbers.ndim)
     if numbers.size == 0:
-        raise BNetError("values", expected="at least one number", got=f"none, of shape {numbers.shape}")
+        raise BNetError("values", expected="at least one number", actual=f"none, of shape {numbers.shape}")
     told = _labels(labels, names, numbers.shape)
     if error is not None:
         if low is not None or high is not None:
-            raise BNetError("error", expected="error=, or low= and high=", got="both")
+            raise BNetError("error", expected="error=, or low= and high=", actual="both")
         spread = numbers_of("error", error, numbers.shape)
         if bool((spread < 0).any()):
-            raise BNetError("error", expected="no number below 0", got=float(np.nanmin(spread)))
+            raise BNetError("error", expected="no number below 0", actual=float(np.nanmin(spread)))
         return Table(numbers, names, told, numbers - spread, numbers + spread, what)
     if (low is None) != (high is None):
-        raise BNetError("interval", expected="low= and high=", got="one of them")
+        raise BNetError("interval", expected="low= and high=", actual="one of them")
     if low is None:
         return Table(numbers, names, told, what=what)
     lower, upper = numbers_of("low", low, numbers.shape), numbers_of("high", high, numbers.shape)
     if bool((lower > upper).any()):
-        raise BNetError("interval", expected="low at most high", got="low above high")
+        raise BNetError("interval", expected="low at most high", actual="low above high")
     return Table(numbers, names, told, lower, upper, what)
 
 
@@ -94,12 +94,12 @@ def numbers_of(what: str, value: object, shape: tuple[int, ...] | None = None) -
     except (TypeError, ValueError):  # rows of different lengths, a tensor that does not show its numbers
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":
-        raise BNetError(what, expected="an array of real numbers", got=value)
+        raise BNetError(what, expected="an array of real numbers", actual=value)
     numbers = found.astype(np.float64)
     if bool(np.isinf(numbers).any()):
-        raise BNetError(what, expected="finite numbers (NaN is left blank)", got="an infinite one")
+        raise BNetError(what, expected="finite numbers (NaN is left blank)", actual="an infinite one")
     if shape is not None and numbers.shape != shape:
-        raise BNetError(what, expected=f"the shape of the values, {shape}", got=numbers.shape)
+        raise BNetError(what, expected=f"the shape of the values, {shape}", actual=numbers.shape)
     return numbers
 
 
@@ -109,25 +109,25 @@ def names_of(axes: object, count: int) -> tuple[str, ...]:
         return ("state",)
     names = (axes,) if isinstance(axes, str) else tuple(axes) if isinstance(axes, Sequence) else ()
     if not 1 <= count <= 3:
-        raise BNetError("values", expected="1, 2 or 3 dims", got=f"{count}")
+        raise BNetError("values", expected="1, 2 or 3 dims", actual=f"{count}")
     if len(names) != count or not all(isinstance(name, str) and name for name in names):
         allowed = 'such as ("sentence", "head"), ("slice", "head"), ("head", "word", "word")'
-        raise BNetError("axes", expected=f"a name for each of {count} dims", got=axes, allowed=allowed)
+        raise BNetError("axes", expected=f"a name for each of {count} dims", actual=axes, allowed=allowed)
     if len(set(names)) != count:
-        raise BNetError("axes", expected="different names", got=axes)
+        raise BNetError("axes", expected="different names", actual=axes)
     return names
 
 
 def _labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
     found = {}
     sizes = dict(zip(names, shape, strict=True))
-    given = mapping("labels", labels)
+    given = check_mapping("labels", labels)
     check_names("labels", given, names)
     for axis, told in given.items():
         if isinstance(told, str) or not isinstance(told, Sequence):
-            raise BNetError(f"labels of {axis}", expected="a list of strings", got=told)
+            raise BNetError(f"labels of {axis}", expected="a list of strings", actual=told)
         if len(told) != sizes[axis]:
-            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", got=len(told))
+            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", actual=len(told))
         found[axis] = tuple(map(str, told))
     return found
 
@@ -165,8 +165,8 @@ def table(result: Table, canvas: Canvas, *, top: int = 20, sort: bool | None = N
 
     `top` is how many bars are drawn of more; `sort` orders sentences by their strongest head, as it does by default.
     """
-    whole("top", top)
-    one_of("sort", sort, (None, True, False))
+    check_int("top", top)
+    check_choice("sort", sort, (None, True, False))
     what = result.what or ("probability" if result.are_shares else "value")
     if result.values.ndim == 1:
         one = Series(result.values, low=result.low, high=result.high)
@@ -198,7 +198,7 @@ def _map(result: Table, canvas: Canvas, what: str, sort: bool | None) -> None:
 
 def _maps(result: Table, canvas: Canvas, what: str) -> None:
     if result.low is not None:
-        raise BNetError("interval", expected="a table of 1 or 2 axes to draw intervals in", got="3 axes")
+        raise BNetError("interval", expected="a table of 1 or 2 axes to draw intervals in", actual="3 axes")
     by = result.axes.index("head") if "head" in result.axes else 0
     values, names = np.moveaxis(result.values, by, 0), result.named(by)
     rest = [dim for dim in range(3) if dim != by]

@@ -14,7 +14,7 @@ import torch
 from bnet_transformer import bnet
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare.network import outline
+from bnet_transformer.declare.network import build_structure
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
 from bnet_transformer.pretrained.declaration import SEGMENT, Both, options_to_declaration, settled
 from bnet_transformer.pretrained.families import FAMILIES, register
@@ -72,14 +72,14 @@ def from_pretrained(
     if isinstance(source, str) and source == "tiny":
         if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
             wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
-            raise BNetError("tiny", expected=wanted, got="one of them")
+            raise BNetError("tiny", expected=wanted, actual="one of them")
         return bnet.load_net(TINY)
     source = getattr(source, "_orig_mod", source)  # of a model that torch.compile wraps
     found = _source(source, tokenizer)
     if tokenizer is not None:
         found = replace(found, tokenizer=tokenizer_text(tokenizer))
     if dtype is not None and dtype not in FLOATING:
-        raise BNetError("dtype", expected="a floating type", got=dtype, allowed=", ".join(map(str, FLOATING)))
+        raise BNetError("dtype", expected="a floating type", actual=dtype, allowed=", ".join(map(str, FLOATING)))
     family = _family(found)
     if hasattr(source, "state_dict"):
         check_modules(source)
@@ -96,14 +96,14 @@ def _source(source: object, tokenizer: object) -> Source:
         if path.is_dir():
             return folder_to_source(path)
         if path.is_file():
-            raise FileError(str(path), expected="the folder of a model", got="a file", allowed="bt.load reads a net")
+            raise FileError(str(path), expected="the folder of a model", actual="a file", allowed="bt.load reads a net")
         if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
-            raise FileError(str(path), expected="the folder of a model", got="nothing there")
+            raise FileError(str(path), expected="the folder of a model", actual="nothing there")
         return folder_to_source(hub_folder(str(source)))
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
     wanted = "a folder, an id, 'minilm', 'tiny', or a model of transformers"
-    raise BNetError("source", expected=wanted, got=source)
+    raise BNetError("source", expected=wanted, actual=source)
 
 
 def source_to_net(source: Source, readout: str | None) -> BNet:
@@ -120,18 +120,18 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     segments = SEGMENT if (options.segments or 0) > 1 else None
     apart = isinstance(options, Both) and options.apart
     text = source.tokenizer
-    reader = None if text is None else Tokenizer(text, segments, options.start, apart=apart)
+    reader = None if text is None else Tokenizer(text, segments, options.start, first_stack_only=apart)
     vocabulary = None
     if reader is not None:  # a token that the tokenizer does not know is named by its number
         known = {k: token for token, k in reader.vocabulary.items()}
         vocabulary = tuple(known.get(k) or f"[id {k}]" for k in range(options.states))
     try:
         declare = family.declare or options_to_declaration
-        network = outline(declare(family, options, vocabulary, pools))
+        network = build_structure(declare(family, options, vocabulary, pools))
         parameters, left = weights_to_parameters(network, family, source.weights, options.tables)
-        network = network.with_parameters(parameters, numbers=False)  # nothing is read from the file yet
+        network = network.with_parameters(parameters, check_finite=False)  # nothing is read from the file yet
     except DeclarationError as error:
-        raise FileError(source.where, expected="a sound model", got=str(error.faults[0])) from error
+        raise FileError(source.where, expected="a sound model", actual=str(error.faults[0])) from error
     if left and readout is not None:
         named = ", ".join(left[:6]) + (", …" if len(left) > 6 else "")
         warnings.warn(f"{source.where}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
@@ -143,5 +143,5 @@ def _family(source: Source) -> Family:
     kind = source.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         allowed = "the families are " + ", ".join(FAMILIES)
-        raise BNetError(f"model_type of {source.where}", expected="a known family", got=repr(kind), allowed=allowed)
+        raise BNetError(f"model_type of {source.where}", expected="a known family", actual=repr(kind), allowed=allowed)
     return FAMILIES[kind]

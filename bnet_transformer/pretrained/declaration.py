@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bnet_transformer._core.checks import whole
+from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
@@ -246,7 +246,7 @@ class TwoStacks(Family):
         reach = Reach("causal" if is_causal(config) else "every")
         told = replace(told, reach=reach, labels=())  # it observes words alone
         if start is not None:
-            told = replace(told, start=whole("decoder_start_token_id of the config", start, least=0))
+            told = replace(told, start=check_int("decoder_start_token_id of the config", start, minimum=0))
         apart = "one_table" in self.names and not config.get(self.names["one_table"], True)
         one_table = told.tied and not apart
         return Both(
@@ -266,10 +266,10 @@ class TwoStacks(Family):
         for option in ("slices", "hidden", "heads", "states"):
             name = self.decoder.get(option)
             value = None if name is None or (option == "states" and one_table) else config.get(name)
-            found[option] = getattr(told, option) if value is None else whole(f"{name} of the config", value)
+            found[option] = getattr(told, option) if value is None else check_int(f"{name} of the config", value)
         if found["heads"] != told.heads:
             what = f"{self.decoder['heads']} of the config"
-            raise BNetError(what, expected=f"{told.heads}, as many heads as the encoder's", got=found["heads"])
+            raise BNetError(what, expected=f"{told.heads}, as many heads as the encoder's", actual=found["heads"])
         return found
 
     def _says(self, config: Mapping[str, Any], option: str) -> bool:
@@ -312,7 +312,7 @@ def _table_keys(family: TwoStacks, options: Both, weights: Weights) -> dict[str,
             shared = family.weight_of("embed")
             if held[0] != shared and not all(are_equal(family, weights, held[0], key) for key in held):
                 wanted = f"{own}, or one table in place of it and of {shared}"
-                raise FileError(weights.where, expected=wanted, got=f"{', '.join(held)}, which differ")
+                raise FileError(weights.where, expected=wanted, actual=f"{', '.join(held)}, which differ")
             found[part] = held[0]
     return found
 
@@ -326,7 +326,7 @@ def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -
     made = _sinusoid(dim).value(At(word=torch.arange(len(table)), dtype=torch.float64))
     close = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
     if table.shape != made.shape or not torch.allclose(table.double(), made.to(table.device), rtol=0, atol=close):
-        raise FileError(f"{weights.where}: {family.where(part).key}", expected="sinusoids", got="other positions")
+        raise FileError(f"{weights.where}: {family.where(part).key}", expected="sinusoids", actual="other positions")
 
 
 def options_to_two_stacks(

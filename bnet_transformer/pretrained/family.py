@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bnet_transformer._core.checks import number, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Declaration
-from bnet_transformer.errors import BNetError, FileError, shown
+from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.tpm import Bias, Patches, Rotary
 
 LARGEST = 2**22
@@ -160,16 +160,16 @@ class Family:
         for name, harmless in (UNSUPPORTED | dict(self.unsupported)).items():
             if config.get(name, harmless) != harmless:
                 got = f"{name}={config[name]!r}"
-                raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", got=got)
+                raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", actual=got)
         dim, heads, activation = self.size(config, "dim"), self.size(config, "heads"), self.said(config, "activation")
         key_dim = self.maybe(config, "key_dim")
         if dim % heads and key_dim is None:
-            raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", got=heads)
+            raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", actual=heads)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             got, allowed = activation, ", ".join(ACTIVATIONS)
-            raise BNetError(f"config of {self.name}", expected="a known activation", got=got, allowed=allowed)
+            raise BNetError(f"config of {self.name}", expected="a known activation", actual=got, allowed=allowed)
         hidden = self.said(config, "hidden")
-        one_of("readout", readout, ("auto", None))
+        check_choice("readout", readout, ("auto", None))
         observed = None if readout is None else self._readout(architecture)
         image = config_to_patches(config) if self.in_image else None
         labels = config_labels(config)
@@ -179,12 +179,12 @@ class Family:
             dim=dim,
             heads=heads,
             slices=self.size(config, "slices"),
-            hidden=4 * dim if hidden is None else whole(self.names["hidden"], hidden),
+            hidden=4 * dim if hidden is None else check_int(self.names["hidden"], hidden),
             length=image.words if image else self._length(config),
             states=0 if image else self.size(config, "states"),
             segments=self.size(config, "segments") if "segments" in self.names else None,
             activation=ACTIVATIONS[activation],
-            eps=number(self.names.get("eps", "eps"), self.said(config, "eps"), above=0),
+            eps=check_float(self.names.get("eps", "eps"), self.said(config, "eps"), above=0),
             reach=self._reach(config),
             tied=bool(config.get("tie_word_embeddings", self.defaults.get("tied", True))),
             readout=observed,
@@ -213,7 +213,7 @@ class Family:
         name, meant = self.names.get(option), self.defaults.get(option)
         found = meant if name is None else config.get(name, meant)
         if found is None and option not in self.defaults:
-            raise BNetError(f"config of {self.name}", expected=f"a value for {name or option!r}", got="none")
+            raise BNetError(f"config of {self.name}", expected=f"a value for {name or option!r}", actual="none")
         return found
 
     def _length(self, config: Mapping[str, Any]) -> int:
@@ -227,7 +227,7 @@ class Family:
         slides = "slides" not in self.names or self.said(config, "slides")
         window = self.maybe(config, "window") if slides else None
         first = self.said(config, "first_sliding") if "first_sliding" in self.names else 0
-        first = whole("first_sliding", first, least=0)
+        first = check_int("first_sliding", first, minimum=0)
         types = config.get(self.names["types"]) if "types" in self.names else None
         reach = config_to_reach(types, window, first, self.size(config, "slices"))
         if is_causal(config):
@@ -239,7 +239,7 @@ class Family:
         groups = self.maybe(config, "groups")
         if groups is not None and heads % groups:
             what = f"{self.names['groups']} of the config"
-            raise BNetError(what, expected=f"a divisor of the {heads} heads", got=groups)
+            raise BNetError(what, expected=f"a divisor of the {heads} heads", actual=groups)
         return None if groups == heads else groups
 
     def _has_bias(self, config: Mapping[str, Any], part: str) -> bool:
@@ -262,7 +262,7 @@ class Family:
         end = next((end for end in self.readouts if architecture.endswith(end)), None)
         if end not in known:
             allowed = f"models whose names end in {', '.join(known)}; readout=None reads the states alone"
-            raise BNetError("architecture", expected="a readout that is known", got=architecture, allowed=allowed)
+            raise BNetError("architecture", expected="a readout that is known", actual=architecture, allowed=allowed)
         return self.readouts[end]
 
 
@@ -312,8 +312,8 @@ def load_config(family: Family, raw: Mapping[str, Any], where: str) -> Mapping[s
         try:
             config: dict[str, Any] = config_class.from_dict(copy.deepcopy(dict(raw))).to_dict()
         except Exception as error:  # of many kinds, for each class checks its settings in its own way
-            got = shown(" ".join(str(error).split()) or type(error).__name__)  # in one line
-            raise FileError(f"config of {where}", expected="settings that transformers reads", got=got) from error
+            got = format_value(" ".join(str(error).split()) or type(error).__name__)  # in one line
+            raise FileError(f"config of {where}", expected="settings that transformers reads", actual=got) from error
     return config
 
 
@@ -329,9 +329,9 @@ def _check_counts(family: Family, raw: Mapping[str, Any]) -> None:
 
 def bounded(what: str, value: object, most: int) -> int:
     """A whole number from 1 up to the most that it can be."""
-    found = whole(what, value)
+    found = check_int(what, value)
     if found > most:
-        raise BNetError(what, expected=f"a whole number of at most {most}", got=value)
+        raise BNetError(what, expected=f"a whole number of at most {most}", actual=value)
     return found
 
 
@@ -341,11 +341,11 @@ def config_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     count = 2 if count is None else bounded("num_labels of the config", count, LARGEST)
     found = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
     if not isinstance(found, Mapping):
-        raise BNetError("id2label of the config", expected="a mapping from numbers to labels", got=found)
+        raise BNetError("id2label of the config", expected="a mapping from numbers to labels", actual=found)
     numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in found)
     by_number = {int(k): str(label) for k, label in found.items()} if numbered else {}
     if not by_number or sorted(by_number) != list(range(len(found))):
-        raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", got=found)
+        raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", actual=found)
     return tuple(by_number[k] for k in range(len(by_number)))
 
 
@@ -357,7 +357,7 @@ def check_classes(config: Mapping[str, Any], labels: tuple[str, ...]) -> None:
     got = f"problem_type={kind!r}" if kind else "num_labels=1, which is regression"
     allowed = "readout=None reads the states alone"
     wanted = "one class of several (a regression tells no sigma, and labels that do not exclude each other no classes)"
-    raise BNetError("readout of the sentence", expected=wanted, got=got, allowed=allowed)
+    raise BNetError("readout of the sentence", expected=wanted, actual=got, allowed=allowed)
 
 
 # rotary positions, windows, patches
@@ -373,27 +373,27 @@ def config_to_rotary(
     """
     told = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(told, Mapping) or any(isinstance(value, Mapping) for value in told.values()):
-        raise BNetError("rope_parameters of the config", expected="those of all slices, a mapping", got=told)
+        raise BNetError("rope_parameters of the config", expected="those of all slices, a mapping", actual=told)
     kind = told.get("rope_type", told.get("type", "default"))
     if kind not in SCALINGS:
-        raise BNetError("rope_type of the config", expected="a known one", got=kind, allowed=", ".join(SCALINGS))
-    share = number("partial_rotary_factor of the config", told.get("partial_rotary_factor", part or 1), above=0)
+        raise BNetError("rope_type of the config", expected="a known one", actual=kind, allowed=", ".join(SCALINGS))
+    share = check_float("partial_rotary_factor of the config", told.get("partial_rotary_factor", part or 1), above=0)
     if share > 1 or (part is None and share < 1):
         wanted = "1: all features turn" if part is None else "at most 1"
-        raise BNetError("partial_rotary_factor of the config", expected=wanted, got=share)
+        raise BNetError("partial_rotary_factor of the config", expected=wanted, actual=share)
     turned = int(widths[1] * share)
     of_heads = None if turned == widths[0] else turned
-    base = number("rope_theta of the config", told.get("rope_theta") or base or BASE, above=0)
+    base = check_float("rope_theta of the config", told.get("rope_theta") or base or BASE, above=0)
     if kind == "default":
         return Rotary(base, of_heads)
-    factor = number("factor of the rope_parameters", told.get("factor"), above=0)
+    factor = check_float("factor of the rope_parameters", told.get("factor"), above=0)
     known = {"original_max_position_embeddings": length} | dict(told) | dict(config)  # what stands outside goes first
     if kind != "llama3":
         return Rotary(base, of_heads, factor)
     names = ("low_freq_factor", "high_freq_factor")
-    low, high = (number(f"{name} of the rope_parameters", known.get(name), above=0) for name in names)
+    low, high = (check_float(f"{name} of the rope_parameters", known.get(name), above=0) for name in names)
     first = "original_max_position_embeddings"  # how long the sentences were that a model was first trained on
-    bands = low, high, whole(f"{first} of the rope_parameters", known.get(first))
+    bands = low, high, check_int(f"{first} of the rope_parameters", known.get(first))
     return Rotary(base, of_heads, factor, bands)
 
 
@@ -408,12 +408,12 @@ def config_to_reach(types: Sequence[str] | None, window: int | None, first: int,
     Slices from `first` on have the window, unless the config tells the types of its slices; they are of one type.
     """
     if types is not None and not (isinstance(types, list | tuple) and all(isinstance(each, str) for each in types)):
-        raise BNetError("layer_types of the config", expected="a list of the types of its slices", got=types)
+        raise BNetError("layer_types of the config", expected="a list of the types of its slices", actual=types)
     slides = [window is not None and t >= first for t in range(slices)]
     types = types or ["sliding_attention" if each else "full_attention" for each in slides]
     if len(set(types)) > 1 or types[0] not in ("sliding_attention", "full_attention"):
         got, allowed = ", ".join(map(str, types)), "full_attention in every slice, sliding_attention in every slice"
-        raise BNetError("layer_types of the config", expected="slices that all read alike", got=got, allowed=allowed)
+        raise BNetError("layer_types of the config", expected="slices that all read alike", actual=got, allowed=allowed)
     if window is None or types[0] == "full_attention":
         return Reach("causal")
     return Reach("recent", window - 1)
@@ -423,7 +423,7 @@ def config_to_patches(config: Mapping[str, Any]) -> Patches:
     """How a config cuts an image; a size is one number or `[rows, columns]`."""
     rows, columns = _pair(config, "image_size", 224)
     high, wide = _pair(config, "patch_size", 16)
-    channels = whole("num_channels of the config", config.get("num_channels", 3))
+    channels = check_int("num_channels of the config", config.get("num_channels", 3))
     return Patches(channels, rows, columns, high, wide)
 
 
@@ -431,5 +431,5 @@ def _pair(config: Mapping[str, Any], name: str, default: int) -> tuple[int, int]
     found = config.get(name, default)
     pair = list(found) if isinstance(found, list | tuple) else [found, found]
     if len(pair) != 2:
-        raise BNetError(f"{name} of the config", expected="a number, or one for rows and one for columns", got=found)
-    return whole(f"{name} of the config", pair[0]), whole(f"{name} of the config", pair[1])
+        raise BNetError(f"{name} of the config", expected="a number, or one for rows and one for columns", actual=found)
+    return check_int(f"{name} of the config", pair[0]), check_int(f"{name} of the config", pair[1])

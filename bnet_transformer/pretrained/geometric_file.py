@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of
+from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.files import as_path
-from bnet_transformer._core.memory import room_for
+from bnet_transformer._core.memory import check_memory
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models.geometric import geometric
@@ -57,20 +57,20 @@ def load_geometric(
     `activation`. `observe` is a readout, as in `bt.geometric`.
     """
     where = as_path(path)
-    one_of("add", add, (True, False))
-    one_of("attention", attention, (None, "skew", "arbitrary"))
+    check_choice("add", add, (True, False))
+    check_choice("attention", attention, (None, "skew", "arbitrary"))
     layers = file_to_layers(where)
     first = layers[0]
     if first.kind not in ("matrix", "skew") and attention is not None:
         wanted = "None, for the file has no volume-preserving attention"
-        raise BNetError("attention", expected=wanted, got=attention)
+        raise BNetError("attention", expected=wanted, actual=attention)
     if first.kind == "heads":
         return _standard(where, layers, add, activation, observe)
     if first.kind == "dense" and first.as_a("lower") is None:
         wanted = "attention (PQ, PK, PV or A) or a triangular layer first"
-        raise FileError(f"{where}: L1", expected=wanted, got="a dense layer, as a net that widens its words has it")
+        raise FileError(f"{where}: L1", expected=wanted, actual="a dense layer, as a net that widens its words has it")
     if add:
-        raise BNetError("add", expected="False, for the file has no standard transformer", got=add)
+        raise BNetError("add", expected="False, for the file has no standard transformer", actual=add)
     return _volume_preserving(where, layers, attention, activation, observe)
 
 
@@ -79,14 +79,14 @@ def _standard(where: Path, layers: Sequence[Layer], add: bool, activation: str, 
     units = _units(where, layers, ("heads",))
     blocks = len(units[0]) - 2
     if blocks < 1:
-        raise FileError(f"{where}: L1", expected="at least two ResNet layers after attention", got=blocks + 1)
+        raise FileError(f"{where}: L1", expected="at least two ResNet layers after attention", actual=blocks + 1)
     heads = len(layers[0].tensors["q"])
     found: dict[str, Tensor] = {}
     for t, (attention, *rest) in enumerate(units):
         _check(where, rest, ["dense"] * len(rest), [True] * len(rest))
         if len(attention.tensors["q"]) != heads:
             got = len(attention.tensors["q"])
-            raise FileError(f"{where}: {attention.name}", expected=f"{heads} heads, as L1", got=got)
+            raise FileError(f"{where}: {attention.name}", expected=f"{heads} heads, as L1", actual=got)
         found |= {f"W_{role}_{t}.value": value for role, value in attention.tensors.items()}
         for owner, part in ((f"resnet_{t}", rest[:-1]), (f"x_{t + 1}", rest[-1:])):
             for name in ("weight", "bias"):
@@ -107,12 +107,12 @@ def _volume_preserving(
     if attends:  # of all units: what is told, else skew where one of them says so
         skew = next((unit[0] for unit in units if unit[0].kind == "skew"), None)
         if skew is not None and told == "arbitrary":
-            raise FileError(f"{where}: {skew.name}", expected=TOLD["matrix"] + ", as is told", got=TOLD["skew"])
+            raise FileError(f"{where}: {skew.name}", expected=TOLD["matrix"] + ", as is told", actual=TOLD["skew"])
         form = told or ("arbitrary" if skew is None else "skew")
     many = len(units[0]) - attends
     blocks, left = divmod(many - 2, 4)
     if left or blocks < 1:
-        raise FileError(str(where), expected="4 n_blocks + 2 triangular layers in a unit", got=f"{many} layers")
+        raise FileError(str(where), expected="4 n_blocks + 2 triangular layers in a unit", actual=f"{many} layers")
     order = steps(blocks, activation)
     net = volume_preserving(
         layers[0].dim, slices=len(units), blocks=blocks, attention=form, activation=activation, observe=observe
@@ -139,7 +139,7 @@ def _units(where: Path, layers: Sequence[Layer], attention: Sequence[str]) -> li
     for unit in units:
         if len(unit) != len(units[0]):
             wanted = f"{len(units[0]) - 1} layers after attention, as after L1"
-            raise FileError(f"{where}: {unit[0].name}", expected=wanted, got=len(unit) - 1)
+            raise FileError(f"{where}: {unit[0].name}", expected=wanted, actual=len(unit) - 1)
     return units
 
 
@@ -147,7 +147,7 @@ def _as_a(where: Path, layer: Layer, kind: str) -> Layer:
     """A layer as one of that kind; a triangular one that does not say its side has the one that is due."""
     found = layer.as_a(kind)
     if found is None:
-        raise FileError(f"{where}: {layer.name}", expected=TOLD[kind], got=TOLD[layer.kind])
+        raise FileError(f"{where}: {layer.name}", expected=TOLD[kind], actual=TOLD[layer.kind])
     return found
 
 
@@ -157,7 +157,7 @@ def _check(where: Path, layers: Sequence[Layer], kinds: Sequence[str], biases: S
     for layer, bias in zip(found, biases, strict=True):
         if ("bias" in layer.tensors) != bias:
             wanted = "a bias" if bias else "no bias (the first layer of a linear pair)"
-            raise FileError(f"{where}: {layer.name}", expected=wanted, got="none" if bias else "one")
+            raise FileError(f"{where}: {layer.name}", expected=wanted, actual="none" if bias else "one")
     return found
 
 
@@ -199,18 +199,18 @@ def file_to_layers(where: Path) -> list[Layer]:
         import h5py
     except ImportError as error:
         allowed = 'pip install "bnet-transformer[hdf5]"'
-        raise BNetError("load_geometric", expected="the package h5py", got="none", allowed=allowed) from error
+        raise BNetError("load_geometric", expected="the package h5py", actual="none", allowed=allowed) from error
     try:
         if not where.is_file():
-            raise FileError(str(where), expected="a file", got="a folder" if where.is_dir() else "nothing there")
+            raise FileError(str(where), expected="a file", actual="a folder" if where.is_dir() else "nothing there")
         if not h5py.is_hdf5(where):
-            raise FileError(str(where), expected="an HDF5 file", got="another format")
+            raise FileError(str(where), expected="an HDF5 file", actual="another format")
         with h5py.File(where, "r") as file:
             return _layers(where, _Part(where, file))
     except BNetError:
         raise
     except (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError) as error:  # as h5py tells faults
-        raise FileError(str(where), expected="a sound HDF5 file", got=str(error)) from error
+        raise FileError(str(where), expected="a sound HDF5 file", actual=str(error)) from error
 
 
 def _layers(where: Path, file: _Part) -> list[Layer]:
@@ -219,17 +219,17 @@ def _layers(where: Path, file: _Part) -> list[Layer]:
     missing = [name for name in names if name not in file.names]
     if not names or missing:
         got = f"no {missing[0]}, but {_listed(file.names)}" if names else "nothing in it"
-        raise FileError(str(where), expected="groups L1, L2, ... without a gap, and no others", got=got)
+        raise FileError(str(where), expected="groups L1, L2, ... without a gap, and no others", actual=got)
     parts = file.only(*names)
     layers = [_layer(name, parts[name]) for name in names]
     for layer in layers:
         if layer.dim != layers[0].dim:
-            raise FileError(f"{where}: {layer.name}", expected=f"the width {layers[0].dim}, as L1", got=layer.dim)
+            raise FileError(f"{where}: {layer.name}", expected=f"the width {layers[0].dim}, as L1", actual=layer.dim)
     dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
     first = next(iter(dtypes))
     for name, dtype in dtypes.items():
         if dtype != dtypes[first]:
-            raise FileError(f"{where}: {name}", expected=f"{dtypes[first]}, as {first}", got=dtype)
+            raise FileError(f"{where}: {name}", expected=f"{dtypes[first]}, as {first}", actual=dtype)
     return layers
 
 
@@ -253,7 +253,7 @@ class _Part:
 
     def wrong(self, expected: str, got: object) -> FileError:
         """The error of a part that is not what is expected."""
-        return FileError(f"{self.where}: {self.node.name.lstrip('/')}", expected=expected, got=got)
+        return FileError(f"{self.where}: {self.node.name.lstrip('/')}", expected=expected, actual=got)
 
     def only(self, *names: str, optional: Collection[str] = ()) -> dict[str, _Part]:
         """The parts of a group, which holds no more than these, nor less, and itself: no link is followed."""
@@ -266,7 +266,7 @@ class _Part:
                 raise FileError(
                     f"{self.where}: {f'{self.node.name}/{name}'.strip('/')}",
                     expected="a part of the file itself",
-                    got="a link",
+                    actual="a link",
                 )
         return {name: _Part(self.where, self.node[name]) for name in self.names}
 
@@ -286,7 +286,7 @@ class _Part:
         if not hasattr(self.node, "shape"):
             raise self.wrong("a dataset", f"a group of {_listed(self.names)}")
         self.check_inside()
-        room_for(self.node.name, self.node.nbytes, "a smaller net")
+        check_memory(self.node.name, self.node.nbytes, "a smaller net")
         found = np.asarray(self.node[()])
         if found.ndim != rank or not found.size:
             raise self.wrong(f"an array of {rank} dims with something in it", f"shape {found.shape}")

@@ -16,9 +16,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.distributed import find_device
+from bnet_transformer._core.distributed import check_device
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError, FileError, unknown
+from bnet_transformer.errors import BNetError, FileError, unknown_name_error
 from bnet_transformer.pretrained.family import BESIDE, Family, Where
 
 TABLE = "W_embed"
@@ -93,7 +93,7 @@ class Entry:
 
 def entries(network: Network, family: Family) -> Iterator[Entry]:
     """Where each parameter of a net lies in the weights of its family; two entries may read one key."""
-    cut = next((m.tpm.image for m in network.members if m.tpm.image is not None), None)  # the patches of an image
+    cut = next((m.tpm.image for m in network.specs if m.tpm.image is not None), None)  # the patches of an image
     for name, shape in network.shapes.items():
         owner, _, parameter = name.rpartition(".")
         stack, stem, slice_ = owner_of(network, owner)
@@ -145,7 +145,7 @@ def part_of(family: Family, stack: str, part: str) -> str:
 def _tables(network: Network, family: Family) -> list[str]:
     """The parts of a table that several nodes read: that of all, and those of each."""
     graph = network.graph
-    readers = [graph.families[bundle.child] for bundle in graph.bundles if graph.families[bundle.parent].role == TABLE]
+    readers = [graph.groups[bundle.child] for bundle in graph.edges if graph.groups[bundle.parent].role == TABLE]
     own = [part_of(family, each.stack, "embed" if each.role == "x" else each.role) for each in readers]
     words = {each.stack for each in readers if each.role in ("embed", "x")}
     whole = ["embed"] if "embed" in family.modules and words == {s.name for s in network.declaration.stacks} else []
@@ -177,20 +177,22 @@ def weights_to_parameters(
         if key is None:
             wanted = f"a weight {entry.keys[0]!r} of shape {entry.theirs}, for {entry.name}"
             allowed = "readout=None reads the states alone" if entry.parts[0] in BESIDE else None
-            raise FileError(weights.where, expected=wanted, got="none", allowed=allowed)
+            raise FileError(weights.where, expected=wanted, actual="none", allowed=allowed)
         tensor = weights.tensor(place[key]).detach()
         if tuple(tensor.shape) != entry.theirs:
             wanted = f"{place[key]} of shape {entry.theirs}, for {entry.name}"
-            raise FileError(weights.where, expected=wanted, got=f"shape {tuple(tensor.shape)}")
+            raise FileError(weights.where, expected=wanted, actual=f"shape {tuple(tensor.shape)}")
         if tensor.dtype not in FLOATING:
             wanted = f"{place[key]} in one of {', '.join(map(str, FLOATING))}"
-            raise FileError(weights.where, expected=wanted, got=f"{tensor.dtype}")
+            raise FileError(weights.where, expected=wanted, actual=f"{tensor.dtype}")
         found[entry.name] = entry.view(tensor)
         read.update(options)
     kinds = sorted({str(value.dtype) for value in found.values()})
     if len(kinds) > 1:
         allowed = "dtype=torch.float32 brings all to one"
-        raise FileError(weights.where, expected="weights of one floating type", got=", ".join(kinds), allowed=allowed)
+        raise FileError(
+            weights.where, expected="weights of one floating type", actual=", ".join(kinds), allowed=allowed
+        )
     return found, _left(family, weights, place, read)
 
 
@@ -204,7 +206,7 @@ def _left(family: Family, weights: Weights, place: Mapping[str, str], read: set[
     strange = [key for n, key in left.items() if n.split(".")[0] in inside or n.rpartition(".")[0] in modules]
     if strange:
         wanted = f"the weights of a {family.name}, and no others within its slices or of what is read"
-        raise FileError(weights.where, expected=wanted, got=", ".join(sorted(strange)[:6]))
+        raise FileError(weights.where, expected=wanted, actual=", ".join(sorted(strange)[:6]))
     return sorted(left.values())
 
 
@@ -264,7 +266,7 @@ def brought(
             return found.to(device, dtype or found.dtype)
         except torch.OutOfMemoryError as error:
             got = f"none for {key} ({found.nbytes:,} bytes)"
-            raise BNetError("device_map", expected=f"room on {device}", got=got, allowed=FORMS) from error
+            raise BNetError("device_map", expected=f"room on {device}", actual=got, allowed=FORMS) from error
 
     return Weights(weights.where, weights.keys, tensor)
 
@@ -274,7 +276,7 @@ def _place_of(family: Family, key: str, devices: Mapping[str, torch.device]) -> 
     known = names_of(family, key)
     names = [name for name in devices if not name or any(is_within(each, name) for each in known)]
     if not names:
-        raise BNetError("device_map", expected="a device for every weight", got=f"none for {key}", allowed=FORMS)
+        raise BNetError("device_map", expected="a device for every weight", actual=f"none for {key}", allowed=FORMS)
     return devices[max(names, key=lambda name: len(f"{name}.".removeprefix(family.prefix)) if name else -1)]
 
 
@@ -294,8 +296,8 @@ def placed(family: Family, weights: Weights, device_map: object, dtype: torch.dt
     known = dict.fromkeys(_modules(family, weights))
     for name in told:
         if name and name not in known and not EMPTY.fullmatch(name.rpartition(".")[2]):
-            raise unknown("module of device_map", name, known)
-    return brought(family, weights, {name: find_device(place) for name, place in told.items()}, dtype)
+            raise unknown_name_error("module of device_map", name, known)
+    return brought(family, weights, {name: check_device(place) for name, place in told.items()}, dtype)
 
 
 def _modules(family: Family, weights: Weights) -> Iterator[str]:
@@ -314,5 +316,5 @@ def _only() -> torch.device:
     count = torch.accelerator.device_count()
     if found is not None and count > 1:
         wanted = "a device for each module: auto does not choose among several"
-        raise BNetError("device_map", expected=wanted, got=f"{count} devices {found.type}", allowed=FORMS)
+        raise BNetError("device_map", expected=wanted, actual=f"{count} devices {found.type}", allowed=FORMS)
     return torch.device("cpu") if found is None else torch.device(found.type, 0)

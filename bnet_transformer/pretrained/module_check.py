@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from bnet_transformer.errors import BNetError, shown
+from bnet_transformer.errors import BNetError, format_value
 
 PLAIN = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType)
 # Attributes that leave what a model computes in evaluation as it is; the last three serve rotary positions whose angles
@@ -48,12 +48,12 @@ def check_modules(model: Any) -> None:
         difference = _difference(expected, actual, whole=not name)
         if difference is not None:
             wanted, got = difference
-            raise BNetError(what, expected=f"{wanted}, as its config makes it", got=got, allowed=REBUILD)
+            raise BNetError(what, expected=f"{wanted}, as its config makes it", actual=got, allowed=REBUILD)
         buffer = _other_buffer(expected, actual)
         if buffer is not None:
             cast = expected.get_buffer(buffer).is_floating_point()
             allowed = CAST.format(name=type(model).__name__) if cast else REBUILD
-            raise BNetError(what, expected=f"{buffer}, as its config makes it", got="other numbers", allowed=allowed)
+            raise BNetError(what, expected=f"{buffer}, as its config makes it", actual="other numbers", allowed=allowed)
 
 
 def _build(model: Any) -> nn.Module:
@@ -66,7 +66,9 @@ def _build(model: Any) -> nn.Module:
             built: nn.Module = kind(config)
     except Exception as error:  # of many kinds, for any class may be asked
         got = f"{kind.__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
-        raise BNetError("source", expected="a model that its class builds from its config", got=shown(got)) from error
+        raise BNetError(
+            "source", expected="a model that its class builds from its config", actual=format_value(got)
+        ) from error
     return built
 
 
@@ -187,4 +189,4 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 
 
 def _text(value: object) -> str:
-    return getattr(value, "__qualname__", None) or shown(repr(value))
+    return getattr(value, "__qualname__", None) or format_value(repr(value))

@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from bnet_transformer._core.naming import stem_of
+from bnet_transformer._core.naming import join_stem
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare import Network, network_of
-from bnet_transformer.errors import BNetError, UnknownNameError, unknown
-from bnet_transformer.graph import Family as Node
+from bnet_transformer.declare import Network, as_network
+from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
+from bnet_transformer.graph import NodeGroup as Node
 from bnet_transformer.pretrained.families import FAMILIES, family_of
 from bnet_transformer.pretrained.family import BESIDE, Where
 from bnet_transformer.pretrained.keys import entries, owner_of, part_of
@@ -77,7 +77,7 @@ class Place:
         """The index of a head and a word."""
         heads = "_".join(at.get(plate, "*") for plate in self.plates)
         if heads not in self.spans:
-            raise UnknownNameError("name", expected="heads that lie side by side", got=heads, allowed="a head each")
+            raise UnknownNameError("name", expected="heads that lie side by side", actual=heads, allowed="a head each")
         told = {"word": at.get("word", "*").replace("*", ":"), "heads": self.spans[heads]}
         parts = [told.get(dim, ":") for dim in self.dims]
         if all(part == ":" for part in parts):
@@ -110,7 +110,7 @@ def to_hugging_face(net: BNet, name: str) -> str:
     if name in keys:
         return keys[name][0]
     if "." in name:
-        raise unknown("parameter", name, keys)
+        raise unknown_name_error("parameter", name, keys)
     return _to_theirs(net, name, "name", _places(net))
 
 
@@ -144,9 +144,9 @@ def from_lens(net: BNet, name: str) -> str:
 
 def _check_asked(net: object, name: object) -> None:
     """Refuse what is no net, and what is no name."""
-    network_of(net)
+    as_network(net)
     if not isinstance(name, str):
-        raise BNetError("name", expected="a name, a string", got=name)
+        raise BNetError("name", expected="a name, a string", actual=name)
 
 
 def _to_theirs(net: BNet, name: str, kind: str, places: Sequence[Place]) -> str:
@@ -155,11 +155,11 @@ def _to_theirs(net: BNet, name: str, kind: str, places: Sequence[Place]) -> str:
     role, told = (found["stem"], found["indices"].split("_")[1:]) if found else (name, [])
     own = [place for place in places if place.role == role]
     if not own:
-        raise unknown(f"role with a {kind}", name, dict.fromkeys(place.role for place in places))
+        raise unknown_name_error(f"role with a {kind}", name, dict.fromkeys(place.role for place in places))
     axes = own[0].axes
     if len(told) != len(axes) or (axes[:1] == ["slice"] and told[0] == "*"):
         wanted = f"{'_'.join([role, *axes])}, with * for every head or word"
-        raise BNetError("name", expected=wanted, got=name)
+        raise BNetError("name", expected=wanted, actual=name)
     at = dict(zip(axes, told, strict=True))
     _check_indices(net.network, at, role, name)
     place = next(place for place in own if place.slice is None or place.slice == int(at["slice"]))
@@ -171,7 +171,7 @@ def _from_theirs(net: BNet, kind: str, key: str, places: Sequence[Place], others
     told = PLACE.fullmatch(key.replace(" ", ""))
     own = [place for place in places if told and place.tensor == told["place"]]
     if not told or not own:
-        raise unknown(kind, key, [*others, *(place.tensor for place in places)])
+        raise unknown_name_error(kind, key, [*others, *(place.tensor for place in places)])
     for place in own:
         at = place.told(told["index"])
         if at is not None:
@@ -179,18 +179,18 @@ def _from_theirs(net: BNet, kind: str, key: str, places: Sequence[Place], others
             _check_indices(net.network, dict(zip(place.axes, indices, strict=True)), place.role, key)
             return "_".join([place.role, *indices])
     forms = ", ".join(place.tensor + place.index(dict.fromkeys(place.plates, "0")) for place in own)
-    raise BNetError("name", expected="an index of whole nodes", got=key, allowed=f"as {forms}")
+    raise BNetError("name", expected="an index of whole nodes", actual=key, allowed=f"as {forms}")
 
 
 def _check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
     """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
     stack, role, _ = owner_of(network, role)
-    longest = [m.tpm.longest for m in network.members if m.tpm.longest is not None]
+    longest = [m.tpm.longest for m in network.specs if m.tpm.longest is not None]
     slices = network.graph.slices[stack] + (role == "x")
-    counts = {**network.graph.sizes, "slice": slices, "word": min(longest, default=math.inf)}
+    counts = {**network.graph.plate_sizes, "slice": slices, "word": min(longest, default=math.inf)}
     for axis, index in at.items():
         if index != "*" and int(index) >= counts[axis]:
-            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", got=name)
+            raise BNetError("name", expected=f"a {axis} from 0 to {counts[axis] - 1}", actual=name)
 
 
 def _dims(index: str | None, rank: int) -> list[str]:
@@ -206,7 +206,7 @@ def _places(net: BNet) -> list[Place]:
     """The tensors that hold the nodes of a net, in the model of `transformers` that has what the net has."""
     graph = net.network.graph
     found = [place for stack in graph.slices for place in _returned(net, stack)]
-    for each in graph.families:
+    for each in graph.groups:
         place = _around_module(net, each)
         found += [] if place is None else [place]
     return found
@@ -217,25 +217,25 @@ def _returned(net: BNet, stack: str) -> list[Place]:
     family, graph = family_of(net.network), net.network.graph
     slices, called = graph.slices[stack], TOLD[stack]
     plain = family.norm == "post" or not family.last_normed
-    x, norm = stem_of(stack, "x"), stem_of(stack, "norm")
+    x, norm = join_stem(stack, "x"), join_stem(stack, "norm")
     found = [Place(f"{called}hidden_states[{t}]", x, t) for t in range(slices + plain)]
     found += [] if plain else [Place(f"{called}hidden_states[{slices}]", norm)]
     for role, name in (("a", f"{called}attentions"), ("cross_a", "cross_attentions")):
-        for each in graph.by_stem.get(stem_of(stack, role), ()):
-            spans = _spans([graph.sizes[plate] for plate in each.plates])
-            read = stem_of(stack, f"{role[:-1]}j")
+        for each in graph.by_stem.get(join_stem(stack, role), ()):
+            spans = _spans([graph.plate_sizes[plate] for plate in each.plates])
+            read = join_stem(stack, f"{role[:-1]}j")
             found.append(Place(f"{name}[{each.slice}]", read, each.slice, READ, each.plates, spans))
     return found
 
 
 def _around_module(net: BNet, each: Node) -> Place | None:
     """Where the nodes of a family leave a module, or enter one."""
-    family, graph, member = family_of(net.network), net.network.graph, net.network.members[each.index]
+    family, graph, member = family_of(net.network), net.network.graph, net.network.specs[each.index]
     slices, post = graph.slices.get(each.stack, 0), family.norm == "post"
     if each.role == "x" and (post or each.slice != slices):
         return None
     enters = {**POST, "add": "embed_norm" if "embed_norm" in family.modules else "x_0"} if post else PRE
-    if not post and stem_of(each.stack, "cross_a") in graph.by_stem:
+    if not post and join_stem(each.stack, "cross_a") in graph.by_stem:
         enters = enters | CROSSED
     side, part = ("input", enters[each.role]) if each.role in enters else ("output", LEAVES.get(each.role))
     named = "" if part is None else part_of(family, each.stack, part)
@@ -248,8 +248,8 @@ def _around_module(net: BNet, each: Node) -> Place | None:
     if many or outside or where.bare or where.flat:
         return None
     module = _key(net, named, where.key.replace("{t}", str(each.slice)))
-    dims = ("word", "heads") if each.words is not None else ("heads",)
-    spans = _spans([graph.sizes[plate] for plate in each.plates], member.shape[0], where)
+    dims = ("word", "heads") if each.word_stack is not None else ("heads",)
+    spans = _spans([graph.plate_sizes[plate] for plate in each.plates], member.shape[0], where)
     return Place(f"{module}.{side}", each.stem, each.slice, dims, each.plates, spans)
 
 
@@ -283,7 +283,7 @@ def _columns(first: int, many: int, heads: int, width: int, where: Where | None,
 
 def _key(net: BNet, part: str, key: str) -> str:
     """A key as the model has it: a model with a readout has a prefix before all but its readout."""
-    whole = part not in BESIDE and any(each.role == "y" for each in net.network.graph.families)
+    whole = part not in BESIDE and any(each.role == "y" for each in net.network.graph.groups)
     return f"{family_of(net.network).prefix}{key}" if whole else key
 
 
@@ -339,7 +339,7 @@ def _hooks(net: BNet) -> list[Place]:
     family, graph = family_of(net.network), net.network.graph
     if not family.in_lens:
         allowed = "the families " + ", ".join(name for name, each in FAMILIES.items() if each.in_lens)
-        raise BNetError("net", expected="a family that TransformerLens has", got=family.name, allowed=allowed)
+        raise BNetError("net", expected="a family that TransformerLens has", actual=family.name, allowed=allowed)
     post = family.norm == "post"
     found = []
     for role, hooks in (POST_HOOKS if post else PRE_HOOKS).items():
@@ -348,7 +348,7 @@ def _hooks(net: BNet) -> list[Place]:
             continue
         plates = ("head",) if role in ("q", "k", "v", "a", "j") else ()
         dims = READ if role == "j" else ("word", "heads", "feature") if plates else ("word", "heads")
-        spans = _spans([graph.sizes[plate] for plate in plates])
+        spans = _spans([graph.plate_sizes[plate] for plate in plates])
         slices = range(graph.slices[""]) if "{t}" in hooks[0] else (None,)
         for hook, t in product(hooks, slices):
             at = t + 1 if role == NEXT and t is not None else t

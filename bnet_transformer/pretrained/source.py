@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bnet_transformer.errors import BNetError, FileError, shown
+from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.pretrained.keys import Weights
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -44,7 +44,7 @@ def held(where: str, tensors: Mapping[str, Tensor]) -> Weights:
     def tensor(key: str) -> Tensor:
         if tensors[key].is_meta:
             wanted, allowed = f"{key} in memory", "the folder of the model, with device_map="
-            raise FileError(where, expected=wanted, got="one that is offloaded", allowed=allowed)
+            raise FileError(where, expected=wanted, actual="one that is offloaded", allowed=allowed)
         return tensors[key]
 
     return Weights(where, tuple(tensors), tensor)
@@ -56,7 +56,9 @@ def folder_to_source(folder: Path) -> Source:
     architectures = config.get("architectures") or [None]
     if not isinstance(architectures, list) or not isinstance(architectures[0], str | None):
         wanted = "a list with the name of a class"
-        raise FileError(f"architectures of {folder / 'config.json'}", expected=wanted, got=shown(repr(architectures)))
+        raise FileError(
+            f"architectures of {folder / 'config.json'}", expected=wanted, actual=format_value(repr(architectures))
+        )
     return Source(
         str(folder),
         config,
@@ -74,7 +76,7 @@ def package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         allowed = f'pip install "bnet-transformer[{name}]"'
-        raise BNetError(name, expected=f"the package {package}", got="none installed", allowed=allowed)
+        raise BNetError(name, expected=f"the package {package}", actual="none installed", allowed=allowed)
     return Path(spec.origin).parent / inside
 
 
@@ -98,7 +100,7 @@ def tokenizer_text(tokenizer: object) -> str:
         if text is not None:
             return text
     wanted = "a fast tokenizer of transformers, one of tokenizers, a tokenizer.json or its folder"
-    raise BNetError("tokenizer", expected=wanted, got=shown(repr(tokenizer)))
+    raise BNetError("tokenizer", expected=wanted, actual=format_value(repr(tokenizer)))
 
 
 def folder_tokenizer(folder: Path) -> str | None:
@@ -118,9 +120,11 @@ def folder_tokenizer(folder: Path) -> str | None:
     except ImportError as error:
         allowed = 'pip install "bnet-transformer[pretrained]"'
         wanted = f"the package transformers, which reads the vocabulary of {folder}"
-        raise BNetError("tokenizer", expected=wanted, got="none", allowed=allowed) from error
+        raise BNetError("tokenizer", expected=wanted, actual="none", allowed=allowed) from error
     except Exception as error:  # of many kinds, for each class of tokenizers reads its files in its own way
-        raise FileError(str(folder), expected="a vocabulary that transformers reads", got=shown(str(error))) from error
+        raise FileError(
+            str(folder), expected="a vocabulary that transformers reads", actual=format_value(str(error))
+        ) from error
 
 
 def read_json(path: Path, wanted: str) -> dict[str, Any]:
@@ -129,9 +133,9 @@ def read_json(path: Path, wanted: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FileError(str(path), expected="JSON", got=str(error)) from error
+        raise FileError(str(path), expected="JSON", actual=str(error)) from error
     if not isinstance(found, dict):
-        raise FileError(str(path), expected="a JSON object", got=shown(repr(found)))
+        raise FileError(str(path), expected="a JSON object", actual=format_value(repr(found)))
     return found
 
 
@@ -141,7 +145,7 @@ def read_text(path: Path, wanted: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise FileError(str(path), expected=wanted, got=got) from error
+        raise FileError(str(path), expected=wanted, actual=got) from error
 
 
 def _files(folder: Path) -> Weights:
@@ -156,24 +160,24 @@ def _files(folder: Path) -> Weights:
         try:
             paths = dict.fromkeys(opened(one).keys(), one)
         except (SafetensorError, OSError) as error:
-            raise FileError(str(one), expected="a sound safetensors file", got=str(error)) from error
+            raise FileError(str(one), expected="a sound safetensors file", actual=str(error)) from error
     elif index.exists():
         names = _parts(index)
         for part in sorted(set(names.values())):
             if not os.path.exists(folder / part):  # False as well for what no file can be called
-                wanted = f"the weights {shown(part)} that its index names"
-                raise FileError(str(folder), expected=wanted, got="no such file")
+                wanted = f"the weights {format_value(part)} that its index names"
+                raise FileError(str(folder), expected=wanted, actual="no such file")
         paths = {key: folder / part for key, part in names.items()}
     else:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
         got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-        raise FileError(str(folder), expected="weights, a model.safetensors", got=got, allowed=SAFE)
+        raise FileError(str(folder), expected="weights, a model.safetensors", actual=got, allowed=SAFE)
 
     def tensor(key: str) -> Tensor:
         try:
             found: Tensor = opened(paths[key]).get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise FileError(str(paths[key]), expected=f"a safetensors file with {key}", got=str(error)) from error
+            raise FileError(str(paths[key]), expected=f"a safetensors file with {key}", actual=str(error)) from error
         return found
 
     return Weights(str(folder), tuple(paths), tensor)
@@ -190,7 +194,7 @@ def _parts(index: Path) -> dict[str, str]:
     """The file in which each key lies, as an index tells."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
-        raise FileError(str(index), expected="a weight_map, the file of each key", got=shown(repr(parts)))
+        raise FileError(str(index), expected="a weight_map, the file of each key", actual=format_value(repr(parts)))
     return {key: Path(part).name for key, part in parts.items()}
 
 
@@ -215,14 +219,14 @@ def hub_folder(name: str) -> Path:
     except ImportError as error:
         allowed = 'pip install "bnet-transformer[pretrained]"; ' + local_sources()
         wanted = "a folder; huggingface_hub, which reads ids, is not installed"
-        raise BNetError("source", expected=wanted, got=name, allowed=allowed) from error
+        raise BNetError("source", expected=wanted, actual=name, allowed=allowed) from error
     problem: Exception | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
         except HFValidationError as error:
             wanted = "a folder that is there, or the id of a model of the hub"
-            raise BNetError("source", expected=wanted, got=name, allowed=local_sources()) from error
+            raise BNetError("source", expected=wanted, actual=name, allowed=local_sources()) from error
         except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
             problem = error
             continue
@@ -230,7 +234,7 @@ def hub_folder(name: str) -> Path:
             return folder  # without weights it is refused as any folder is
     got = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
     wanted = "a folder or a model that is local"
-    raise BNetError("source", expected=wanted, got=got, allowed=local_sources()) from problem
+    raise BNetError("source", expected=wanted, actual=got, allowed=local_sources()) from problem
 
 
 def local_sources() -> str:

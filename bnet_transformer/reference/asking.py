@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
-from bnet_transformer._core.checks import one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.graph import Family
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph import NodeGroup
 from bnet_transformer.reference import (
     BUDGET,
     World,
@@ -40,13 +40,13 @@ def must_be_discrete(world: World, node: int) -> None:
     member = world.member(node)
     if node in world.do:
         got = f"one that is set to {world.do[node].tolist()}"
-        raise BNetError(world.ground.name(node), expected="a node that is still random", got=got)
+        raise BNetError(world.ground.name(node), expected="a node that is still random", actual=got)
     if member.tpm.kind != "discrete":
-        names = [m.family.name for m in world.network.members if m.tpm.kind == "discrete"]
+        names = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete"]
         raise BNetError(
             world.ground.name(node),
             expected="a discrete random node",
-            got=f"{'an' if member.tpm.kind == 'input' else 'a'} {member.tpm.kind} one ({type(member.tpm).__name__})",
+            actual=f"{'an' if member.tpm.kind == 'input' else 'a'} {member.tpm.kind} one ({type(member.tpm).__name__})",
             allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
         )
 
@@ -78,26 +78,26 @@ def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distrib
     raise BNetError(
         world.ground.name(node),
         expected=f"{names} settled (do or observe)",
-        got="open choices",
+        actual="open choices",
         allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
     )
 
 
-def attention(world: World, member: Member, seen: Mapping[int, Tensor]) -> Tensor:
+def attention(world: World, member: NodeSpec, seen: Mapping[int, Tensor]) -> Tensor:
     """`P(j | i)` of a family that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
     seen = settling(world, seen)
-    base, shape = int(world.ground.offsets[member.family.index]), world.ground.shapes[member.family.index]
-    given = next(given for given in member.inputs if WORD in given.over or dict(given.pick).get(WORD) is not None)
-    width = world.ground.words[world.network.members[given.parent].family.words or ""]
+    base, shape = int(world.ground.offsets[member.group.index]), world.ground.shapes[member.group.index]
+    given = next(given for given in member.parents if WORD in given.over or dict(given.pick).get(WORD) is not None)
+    width = world.ground.word_counts[world.network.specs[given.index].group.word_stack or ""]
     rows = []
-    for offset in range(len(world.ground.nodes(member.family))):
+    for offset in range(len(world.ground.select_nodes(member.group))):
         node = base + offset
         free = choices(world, reading_parents(world, node), seen)
         table = []
         for run in runs(world, free, seen):
             reading = run.reading(node)
             if reading is None:
-                raise BNetError(member.family.name, expected="attention P(j | i)", got=member.tpm.why_no_reading())
+                raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
             row = torch.zeros(width, dtype=reading[1].dtype)
             row[reading[0]] = reading[1]
             table.append(row)
@@ -119,8 +119,8 @@ def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[li
     shared = set.intersection(*map(set, above.values())) if above else set()
     families = set()
     for node, free in above.items():
-        word = world.ground.place(node)[1][-1:]
-        own = [world.ground.place(choice) for choice in free if choice not in shared]
+        word = world.ground.unravel_index(node)[1][-1:]
+        own = [world.ground.unravel_index(choice) for choice in free if choice not in shared]
         if any(index[-1:] != word for _, index in own):
             return None
         families.add(tuple(family.index for family, _ in own))
@@ -128,51 +128,51 @@ def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[li
     return None if families or len(set(apart)) < len(apart) else (sorted(shared), sorted(apart))
 
 
-def reader(world: World, slice_: int, role: str | None) -> Member:
+def reader(world: World, slice_: int, role: str | None) -> NodeSpec:
     """The member that reads words in a slice: the one whose TPM is an attention."""
     depth = depth_of(world.network)
-    if whole("slice", slice_, least=0) >= depth:
-        raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", got=slice_)
-    found = [m for m in world.network.members if m.family.step == slice_ and m.reads_words]
-    names = {member.family.stem: member for member in found}
+    if check_int("slice", slice_, minimum=0) >= depth:
+        raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
+    found = [m for m in world.network.specs if m.group.step == slice_ and m.has_word_attention]
+    names = {member.group.stem: member for member in found}
     if role is not None:
         if not isinstance(role, str) or role not in names:
-            raise unknown("role that reads", role, names)
+            raise unknown_name_error("role that reads", role, names)
         return names[role]
     if len(found) > 1:
-        raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(names))
+        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(names))
     if not found:
-        here = [m for m in world.network.members if m.family.step == slice_]
-        collect = [m.tpm.why_no_reading() for m in here if m.word_inputs]
+        here = [m for m in world.network.specs if m.group.step == slice_]
+        collect = [m.tpm.why_no_reading() for m in here if m.word_parents]
         got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
-        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", got=got)
+        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", actual=got)
     return found[0]
 
 
 def choice_above(network: Network, families: Collection[int]) -> bool:
     """True where a discrete family stands above some families."""
-    return any(network.members[index].tpm.kind == "discrete" for index in network.graph.ancestors(families))
+    return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(families))
 
 
-def state_of(network: Network, stack: str) -> Family | None:
+def state_of(network: Network, stack: str) -> NodeGroup | None:
     """The first state of a stack's words, if it has one without plates."""
-    return next((each for each in network.graph.families if each.stack == stack and network.is_word_state(each)), None)
+    return next((each for each in network.graph.groups if each.stack == stack and network.is_word_state(each)), None)
 
 
-def readable(world: World, member: Member) -> NDArray[np.bool_]:
+def readable(world: World, member: NodeSpec) -> NDArray[np.bool_]:
     """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
-    ground, family = world.ground, member.family
-    over = {given.parent for given in member.word_inputs}
-    bundles = [bundle for bundle in ground.folded.into[family.index] if bundle.parent in over]
-    pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.reads(bundle) for bundle in bundles])
-    cut, rows = ground.cut_in(family.index), ground.rows_in(family.index)
-    places = [ground.place(node)[1] for node in (*cut, *rows)]
+    ground, family = world.ground, member.group
+    over = {given.index for given in member.word_parents}
+    bundles = [bundle for bundle in ground.template.in_edges[family.index] if bundle.parent in over]
+    pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.word_adjacency(bundle) for bundle in bundles])
+    cut, rows = ground.get_cut_nodes(family.index), ground.get_partly_cut_nodes(family.index)
+    places = [ground.unravel_index(node)[1] for node in (*cut, *rows)]
     each = math.prod(ground.shapes[family.index][:-1])
     gone = [word for word, count in Counter(place[-1] for place in places).items() if count == each]
-    some = [kept for kept in map(ground.kept_of, bundles) if kept is not None] if rows else []
-    stay = {ground.place(node)[1][-1] for node in rows}
+    some = [kept for kept in map(ground.retained_edge, bundles) if kept is not None] if rows else []
+    stay = {ground.unravel_index(node)[1][-1] for node in rows}
     for word in gone:
-        left = [ground.reads(kept)[word] for kept in some] if word in stay else []
+        left = [ground.word_adjacency(kept)[word] for kept in some] if word in stay else []
         pairs[word] = np.logical_or.reduce(left) if left else False
     return pairs
 
@@ -200,9 +200,9 @@ def expected_reading(
 
 def single_parents(world: World, node: int) -> set[int]:
     """The parents of a node that fill a slot of a single parent (its query, its residual)."""
-    family, index = world.ground.place(node)
-    member = world.network.members[family.index]
-    single = [given for given in member.inputs if not given.over and not given.pick]
+    family, index = world.ground.unravel_index(node)
+    member = world.network.specs[family.index]
+    single = [given for given in member.parents if not given.over and not given.pick]
     return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
 
 
@@ -221,18 +221,18 @@ def slices_that_read(network: Network, slices: object, role: str | None) -> tupl
     """
     graph = network.graph
     if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
-        raise unknown("role", role, graph.by_stem)
+        raise unknown_name_error("role", role, graph.by_stem)
     stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
     depth = depth_of(network, stack)
     if stack not in graph.word_stacks:
         got = f"the stack {stack!r}, without words" if stack else "a net without words"
-        raise BNetError("slice", expected="slices in which words read words", got=got)
+        raise BNetError("slice", expected="slices in which words read words", actual=got)
     if isinstance(slices, str):
-        one_of("slices", slices, ("all",))
+        check_choice("slices", slices, ("all",))
         return stack, list(range(depth))
-    numbers = sorted({whole("slice", item, least=0) for item in items(slices)})
+    numbers = sorted({check_int("slice", item, minimum=0) for item in items(slices)})
     if not numbers or numbers[-1] >= depth:
-        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", got=slices)
+        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", actual=slices)
     return stack, numbers
 
 
@@ -241,7 +241,7 @@ def depth_of(network: Network, stack: str | None = None) -> int:
     depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
     if not depth:
         got = f"none in the stack {stack!r}" if stack else "a net without slices"
-        raise BNetError("slice", expected="a net with slices", got=got)
+        raise BNetError("slice", expected="a net with slices", actual=got)
     return depth
 
 
@@ -253,7 +253,7 @@ def places_of(tokens: Sequence[str], wanted: object) -> list[int]:
         if isinstance(item, str):
             places = [k for k, token in enumerate(tokens) if token == item]
             if not places:
-                raise unknown("word", item, tokens)
+                raise unknown_name_error("word", item, tokens)
             found.extend(places)
         else:
             found.extend(numbers_of("words", item, len(tokens)))
@@ -272,10 +272,10 @@ def numbers_of(what: str, wanted: object, count: int) -> list[int]:
     """Indices below `count`, from one or several."""
     found = []
     for item in items(wanted):
-        number = whole(what, item, least=0)
+        number = check_int(what, item, minimum=0)
         if number >= count:
-            raise BNetError(what, expected=f"numbers from 0 to {count - 1}", got=number)
+            raise BNetError(what, expected=f"numbers from 0 to {count - 1}", actual=number)
         found.append(number)
     if not found:
-        raise BNetError(what, expected=f"numbers from 0 to {count - 1}, at least one", got="none")
+        raise BNetError(what, expected=f"numbers from 0 to {count - 1}, at least one", actual="none")
     return sorted(set(found))

@@ -34,7 +34,7 @@ def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
         raise BudgetError(
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
-            got=f"{count} states",
+            actual=f"{count} states",
             allowed="evidence or do on some of these nodes; a larger budget=, of a question that takes one; "
             "sample(n) without evidence, which is approximate",
         )
@@ -76,7 +76,7 @@ def impossible(world: World, evidence: Mapping[int, Tensor], k: int) -> Evidence
     return EvidenceError(
         world.ground.name(node),
         expected="evidence that some state of the net makes possible",
-        got=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
+        actual=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
     )
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, Reach
-from bnet_transformer.declare import Input, Member, Network
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import EvidenceError
-from bnet_transformer.graph.ground import Ground, Kept
+from bnet_transformer.graph.ground import GroundGraph, RetainedParents
 from bnet_transformer.graph.walk import ancestors
 from bnet_transformer.tpm import Attention
 
@@ -37,18 +37,18 @@ class World:
     """
 
     network: Network
-    ground: Ground
+    ground: GroundGraph
     given: Mapping[str, Tensor]
     do: Mapping[int, Tensor] = field(default_factory=dict)
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def member(self, node: int) -> Member:
+    def member(self, node: int) -> NodeSpec:
         """The family of a node, as it was declared."""
-        return self.network.members[self.ground.family_of(node).index]
+        return self.network.specs[self.ground.group_of(node).index]
 
     def count_states(self, node: int) -> int:
         """How many states a discrete node has."""
-        return self.network.count_states(self.ground.family_of(node).index, self.ground.words)
+        return self.network.count_states(self.ground.group_of(node).index, self.ground.word_counts)
 
     def surgery(self, done: Done) -> World:
         """The same sentence with more nodes set; of what is told of one node, the last counts."""
@@ -63,23 +63,23 @@ class World:
 
 
 def sources(
-    world: World, member: Member, index: tuple[int, ...], given: Input, states: Mapping[int, Tensor]
+    world: World, member: NodeSpec, index: tuple[int, ...], given: ParentSpec, states: Mapping[int, Tensor]
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
     """The ground parents that fill one slot of a node: the axes of the collection, the ids, the words read.
 
     An id of -1 stands for a word that is not there, whose value is zero (or state 0): the one before the first, or
     one that a selector picks out of reach (which has probability zero).
     """
-    ground, parent = world.ground, world.network.members[given.parent].family
-    own = dict(zip(ground.axes(member.family), index, strict=True))
+    ground, parent = world.ground, world.network.specs[given.index].group
+    own = dict(zip(ground.axes(member.group), index, strict=True))
     options: list[list[int]] = []
     words: list[int] = []
     for plate in parent.plates:
         picked = _picked(world, member, index, given, plate, states)
-        wide = list(range(ground.folded.sizes[plate]))
+        wide = list(range(ground.template.plate_sizes[plate]))
         options.append(wide if plate in given.over and picked is None else [own[plate] if picked is None else picked])
-    if parent.words is not None:
-        row = given.reach.matrix(_count(world, member), ground.words[parent.words])[own.get(WORD, 0)]
+    if parent.word_stack is not None:
+        row = given.reach.matrix(_count(world, member), ground.word_counts[parent.word_stack])[own.get(WORD, 0)]
         words = np.flatnonzero(row).tolist()
         picked = _picked(world, member, index, given, WORD, states)
         words = words if picked is None else [word for word in words if word == picked]
@@ -87,24 +87,24 @@ def sources(
             return (), [-1], []
         options.append(words)
     shape = tuple(len(option) for axis, option in zip(ground.axes(parent), options, strict=True) if axis in given.over)
-    return shape, [ground.number(parent, at) for at in itertools.product(*options)], words
+    return shape, [ground.ravel_index(parent, at) for at in itertools.product(*options)], words
 
 
 def _picked(
-    world: World, member: Member, index: tuple[int, ...], given: Input, plate: str, states: Mapping[int, Tensor]
+    world: World, member: NodeSpec, index: tuple[int, ...], given: ParentSpec, plate: str, states: Mapping[int, Tensor]
 ) -> int | None:
     """The entry along a plate that a selector picks, if one does."""
     selector = dict(given.pick).get(plate)
     if selector is None:
         return None
-    chooser, own = world.network.members[selector], dict(zip(world.ground.axes(member.family), index, strict=True))
-    at = tuple(own[axis] for axis in world.ground.axes(chooser.family))
-    node = world.ground.number(chooser.family, at)
+    chooser, own = world.network.specs[selector], dict(zip(world.ground.axes(member.group), index, strict=True))
+    at = tuple(own[axis] for axis in world.ground.axes(chooser.group))
+    node = world.ground.ravel_index(chooser.group, at)
     state = world.do.get(node, states.get(node))
     if state is None and chooser.tpm.kind == "input":
-        state = world.given[chooser.family.name][at]
+        state = world.given[chooser.group.name][at]
     if state is None:
-        raise EvidenceError(world.ground.name(node), expected="a state, for it is random", got="none")
+        raise EvidenceError(world.ground.name(node), expected="a state, for it is random", actual="none")
     return int(state)
 
 
@@ -134,28 +134,28 @@ def reading_parents(world: World, node: int) -> list[int]:
     """The parents of a node on which its reading `P(j | i)` depends."""
     member, _ = where(world, node)
     slots = member.tpm.reading_slots() if node not in world.rows else ()
-    families = {given.parent for given in member.inputs if given.slot in slots}
-    families |= {selector for given in member.inputs if given.slot in slots for _, selector in given.pick}
-    return [parent for parent in parents(world, node) if world.ground.family_of(parent).index in families]
+    families = {given.index for given in member.parents if given.slot in slots}
+    families |= {selector for given in member.parents if given.slot in slots for _, selector in given.pick}
+    return [parent for parent in parents(world, node) if world.ground.group_of(parent).index in families]
 
 
 def choices(world: World, nodes: Iterable[int], settled: Mapping[int, Tensor], *, beyond: bool = False) -> list[int]:
     """The discrete random nodes, not settled, that decide the values of `nodes`; `beyond` adds those that decide
     their distributions in turn."""
-    discrete = frozenset(m.family.index for m in world.network.members if m.tpm.kind == "discrete")
+    discrete = frozenset(m.group.index for m in world.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in world.do]
     ends, stops = ((), ()) if beyond else (discrete, settled)
     found = {*start, *ancestors(world.ground, start, ends, stops)}
     open_ = (node for node in found if node not in settled and node not in world.do)
-    return sorted(node for node in open_ if world.ground.family_of(node).index in discrete)
+    return sorted(node for node in open_ if world.ground.group_of(node).index in discrete)
 
 
 def words_read(world: World, node: int) -> list[int]:
     """The words that a node may read whose state is a word."""
     member, index = where(world, node)
-    read = member.word_inputs[0]
-    words = world.ground.words[world.network.stack_read(member)]
-    row = index[-1] if member.family.words is not None else 0
+    read = member.word_parents[0]
+    words = world.ground.word_counts[world.network.get_source_stack(member)]
+    row = index[-1] if member.group.word_stack is not None else 0
     found: list[int] = np.flatnonzero(read.reach.matrix(_count(world, member), words)[row]).tolist()
     return found
 
@@ -171,21 +171,21 @@ def settles(world: World, node: int, seen: Tensor) -> bool:
     return kind == "continuous" or (kind == "discrete" and not seen.is_floating_point())
 
 
-def _kept(member: Member) -> Kept:
+def _kept(member: NodeSpec) -> RetainedParents:
     """What a node still reads that reads by a row: the families of its values and its residual, with their reaches."""
     assert isinstance(member.tpm, Attention)
     kept: dict[int, tuple[Reach, ...]] = {}
-    for given in member.inputs:
+    for given in member.parents:
         if given.slot in member.tpm.mixed_slots():
-            kept[given.parent] = tuple(dict.fromkeys((*kept.get(given.parent, ()), given.reach)))
+            kept[given.index] = tuple(dict.fromkeys((*kept.get(given.index, ()), given.reach)))
     return kept
 
 
-def where(world: World, node: int) -> tuple[Member, tuple[int, ...]]:
+def where(world: World, node: int) -> tuple[NodeSpec, tuple[int, ...]]:
     """The member to which a node belongs, and its index there."""
-    family, index = world.ground.place(node)
-    return world.network.members[family.index], index
+    family, index = world.ground.unravel_index(node)
+    return world.network.specs[family.index], index
 
 
-def _count(world: World, member: Member) -> int:
-    return 1 if member.family.words is None else world.ground.words[member.family.words]
+def _count(world: World, member: NodeSpec) -> int:
+    return 1 if member.group.word_stack is None else world.ground.word_counts[member.group.word_stack]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.reference.ground_model import World, pending, sources, where
 from bnet_transformer.tpm import At, Attention
@@ -42,17 +42,17 @@ class Run:
             whole_state = member.tpm.kind == "discrete" and not settled.is_floating_point()
             return member.tpm.emit(self._at(member, index), settled) if whole_state else settled
         if member.tpm.kind == "input":
-            return self.world.given[member.family.name][index]
+            return self.world.given[member.group.name][index]
         if member.tpm.is_random:
             name = self.world.ground.name(node)
-            raise EvidenceError(name, expected="a state or evidence, for it is random", got="neither")
+            raise EvidenceError(name, expected="a state or evidence, for it is random", actual="neither")
         value = self._mixed(node) if node in self.world.rows else member.tpm.value(*self._seen(member, index))
         if not isinstance(value, Tensor) or tuple(value.shape) != member.shape:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             what = f"{self.world.ground.name(node)} ({type(member.tpm).__name__})"
-            raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", got=got)
+            raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", actual=got)
         if bool(value.isnan().any()):
-            raise BNetError(self.world.ground.name(node), expected="a value that is a number", got="NaN")
+            raise BNetError(self.world.ground.name(node), expected="a value that is a number", actual="NaN")
         return value
 
     def _mixed(self, node: int) -> Tensor:
@@ -79,7 +79,7 @@ class Run:
         found: Any = member.tpm.distribution(at, *parents)
         if member.tpm.kind == "discrete" and found.param_shape[-1] != member.tpm.states:
             what = f"{self.world.ground.name(node)} ({type(member.tpm).__name__})"
-            raise BNetError(what, expected=f"logits for {member.tpm.states} states", got=f"{found.param_shape[-1]}")
+            raise BNetError(what, expected=f"logits for {member.tpm.states} states", actual=f"{found.param_shape[-1]}")
         distribution: Distribution = found
         return distribution
 
@@ -87,14 +87,14 @@ class Run:
         """`log P(what a random node came to | its parents)`."""
         found: Tensor = self.distribution(node).log_prob(self.states[node]).double()
         if bool(found.isnan().any()):
-            raise BNetError(self.world.ground.name(node), expected="a log probability that is a number", got="NaN")
+            raise BNetError(self.world.ground.name(node), expected="a log probability that is a number", actual="NaN")
         return found
 
     def reading(self, node: int) -> tuple[list[int], Tensor] | None:
         """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
         member, index = where(self.world, node)
         if node in self.world.rows:
-            given = next(given for given in member.inputs if given.slot == "v.")
+            given = next(given for given in member.parents if given.slot == "v.")
             words = sources(self.world, member, index, given, self.states)[2]
             return words, self.world.rows[node][words]
         at, *parents = self._seen(member, index, member.tpm.reading_slots())
@@ -102,22 +102,22 @@ class Run:
         if weights is None:
             return None
         if bool(weights.isnan().any()):
-            raise BNetError(self.world.ground.name(node), expected="a reading P(j | i) of numbers", got="NaN")
+            raise BNetError(self.world.ground.name(node), expected="a reading P(j | i) of numbers", actual="NaN")
         return next(iter(at.read.values())).tolist(), weights
 
     def _seen(
-        self, member: Member, index: tuple[int, ...], slots: tuple[str, ...] | None = None
+        self, member: NodeSpec, index: tuple[int, ...], slots: tuple[str, ...] | None = None
     ) -> tuple[At, *tuple[Tensor, ...]]:
         """What the TPM of a node sees: where it stands, then the value in each slot (of `slots`, the rest empty)."""
         read, mask, values = {}, {}, []
         device = self.world.network.device
-        for given in member.inputs:
+        for given in member.parents:
             if slots is not None and given.slot not in slots:
                 values.append(torch.zeros(0))
                 continue
             shape, ids, words = sources(self.world, member, index, given, self.states)
             found = [self.value(node) if node >= 0 else None for node in ids]
-            parent = self.world.network.members[given.parent]
+            parent = self.world.network.specs[given.index]
             zero = torch.zeros(
                 parent.shape, dtype=torch.long if parent.tpm.reads_by_index else self.world.network.dtype, device=device
             )
@@ -133,12 +133,12 @@ class Run:
 
     def _at(
         self,
-        member: Member,
+        member: NodeSpec,
         index: tuple[int, ...],
         read: Mapping[str, Tensor] | None = None,
         mask: Mapping[str, Tensor] | None = None,
     ) -> At:
-        plates = index[: len(member.family.plates)]
-        parameters = {name: value[plates] for name, value in self.world.network.of(member).items()}
-        word = torch.tensor(index[-1] if member.family.words is not None else 0, device=self.world.network.device)
+        plates = index[: len(member.group.plates)]
+        parameters = {name: value[plates] for name, value in self.world.network.get_parameters(member).items()}
+        word = torch.tensor(index[-1] if member.group.word_stack is not None else 0, device=self.world.network.device)
         return At(parameters, word, read or {}, mask or {}, dtype=self.world.network.dtype)

@@ -142,7 +142,7 @@ class Attention(_Reading):
         read, v = self._check(parents), parents[2]
         if (read.reads, read.over) != (v.reads, v.over):
             wanted = f"values of the words that are read, as {read.name} ({_told(read)})"
-            raise BNetError(v.name, expected=wanted, got=_told(v))
+            raise BNetError(v.name, expected=wanted, actual=_told(v))
         width = vector(v)
         if self.residual:
             vector(parents[-1], width, why="the residual is added to the mix")
@@ -233,7 +233,7 @@ class Read(_Reading):
     def shape(self, *parents: Parent) -> Shape:
         read = self._check(parents)
         if read.reads is None:
-            raise BNetError(read.name, expected="words to read", got=read.form)
+            raise BNetError(read.name, expected="words to read", actual=read.form)
         return ()
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
@@ -368,9 +368,9 @@ class Cayley(TPM):
         width = vector(z)
         if z.reads is None or z.reads[1].kind != "every":
             got = z.form if z.reads is None else f"reach {z.reads[1]}"
-            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", got=got)
+            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", actual=got)
         if matrix(A) != (width, width):
-            raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", got=A.form)
+            raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", actual=A.form)
         return (width,)
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer._core.checks import number, put, whole
+from bnet_transformer._core.checks import check_float, check_int, set_frozen
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.checks import Checked
@@ -84,8 +84,8 @@ class Parameter:
     learnable: bool = True
 
     def __post_init__(self) -> None:
-        spread = number("spread of a parameter", self.spread, least=0)
-        put(self, shape=shape_of("shape of a parameter", self.shape), spread=spread)
+        spread = check_float("spread of a parameter", self.spread, minimum=0)
+        set_frozen(self, shape=shape_of("shape of a parameter", self.shape), spread=spread)
         if self.fill is None:
             return
         try:
@@ -96,8 +96,8 @@ class Parameter:
             fits = False
         if not fits:
             wanted = f"finite numbers, one or of shape {self.shape}"
-            raise BNetError("fill of a parameter", expected=wanted, got=self.fill)
-        put(self, fill=_in_tuples(fill.tolist()))
+            raise BNetError("fill of a parameter", expected=wanted, actual=self.fill)
+        set_frozen(self, fill=_in_tuples(fill.tolist()))
 
 
 def _in_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
@@ -202,11 +202,11 @@ class TPM(Checked, abc.ABC):
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         """The value of a deterministic node."""
-        raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", got="none")
+        raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", actual="none")
 
     def logits(self, at: At, *parents: Tensor) -> Tensor:
         """The log probabilities, up to a constant, of a discrete node: `[..., states]`."""
-        raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", got="none")
+        raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", actual="none")
 
     def emit(self, at: At, state: Tensor) -> Tensor:
         """What children receive from a discrete node in a state."""
@@ -217,7 +217,9 @@ class TPM(Checked, abc.ABC):
         if self.kind == "discrete":
             return torch.distributions.Categorical(logits=self.logits(at, *parents), validate_args=False)
         if self.kind == "continuous":
-            raise BNetError(type(self).__name__, expected="a method `distribution`, for it is continuous", got="none")
+            raise BNetError(
+                type(self).__name__, expected="a method `distribution`, for it is continuous", actual="none"
+            )
         from pyro.distributions import Delta
 
         value = self.value(at, *parents)
@@ -293,27 +295,27 @@ def vector(parent: Parent, width: int | None = None, *, why: str = "") -> int:
     wanted = "a vector" if width is None else f"a vector of width {width}"
     wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
     if parent.states is not None or len(parent.shape) != 1 or wrong_width:
-        raise BNetError(parent.name, expected=wanted + (f" ({why})" if why else ""), got=parent.form)
+        raise BNetError(parent.name, expected=wanted + (f" ({why})" if why else ""), actual=parent.form)
     return parent.shape[0]
 
 
 def single_axis(parent: Parent) -> None:
     """Refuse a collection over more than one axis (words, or the entries of one plate), or over none."""
     if len(parent.over) != 1:
-        raise BNetError(parent.name, expected="a collection over words alone, or over one plate", got=parent.form)
+        raise BNetError(parent.name, expected="a collection over words alone, or over one plate", actual=parent.form)
 
 
 def matrix(parent: Parent) -> tuple[int, int]:
     """The shape of a parent that must be a matrix."""
     if parent.states is not None or len(parent.shape) != 2:
-        raise BNetError(parent.name, expected="a matrix", got=parent.form)
+        raise BNetError(parent.name, expected="a matrix", actual=parent.form)
     return parent.shape[0], parent.shape[1]
 
 
 def index(parent: Parent) -> int:
     """The number of states of a parent that must be discrete."""
     if not parent.states:
-        raise BNetError(parent.name, expected="a discrete node (its states index a table)", got=parent.form)
+        raise BNetError(parent.name, expected="a discrete node (its states index a table)", actual=parent.form)
     return parent.states
 
 
@@ -321,4 +323,4 @@ def shape_of(what: str, shape: object) -> Shape:
     """A value's shape, from a number or a tuple of numbers."""
     told = shape.tolist() if isinstance(shape, np.ndarray) else shape
     sizes = told if isinstance(told, Sequence) and not isinstance(told, str) else (told,)
-    return tuple(whole(what, size) for size in sizes)
+    return tuple(check_int(what, size) for size in sizes)

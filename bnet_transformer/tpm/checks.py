@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from bnet_transformer._core.checks import number, one_of, put, whole
+from bnet_transformer._core.checks import check_choice, check_float, check_int, set_frozen
 from bnet_transformer.errors import BNetError
 
 Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
@@ -16,27 +16,27 @@ Check = Callable[[str, Any], Any]  # of the name of an option and its value: the
 
 def positive(what: str, value: object) -> float:
     """A finite number above 0."""
-    return number(what, value, above=0)
+    return check_float(what, value, above=0)
 
 
 def below_one(what: str, value: object) -> float:
     """A probability that is not 1."""
-    found = number(what, value)
+    found = check_float(what, value)
     if not 0 <= found < 1:
-        raise BNetError(what, expected="a probability below 1", got=value)
+        raise BNetError(what, expected="a probability below 1", actual=value)
     return found
 
 
 def at_least(least: int) -> Check:
     """A whole number from there on."""
-    return lambda what, value: whole(what, value, least=least)
+    return lambda what, value: check_int(what, value, minimum=least)
 
 
 def choice(*options: object) -> Check:
     """One of some values."""
 
     def check(what: str, value: object) -> object:
-        one_of(what, value, options)
+        check_choice(what, value, options)
         return value
 
     return check
@@ -47,7 +47,7 @@ def instance(kind: type, wanted: str, allowed: str = "") -> Check:
 
     def check(what: str, value: object) -> object:
         if not isinstance(value, kind):
-            raise BNetError(what, expected=wanted, got=value, allowed=allowed or None)
+            raise BNetError(what, expected=wanted, actual=value, allowed=allowed or None)
         return value
 
     return check
@@ -84,4 +84,4 @@ class Checked:
 
     def __post_init__(self) -> None:
         for name, check in checks_of(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
-            put(self, **{name: check(name, getattr(self, name))})
+            set_frozen(self, **{name: check(name, getattr(self, name))})

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import whole
+from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
 from bnet_transformer.tpm.checks import called, choice, flag, optional
@@ -22,7 +22,7 @@ POOLS = ("mean", "sum")
 class _Map(TPM):
     """`W x`, and `+ b` where the kind has a bias; with `dim` the matrix is its own, of so many rows."""
 
-    dim: Annotated[int | None, optional(whole)] = None
+    dim: Annotated[int | None, optional(check_int)] = None
     biased: ClassVar[bool] = False
 
     def takes(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class _Map(TPM):
         out, width = matrix(W)
         if x.shape != (width,) or x.states is not None:
             wanted = f"a vector of width {width} (the columns of {W.name})"
-            raise BNetError(x.name, expected=wanted, got=x.form)
+            raise BNetError(x.name, expected=wanted, actual=x.form)
         return (out,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -104,11 +104,11 @@ class Add(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
-            raise BNetError("Add", expected="at least one parent", got="none")
+            raise BNetError("Add", expected="at least one parent", actual="none")
         for parent in parents:
             if parent.states is not None or parent.shape != parents[0].shape:
                 wanted = f"a value of shape {parents[0].shape}, as {parents[0].name}"
-                raise BNetError(parent.name, expected=wanted, got=parent.form)
+                raise BNetError(parent.name, expected=wanted, actual=parent.form)
         return parents[0].shape
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Concat(TPM):
     mapped: Annotated[bool, flag] = True
     bias: Annotated[bool, flag] = False
     residual: Annotated[bool, flag] = False
-    plates: Annotated[int, whole] = 1
+    plates: Annotated[int, check_int] = 1
 
     def takes(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
@@ -147,16 +147,16 @@ class Concat(TPM):
         for parent in parents[: 2 if self.mapped else 1]:
             if len(parent.over) != self.plates:
                 wanted = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
-                raise BNetError(parent.name, expected=f"one collection ({wanted})", got=parent.form)
+                raise BNetError(parent.name, expected=f"one collection ({wanted})", actual=parent.form)
             if parent.over != a.over or None in dict(parent.over).values():
-                raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", got=parent.form)
+                raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", actual=parent.form)
         if not self.mapped:
             out = math.prod(size or 1 for _, size in a.over) * width
         else:
             out, columns = matrix(parents[0])
             if columns != width:
                 wanted = f"matrices with {width} columns, as {a.name}"
-                raise BNetError(parents[0].name, expected=wanted, got=parents[0].form)
+                raise BNetError(parents[0].name, expected=wanted, actual=parents[0].form)
         if self.residual:
             vector(parents[-1], out, why="the residual is added")
         return (out,)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal as TorchNormal
 from torch.nn import functional
 
-from bnet_transformer._core.checks import listed, put, whole
+from bnet_transformer._core.checks import check_int, check_sequence, set_frozen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
@@ -49,7 +49,7 @@ class Categorical(TPM):
     ((), 3)
     """
 
-    n: Annotated[int, called("Categorical states", whole)]
+    n: Annotated[int, called("Categorical states", check_int)]
     probabilities: tuple[float, ...] | None = None
     learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: where `probabilities` do not fix it
     prior: Annotated[float | None, optional(positive)] = None
@@ -61,13 +61,13 @@ class Categorical(TPM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probabilities is not None:
-            put(self, probabilities=_simplex(self.probabilities, self.n))
+            set_frozen(self, probabilities=_simplex(self.probabilities, self.n))
         if self.learnable is None:
-            put(self, learnable=self.probabilities is None)
+            set_frozen(self, learnable=self.probabilities is None)
         if self.labels is not None:
-            put(self, labels=listed("labels", self.labels, str))
+            set_frozen(self, labels=check_sequence("labels", self.labels, str))
             if len(self.labels) != self.n or len(set(self.labels)) != self.n:
-                raise BNetError("labels", expected=f"{self.n} different labels, one a state", got=self.labels)
+                raise BNetError("labels", expected=f"{self.n} different labels, one a state", actual=self.labels)
 
     @property
     def states(self) -> int | None:
@@ -82,16 +82,16 @@ class Categorical(TPM):
             raise BNetError(
                 ", ".join(parent.name for parent in parents),
                 expected="discrete parents first, then at most one vector",
-                got=", ".join(parent.form for parent in parents),
+                actual=", ".join(parent.form for parent in parents),
             )
         for parent in vectors:
             if self.pool:
                 single_axis(parent)
             if len(parent.shape) != 1 or (not self.affine and parent.shape != (self.n,)):
                 wanted = "a vector" if self.affine else f"a vector of {self.n} logits"
-                raise BNetError(parent.name, expected=wanted, got=parent.form)
+                raise BNetError(parent.name, expected=wanted, actual=parent.form)
         if self.probabilities is not None and parents:
-            raise BNetError(parents[0].name, expected="no parent: `probabilities` fixes a root", got="a parent")
+            raise BNetError(parents[0].name, expected="no parent: `probabilities` fixes a root", actual="a parent")
         return ()
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -170,7 +170,7 @@ class Select(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         if not parents:
-            raise BNetError("Select", expected="a discrete parent that selects", got="no parent")
+            raise BNetError("Select", expected="a discrete parent that selects", actual="no parent")
         for parent in parents:
             index(parent)
         return shape_of("Select", self.size)
@@ -197,7 +197,7 @@ class Codebook(TPM):
     (3, 12)
     """
 
-    atoms: Annotated[int, whole]
+    atoms: Annotated[int, check_int]
     size: Annotated[int | Shape, called("Codebook", shape_of)]
     prior: Annotated[float | None, optional(positive)] = None
     spread: Annotated[float | None, optional(positive)] = None
@@ -257,7 +257,7 @@ class Normal(TPM):
     """
 
     sigma: Annotated[float, positive] = 1.0
-    dim: Annotated[int | None, optional(whole)] = None
+    dim: Annotated[int | None, optional(check_int)] = None
     learnable: Annotated[bool, flag] = False
     pool: Annotated[str | None, choice(None, *POOLS)] = None
     kind: ClassVar[Kind] = "continuous"
@@ -365,7 +365,7 @@ def _simplex(values: object, n: int) -> tuple[float, ...]:
     try:
         given = tuple(float(value) for value in islice(values, n + 1))  # type: ignore[call-overload]
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", got=values) from error
+        raise BNetError("probabilities", expected=f"{n} numbers that sum to 1", actual=values) from error
     if len(given) != n or not all(value >= 0 for value in given) or abs(sum(given) - 1) > 1e-6:
-        raise BNetError("probabilities", expected=f"{n} numbers from 0 to 1 that sum to 1", got=given)
+        raise BNetError("probabilities", expected=f"{n} numbers from 0 to 1 that sum to 1", actual=given)
     return given

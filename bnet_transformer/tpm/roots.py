@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import number, whole
+from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Shape, VectorMap, index, shape_of, spread_of
 from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, instance, optional, positive
@@ -29,17 +29,17 @@ class Patches(Checked):
     ('[CLS]', '0,0', '0,1', '1,0', '1,1')
     """
 
-    channels: Annotated[int, whole]
-    rows: Annotated[int, whole]
-    columns: Annotated[int, whole]
-    high: Annotated[int, whole]
-    wide: Annotated[int, whole]
+    channels: Annotated[int, check_int]
+    rows: Annotated[int, check_int]
+    columns: Annotated[int, check_int]
+    high: Annotated[int, check_int]
+    wide: Annotated[int, check_int]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.high > self.rows or self.wide > self.columns:
             wanted = f"at most the image, {self.rows} x {self.columns}"
-            raise BNetError("patches", expected=wanted, got=f"{self.high} x {self.wide}")
+            raise BNetError("patches", expected=wanted, actual=f"{self.high} x {self.wide}")
 
     @property
     def down(self) -> int:
@@ -70,7 +70,7 @@ class Patches(Checked):
         """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
         wanted = (self.channels, self.rows, self.columns)
         if tuple(image.shape) != wanted:
-            raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", got=tuple(image.shape))
+            raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", actual=tuple(image.shape))
         kept = image[:, : self.down * self.high, : self.across * self.wide]
         cut = kept.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
         words = cut.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
@@ -113,7 +113,7 @@ class Given(TPM):
     """
 
     size: Annotated[int | Shape, called("Given", shape_of)] = ()
-    states: Annotated[int | None, optional(whole)] = None
+    states: Annotated[int | None, optional(check_int)] = None
     default: Annotated[int | None, optional(at_least(0))] = None
     image: Annotated[Patches | None, optional(instance(Patches, "Patches, or None"))] = None
     kind: ClassVar[Kind] = "input"
@@ -122,11 +122,11 @@ class Given(TPM):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.states is not None and self.size != ():
-            raise BNetError("Given", expected="a size or states=, not both", got=self)
+            raise BNetError("Given", expected="a size or states=, not both", actual=self)
         if self.image is not None and self.size != (self.image.features,):
-            raise BNetError("Given", expected=f"the size {self.image.features} of a patch", got=self.size)
+            raise BNetError("Given", expected=f"the size {self.image.features} of a patch", actual=self.size)
         if self.default is not None and self.default >= (self.states or 0):
-            raise BNetError("default", expected="one of the states", got=self)
+            raise BNetError("default", expected="one of the states", actual=self)
 
     @property
     def reads_by_index(self) -> bool:
@@ -183,7 +183,7 @@ class Sinusoid(TPM):
     tensor([0., 1., 0., 1., 0., 1.])
     """
 
-    dim: Annotated[int, whole]
+    dim: Annotated[int, check_int]
     base: Annotated[float, positive] = 10_000.0
     halves: Annotated[bool, flag] = False
     first: Annotated[int, choice(0, 1)] = 0
@@ -230,8 +230,8 @@ class Positions(TPM):
     (8,)
     """
 
-    length: Annotated[int, whole]
-    dim: Annotated[int, whole]
+    length: Annotated[int, check_int]
+    dim: Annotated[int, check_int]
     spread: Annotated[float, positive] = 0.02
     elementwise: ClassVar[bool] = True
 
@@ -262,8 +262,8 @@ class Embed(TPM):
     (8,)
     """
 
-    dim: Annotated[int, whole]
-    scale: Annotated[float, number] = 1.0
+    dim: Annotated[int, check_int]
+    scale: Annotated[float, check_float] = 1.0
     tied: Annotated[bool, flag] = False
     spread: Annotated[float, positive] = 1.0
     elementwise: ClassVar[bool] = True
@@ -274,7 +274,7 @@ class Embed(TPM):
     def shape(self, *parents: Parent) -> Shape:
         states = index(parents[-1])
         if self.tied and parents[0].shape != (states, self.dim):
-            raise BNetError(parents[0].name, expected=f"a table of shape {(states, self.dim)}", got=parents[0].form)
+            raise BNetError(parents[0].name, expected=f"a table of shape {(states, self.dim)}", actual=parents[0].form)
         return (self.dim,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import number, whole
+from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
 from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, optional, positive
@@ -40,14 +40,14 @@ class Rotary(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width is not None and self.width % 2:
-            raise BNetError("rotary width", expected="an even number (features are paired)", got=self.width)
+            raise BNetError("rotary width", expected="an even number (features are paired)", actual=self.width)
 
     def check(self, width: int, name: str, got: str) -> None:
         """Refuse vectors whose features cannot be paired."""
         if self.width is None and width % 2:
-            raise BNetError(name, expected="an even width (rotary positions pair it)", got=got)
+            raise BNetError(name, expected="an even width (rotary positions pair it)", actual=got)
         if self.width is not None and self.width > width:
-            raise BNetError(name, expected=f"at least the {self.width} features that rotary positions turn", got=got)
+            raise BNetError(name, expected=f"at least the {self.width} features that rotary positions turn", actual=got)
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
         """The angles by which the pairs of a vector turn from one word to the next."""
@@ -94,10 +94,10 @@ class Rotary(Checked):
 def _bands(_: str, bands: object) -> tuple[float, float, int]:
     """Two growing numbers of turns and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
-        raise BNetError("rotary bands", expected="(low, high, length)", got=bands)
-    low = number("low of the rotary bands", bands[0], above=0)
-    high = number("high of the rotary bands", bands[1], above=low)
-    return low, high, whole("length of the rotary bands", bands[2])
+        raise BNetError("rotary bands", expected="(low, high, length)", actual=bands)
+    low = check_float("low of the rotary bands", bands[0], above=0)
+    high = check_float("high of the rotary bands", bands[1], above=low)
+    return low, high, check_int("length of the rotary bands", bands[2])
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Dot(Score):
     tensor([2., 2.])
     """
 
-    scale: Annotated[float | None, optional(number)] = 1.0
+    scale: Annotated[float | None, optional(check_float)] = 1.0
     rotary: float | Rotary | None = None
     roles: ClassVar[tuple[str, str]] = ("q", "k")
 
@@ -218,14 +218,14 @@ class Dot(Score):
 class Bilinear(Score):
     """`scale * z_i^T A z_j`, the correlation matrix `Z^T A Z` of seed 000; A is a weight node."""
 
-    scale: Annotated[float, number] = 1.0
+    scale: Annotated[float, check_float] = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
     extra: ClassVar[tuple[str, ...]] = ("A",)
 
     def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
         wanted = (vector(query), vector(key))
         if matrix(extra[0]) != wanted:
-            raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", got=extra[0].form)
+            raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", actual=extra[0].form)
 
     def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
         Az = torch.einsum("...d,...de->...e", query, extra[0])  # the one word first
@@ -344,16 +344,16 @@ class Buckets(Bias):
     tensor([1., 0., 3., 3.])
     """
 
-    count: Annotated[int, called("count of buckets", whole)] = 32
-    furthest: Annotated[int, whole] = 128
+    count: Annotated[int, called("count of buckets", check_int)] = 32
+    furthest: Annotated[int, check_int] = 128
     two_sided: Annotated[bool, flag] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("count of buckets", self.count, least=4 if self.two_sided else 2)
+        check_int("count of buckets", self.count, minimum=4 if self.two_sided else 2)
         if self.furthest <= self._single:
             wanted = f"more than {self._single}, the distances with a bucket of their own"
-            raise BNetError("furthest", expected=wanted, got=self.furthest)
+            raise BNetError("furthest", expected=wanted, actual=self.furthest)
 
     @property
     def width(self) -> int:

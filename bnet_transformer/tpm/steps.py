@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer._core.checks import number, whole
+from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
 from bnet_transformer.tpm.checks import below_one, called, choice, flag, positive
 from bnet_transformer.tpm.combine import apply
@@ -63,7 +63,7 @@ class Scale(VectorMap):
     tensor([1.])
     """
 
-    factor: Annotated[float, number]
+    factor: Annotated[float, check_float]
 
     def value(self, at: At, *parents: Tensor) -> Tensor:
         return self.factor * parents[0]
@@ -81,7 +81,7 @@ class FeedForward(VectorMap):
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
     """
 
-    hidden: Annotated[int, whole]
+    hidden: Annotated[int, check_int]
     activation: Annotated[str, activation_name] = "relu"
     gated: Annotated[bool, flag] = False
     bias: Annotated[bool, flag] = True
@@ -130,7 +130,7 @@ class ResNet(VectorMap):
     (2, 3, 3)
     """
 
-    blocks: Annotated[int, whole] = 1
+    blocks: Annotated[int, check_int] = 1
     activation: Annotated[str, activation_name] = "tanh"
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -267,7 +267,7 @@ class Recur(TPM):
     ['U', 'W', 'bias']
     """
 
-    dim: Annotated[int, whole]
+    dim: Annotated[int, check_int]
     activation: Annotated[str, activation_name] = "tanh"
     bias: Annotated[bool, flag] = True
     slots: ClassVar[tuple[str, ...]] = ("x", "h")

@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bnet_transformer.errors import unknown
+from bnet_transformer.errors import unknown_name_error
 
 FORMS = ("word", "row", "column", "einstein")
 FEATURES = "abdefg"
@@ -164,7 +164,7 @@ class Symbols:
         for filled in self.slots:
             if filled.name == name:
                 return filled
-        raise unknown("slot", name, [filled.name for filled in self.slots])
+        raise unknown_name_error("slot", name, [filled.name for filled in self.slots])
 
     def __getitem__(self, slot: str | int) -> Symbol:
         """The value in a slot, for one word; an equation that uses it is told word by word."""

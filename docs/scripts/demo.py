@@ -62,7 +62,7 @@ def tell_words(s: bt.Sentence) -> None:
 def tell_nodes(s: bt.Sentence) -> None:
     """The nodes, counted by role."""
     counts: Counter[str] = Counter()
-    for family in s.ground.folded.families:
+    for family in s.ground.template.groups:
         counts[family.role] += prod(s.ground.shapes[family.index])
     print(f"Nodes      {len(s.ground):,}: " + ", ".join(f"{count} {role}" for role, count in counts.items()))
     print(f"Arrows     {s.ground.count_arrows():,}\n")

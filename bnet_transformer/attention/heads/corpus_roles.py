@@ -23,10 +23,10 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from bnet_transformer._core.checks import listed, number, seed_of, whole
-from bnet_transformer._core.distributed import ALONE, Ranks, device_of, ranks
+from bnet_transformer._core.checks import check_float, check_int, check_seed, check_sequence
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, distributed_context, resolve_device
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.memory import room_for, within_memory
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer.attention.heads.gates import HeadTable
 from bnet_transformer.attention.heads.reading import (
     ONE_STACK,
@@ -42,8 +42,8 @@ from bnet_transformer.attention.heads.reading import (
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
-from bnet_transformer.declare import Network, network_of
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.declare import Network, as_network
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ class Roles(HeadTable):
     def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
         """The heads, (slice, head), where the lower end of a relation's share is `least` or more, greatest first."""
         if relation not in self.relations:
-            raise unknown("relation", relation, self.relations)
+            raise unknown_name_error("relation", relation, self.relations)
         low = self.low[..., self.relations.index(relation)]
-        found = (low >= number("least", least)).nonzero().tolist()
+        found = (low >= check_float("least", least)).nonzero().tolist()
         return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -143,13 +143,20 @@ class Tally:
     Under torchrun each rank has sums over its share of the sentences; the posterior is by those of all.
     """
 
-    def __init__(self, shape: tuple[int, int, int], alpha: float, draws: int, seed: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        alpha: float,
+        draws: int,
+        seed: int,
+        ranks: DistributedContext = SINGLE_PROCESS,
+    ) -> None:
         slices, heads, relations = shape
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
         self.sentences = 0
         self.total, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
         corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
-        corners = corners if ranks.first else np.zeros_like(corners)
+        corners = corners if ranks.is_main_process else np.zeros_like(corners)
         self.weight, self.drawn = corners.sum(1), np.tile(corners, (1, slices * heads))
 
     def add(self, codes: Tensor, readings: Sequence[Tensor], masks: Sequence[Tensor], which: Sequence[int]) -> None:
@@ -196,7 +203,7 @@ class Tally:
         return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
-@within_memory("roles")
+@translate_memory_errors("roles")
 def roles(
     net: object,
     sentences: object,
@@ -225,32 +232,32 @@ def roles(
     >>> found.relations, found.mean.shape
     (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
     """
-    network = network_of(net)
-    if not number("interval", interval, above=0) < 1:
-        raise BNetError("interval", expected="a share between 0 and 1", got=interval)
+    network = as_network(net)
+    if not check_float("interval", interval, above=0) < 1:
+        raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
     readers = readers_of(network, role, slices)
     intakes = encode_sentences(network, sentences)
     unnamed = frozenset().union(*(each.unnamed for each in intakes))
     found = relations_of(relations, _missing(network, readers, unnamed, separators))
-    weight = 1 / len(found.names) if alpha is None else number("alpha", alpha, above=0)
+    weight = 1 / len(found.names) if alpha is None else check_float("alpha", alpha, above=0)
     shape = (len(readers.members), readers.heads, len(found.names))
-    whole("draws", draws), seed_of(seed)
-    room_for(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
+    check_int("draws", draws), check_seed(seed)
+    check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _separators(network, separators)
-    with ranks(device_of(None, network)) as here:
+    with distributed_context(resolve_device(None, network)) as here:
         told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
         tally = Tally(shape, weight, draws, seed, here)
         for share, tables in readings(Module(here.to_device(network)).eval(), readers, here.shard(intakes)):
-            which = here.places(torch.tensor(share)).tolist()
+            which = here.global_indices(torch.tensor(share)).tolist()
             pairs = [_pair(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
             masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
             tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
         posterior = tally.posterior(interval)
-    drawn = [None if c is None else network.members[c].family.name for c in readers.selectors]
+    drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]
     return Roles(
-        tuple(member.family.name for member in readers.members),
+        tuple(member.group.name for member in readers.members),
         found.names,
         weight,
         interval,
@@ -267,7 +274,7 @@ def _missing(
 ) -> dict[str, str]:
     """What relations cannot be told of these sentences need, and why it is not there."""
     found = {}
-    name, stacks = readers.members[0].family.name, readers.stacks
+    name, stacks = readers.members[0].group.name, readers.stacks
     if stacks[0] != stacks[1]:
         found[ONE_STACK] = f"{name}, whose words read those of another stack"
     if set(vectors) & set(stacks):
@@ -275,7 +282,7 @@ def _missing(
     elif separators is None and network.tokenizer is None:
         found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
     if separators is not None and SEPARATORS in found:
-        raise BNetError("separators", expected="sentences in words or ids", got=found[SEPARATORS])
+        raise BNetError("separators", expected="sentences in words or ids", actual=found[SEPARATORS])
     return found
 
 
@@ -285,9 +292,9 @@ def _separators(network: Network, separators: Collection[str] | None) -> frozens
         return None
     known = {word for words in network.vocabularies.values() for word in words}
     known |= set(network.tokenizer.vocabulary) if network.tokenizer is not None else set()
-    for token in listed("separators", separators, str):
+    for token in check_sequence("separators", separators, str):
         if known and token not in known:
-            raise unknown("token of separators", token, known)
+            raise unknown_name_error("token of separators", token, known)
     return frozenset(separators)
 
 

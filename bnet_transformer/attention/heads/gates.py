@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import listed, number, one_of, seed_of, whole
-from bnet_transformer._core.distributed import Ranks, ranks
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
+from bnet_transformer._core.distributed import DistributedContext, distributed_context
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.memory import room_for, within_memory
-from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.attention.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
 from bnet_transformer.attention.heads.runs import Part, Runs, judged_families, sites_of
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import Needs, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
-from bnet_transformer.declare import Network, network_of
-from bnet_transformer.errors import BNetError, BudgetError, unknown
+from bnet_transformer.declare import Network, as_network
+from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm.arrays import in_numpy
 
@@ -48,8 +48,8 @@ METHODS = ("exact", "svi")
 Bars = Callable[[str, int], Any]  # a progress bar by its unit and its total
 
 
-@within_memory("inclusion")
-@with_gradients()
+@translate_memory_errors("inclusion")
+@enable_gradients()
 def inclusion(
     net: Any,
     sentences: object,
@@ -94,20 +94,20 @@ def inclusion(
     >>> found.mean.shape                                        # [slice, head]
     torch.Size([2, 2])
     """
-    one_of("method", method, METHODS)
+    check_choice("method", method, METHODS)
     if sigma is not None:
-        number("sigma", sigma, above=0)
-    if not 0 < number("interval", interval) < 1:
-        raise BNetError("interval", expected="a probability between 0 and 1", got=interval)
-    whole("draws", draws)
-    whole("rounds", rounds, least=3)
-    seed_of(seed)
-    network = network_of(net)
+        check_float("sigma", sigma, above=0)
+    if not 0 < check_float("interval", interval) < 1:
+        raise BNetError("interval", expected="a probability between 0 and 1", actual=interval)
+    check_int("draws", draws)
+    check_int("rounds", rounds, minimum=3)
+    check_seed(seed)
+    network = as_network(net)
     runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
-    room_for(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
+    check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
     if method == "exact":
-        _check_budget(runs, whole("budget", budget))
-    with ranks(network.device) as here:
+        _check_budget(runs, check_int("budget", budget))
+    with distributed_context(network.device) as here:
         bars = _bars(progress, here)
         told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.families
         here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
@@ -137,7 +137,7 @@ def inclusion(
     )
 
 
-def _bars(progress: bool | None, here: Ranks) -> Bars:
+def _bars(progress: bool | None, here: DistributedContext) -> Bars:
     loop = LoopConfig(progress=progress)
     return lambda unit, total: loop.progress_bar(here, total, 0, f" {unit}")
 
@@ -181,11 +181,11 @@ def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> tuple[float | None,
         return None, 1.0
     name, found = runs.families[0], float((2 * lost.mean()).sqrt())
     if not found > 0:
-        raise BNetError("output", expected="a family that a head moves when it is off", got=name)
+        raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
     sigma = found if sigma is None else float(sigma)
     if not found / FAR <= sigma <= found * FAR:
         wanted = f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
-        raise BNetError("sigma", expected=wanted, got=sigma)
+        raise BNetError("sigma", expected=wanted, actual=sigma)
     return sigma, sigma**-2
 
 
@@ -201,23 +201,23 @@ def damage(
     (2, 3)
     """
     if not isinstance(found, Inclusion):
-        raise BNetError("damage", expected="what bt.inclusion found", got=found)
+        raise BNetError("damage", expected="what bt.inclusion found", actual=found)
     around = found.sigma is not None
     output = found.likelihood.removeprefix(AROUND) if around else None
     data = found.data if sentences is None else sentences
-    roles = {found.network.graph.family(name).stem for name in found.slices}
+    roles = {found.network.graph.get_group(name).stem for name in found.slices}
     role = min(roles) if len(roles) == 1 else None
     runs = runs_of(found.network, data, output, role, seen=not around, sites=found.slices)
     if _said(runs) != found.likelihood:
         wanted, got = f"sentences with {found.likelihood}, as the measures had them", f"sentences with {_said(runs)}"
-        raise BNetError("sentences", expected=wanted, got=got)
+        raise BNetError("sentences", expected=wanted, actual=got)
     scale = 1.0 if found.sigma is None else found.sigma**-2
     heads = found.log_bayes.numel()
     counts = range(heads + 1) if counts is None else counts
-    numbers = listed("counts", counts, int, lambda k: whole("counts", k, least=0))
+    numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
         most = f"numbers of heads that are off, at most the {heads} that there are"
-        raise BNetError("counts", expected=most, got=counts)
+        raise BNetError("counts", expected=most, actual=counts)
     order = {name: order_by(found.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape, dtype=found.network.dtype)
     for m, places in enumerate(order.values()):
@@ -225,7 +225,7 @@ def damage(
             for at in places[:off]:
                 gates[(m, k, *at)] = 0.0
     every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with ranks(found.network.device) as here, torch.no_grad():
+    with distributed_context(found.network.device) as here, torch.no_grad():
         here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
         shared = _shared(runs, here)
         losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
@@ -247,9 +247,9 @@ def _said(runs: Runs) -> str:
     return f"P({names} | x)" if runs.is_observed else f"{AROUND}{names}"
 
 
-def _shared(runs: Runs, here: Ranks) -> Runs:
+def _shared(runs: Runs, here: DistributedContext) -> Runs:
     """The runs of this rank's share of the sentences, on its device."""
-    if here.world == 1:
+    if here.world_size == 1:
         return runs
     corpus = here.shard(runs.corpus).to(here.device)
     return replace(runs, module=_module(here.to_device(runs.module.network)), corpus=corpus, ranks=here)
@@ -270,15 +270,15 @@ def runs_of(
     sites: tuple[str, ...] | None = None,
 ) -> Runs:
     """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
-    network.one_type()
+    network.check_single_dtype()
     check_has_words(network, "sentences")
     if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
         alone = "sentences alone, where sigma= or output= asks for the output of the net"
-        raise BNetError("sentences", expected=alone, got="pairs of sentences and what is observed of them")
+        raise BNetError("sentences", expected=alone, actual="pairs of sentences and what is observed of them")
     needs: Needs = "optional" if seen else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
     families = judged_families(network, corpus, output)
-    wanted = [network.graph.family(name).index for name in families]
+    wanted = [network.graph.get_group(name).index for name in families]
     found = sites_of(network, role, wanted)
     found = found if sites is None else tuple(site for site in found if site.name in sites)
     return Runs(_module(network), found, corpus.to(network.device), families, found[0].heads)
@@ -289,13 +289,13 @@ def _check_budget(runs: Runs, budget: int) -> None:
     what, other = "method='exact'", "method='svi', which is approximate"
     if runs.heads > MOST:
         wanted = f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates"
-        raise BudgetError(what, expected=wanted, got=f"{runs.heads}, {2**runs.heads:,} settings", allowed=other)
+        raise BudgetError(what, expected=wanted, actual=f"{runs.heads}, {2**runs.heads:,} settings", allowed=other)
     count, most = len(runs.corpus), budget >> runs.heads
     if count > most:
         told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
         got = f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates"
         allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
-        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", got=got, allowed=allowed)
+        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", actual=got, allowed=allowed)
 
 
 def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
@@ -331,7 +331,7 @@ def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
     assert part.full is not None
     full = part.full.expand(len(part), *part.full.shape[1:])
     noise = []
-    for sentence in runs.ranks.places(part.which).tolist():
+    for sentence in runs.ranks.global_indices(part.which).tolist():
         own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
         noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
     for each in torch.stack(noise, 1):
@@ -461,11 +461,11 @@ class Inclusion(HeadTable):
     def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
         """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
         log odds ratio of their gates is below `-nats`."""
-        number("nats", nats, above=0)
+        check_float("nats", nats, above=0)
         if self.interaction is None:
             got = f"method={self.method!r}, which takes each head by itself"
             wanted = "the joint posterior of a slice's gates"
-            raise BNetError("duplicates", expected=wanted, got=got, allowed="bt.inclusion(..., method='exact')")
+            raise BNetError("duplicates", expected=wanted, actual=got, allowed="bt.inclusion(..., method='exact')")
         pairs = torch.triu(self.interaction, 1)
         found = (pairs < -nats).nonzero().tolist()
         return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
@@ -473,14 +473,14 @@ class Inclusion(HeadTable):
     def place(self, name: str) -> int:
         """Where a family of heads stands in `slices`."""
         if name not in self.slices:
-            raise unknown("slice of heads", name, self.slices)
+            raise unknown_name_error("slice of heads", name, self.slices)
         return self.slices.index(name)
 
     def measure(self, name: str) -> Tensor:
         """One of the three measures, `[slice, head]`."""
         found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
         if name not in found:
-            raise BNetError("measure", expected="a measure of heads", got=name, allowed=", ".join(MEASURES))
+            raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
         return found[name]
 
     def agreement(self) -> pd.DataFrame:

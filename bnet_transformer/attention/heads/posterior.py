@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.attention.heads.runs import Part, Runs
 
 COARSE, FINE = 33, 81  # points of [0, 1] at which it is looked for, and then reckoned
@@ -267,7 +267,9 @@ def _again(weight: Tensor, generator: torch.Generator) -> Tensor:
     return (member + MEMBERS * torch.arange(POPULATIONS)[:, None]).flatten()
 
 
-def draws_of(ratio: Tensor, count: int, generator: torch.Generator, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
+def draws_of(
+    ratio: Tensor, count: int, generator: torch.Generator, ranks: DistributedContext = SINGLE_PROCESS
+) -> tuple[Tensor, Tensor]:
     """So many draws of rho from `prod_s (1 - rho + rho e^ratio_s)` for each row of `[row, sentence]`, `[row, draw]`;
     and the log of its integral. The density is taken to be straight between its points. Each of the `ranks` has the
     ratios of its sentences; all have the same draws."""
@@ -288,7 +290,7 @@ def draws_of(ratio: Tensor, count: int, generator: torch.Generator, ranks: Ranks
     return rho.clamp(TINY, 1 - TINY), total.log() + most[:, 0]
 
 
-def density(ratio: Tensor, ranks: Ranks = ALONE) -> tuple[Tensor, Tensor]:
+def density(ratio: Tensor, ranks: DistributedContext = SINGLE_PROCESS) -> tuple[Tensor, Tensor]:
     """`sum_s log(1 - rho + rho e^ratio_s)` of each row at points of [0, 1] that lie where it is within LOW of its mode:
     the points and the values, `[row, point]`. It is concave, so that where it is high is one interval; many sentences
     make that narrow, and it is looked for until it is some points wide."""
@@ -390,7 +392,7 @@ def _slopes(runs: Runs, part: Part, likely: Tensor, place: int, random: Tensor) 
     """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `likely`."""
     chance, between = random.unbind(1)
     gates, count = (chance < likely).double(), likely[0].numel()
-    turn = torch.arange(count) + runs.ranks.places(part.which)[:, None] + place
+    turn = torch.arange(count) + runs.ranks.global_indices(part.which)[:, None] + place
     there = (turn % passes_of(count) == 0).reshape(likely.shape)
     network = runs.module.network
     leaf = torch.where(there, between, gates).to(network.device, network.dtype).requires_grad_()

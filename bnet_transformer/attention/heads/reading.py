@@ -22,8 +22,8 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.compiler.course import Course, Request, seen
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data import EncodedSentence
-from bnet_transformer.declare import Input, Member, Network
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import prior_of
 from bnet_transformer.reference import BUDGET, asking
 
@@ -42,7 +42,7 @@ class Readers:
     `stacks` are the one whose words read and the one whose words are read.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[NodeSpec, ...]
     selectors: tuple[int | None, ...]
     heads: int
     stacks: tuple[str, str]
@@ -54,75 +54,75 @@ def readers_of(network: Network, role: str | None, slices: object) -> Readers:
     wanted = list(own) if isinstance(slices, str) and slices == "all" else asking.slices_of(slices, network)
     for t in wanted:
         if t not in own:
-            got, stem = f"slice {t}", next(iter(own.values())).family.stem
-            raise BNetError("slices", expected=f"slices in which {stem} reads", got=got, allowed=f"{list(own)}")
+            got, stem = f"slice {t}", next(iter(own.values())).group.stem
+            raise BNetError("slices", expected=f"slices in which {stem} reads", actual=got, allowed=f"{list(own)}")
     members = tuple(own[t] for t in wanted)
     selectors = tuple(_selector(network, member) for member in members)
     counts = {
-        m.family.name: math.prod(network.graph.sizes[plate] for plate in m.family.plates)
+        m.group.name: math.prod(network.graph.plate_sizes[plate] for plate in m.group.plates)
         if c is None
-        else network.members[c].tpm.states or 1
+        else network.specs[c].tpm.states or 1
         for m, c in zip(members, selectors, strict=True)
     }
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise BNetError("slices", expected="slices with as many heads", got=told)
+        raise BNetError("slices", expected="slices with as many heads", actual=told)
     first = members[0]
-    read = network.members[_collection(first).parent].family.words or ""
-    return Readers(members, selectors, counts[first.family.name], (first.family.words or "", read))
+    read = network.specs[_collection(first).index].group.word_stack or ""
+    return Readers(members, selectors, counts[first.group.name], (first.group.word_stack or "", read))
 
 
-def _by_slice(network: Network, role: str | None) -> dict[int, Member]:
+def _by_slice(network: Network, role: str | None) -> dict[int, NodeSpec]:
     """The family that reads in each slice, of one role."""
-    found: dict[str, dict[int, Member]] = {}
-    for member in network.members:
-        step = member.family.step
-        within = step is not None and 0 <= step < network.graph.slices[member.family.stack]
-        if step is not None and within and member.family.words is not None and member.reads_words:
-            found.setdefault(member.family.stem, {})[step] = member
+    found: dict[str, dict[int, NodeSpec]] = {}
+    for member in network.specs:
+        step = member.group.step
+        within = step is not None and 0 <= step < network.graph.slices[member.group.stack]
+        if step is not None and within and member.group.word_stack is not None and member.has_word_attention:
+            found.setdefault(member.group.stem, {})[step] = member
     if not found:
-        kinds = sorted({type(m.tpm).__name__ for m in network.members if (m.family.step or -1) >= 0})
-        raise BNetError("net", expected="a TPM with P(j | i) in its slices", got=", ".join(kinds) or "no slice")
+        kinds = sorted({type(m.tpm).__name__ for m in network.specs if (m.group.step or -1) >= 0})
+        raise BNetError("net", expected="a TPM with P(j | i) in its slices", actual=", ".join(kinds) or "no slice")
     if role is not None and role not in found:
-        raise unknown("role that reads", role, found)
+        raise unknown_name_error("role that reads", role, found)
     if role is None and len(found) > 1:
-        raise BNetError("role", expected="which of them reads (role=)", got="none", allowed=", ".join(found))
+        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(found))
     return found[role if role is not None else next(iter(found))]
 
 
-def _collection(member: Member) -> Input:
+def _collection(member: NodeSpec) -> ParentSpec:
     """The words that a family reads."""
     slots = member.tpm.reading_slots()
-    return next(given for given in member.word_inputs if given.slot in slots)
+    return next(given for given in member.word_parents if given.slot in slots)
 
 
-def _selector(network: Network, member: Member) -> int | None:
+def _selector(network: Network, member: NodeSpec) -> int | None:
     """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
-    if member.family.plates:
+    if member.group.plates:
         return None
-    inputs = [given for given in member.inputs if given.slot in member.tpm.reading_slots()]
-    stack = [i for given in inputs for i in (given.parent, *(selector for _, selector in given.pick))]
+    inputs = [given for given in member.parents if given.slot in member.tpm.reading_slots()]
+    stack = [i for given in inputs for i in (given.index, *(selector for _, selector in given.pick))]
     choices: set[int] = set()
     passed: set[int] = set()
     while stack:
         index = stack.pop()
-        family, above = network.members[index].family, [bundle.parent for bundle in network.graph.into[index]]
+        family, above = network.specs[index].group, [bundle.parent for bundle in network.graph.in_edges[index]]
         if index not in passed and not network.is_word_state(family):
             passed.add(index)
-            choices |= {index} if network.members[index].tpm.kind == "discrete" else set()
-            stack.extend(i for i in above if network.members[i].family.stem != family.stem)  # no selector's own past
+            choices |= {index} if network.specs[index].tpm.kind == "discrete" else set()
+            stack.extend(i for i in above if network.specs[i].group.stem != family.stem)  # no selector's own past
     tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
-        names = ", ".join(network.members[i].family.name for i in tops)
-        raise BNetError(member.family.name, expected="heads that one selector draws", got=f"choices {names}")
+        names = ", ".join(network.specs[i].group.name for i in tops)
+        raise BNetError(member.group.name, expected="heads that one selector draws", actual=f"choices {names}")
     return tops[0] if tops else None
 
 
-def allowed(network: Network, member: Member, words: Mapping[str, int]) -> Tensor:
+def allowed(network: Network, member: NodeSpec, words: Mapping[str, int]) -> Tensor:
     """`[i, j]`: which words the mask lets each word read."""
     given = _collection(member)
-    read = network.members[given.parent].family.words or ""
-    return torch.tensor(given.reach.matrix(words[member.family.words or ""], words[read]))
+    read = network.specs[given.index].group.word_stack or ""
+    return torch.tensor(given.reach.matrix(words[member.group.word_stack or ""], words[read]))
 
 
 @torch.no_grad()
@@ -148,14 +148,14 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
     most = 1
     for member, selector in zip(readers.members, readers.selectors, strict=True):
-        above = network.graph.ancestors([member.family.index]) - {selector}
-        free = [i for i in above if network.members[i].tpm.kind == "discrete"]
+        above = network.graph.ancestors([member.group.index]) - {selector}
+        free = [i for i in above if network.specs[i].tpm.kind == "discrete"]
         count = math.prod(network.count_states(i, words) for i in free)
         if count > BUDGET:
-            names = ", ".join(network.members[i].family.name for i in sorted(free)[:6])
+            names = ", ".join(network.specs[i].group.name for i in sorted(free)[:6])
             wanted = f"at most {BUDGET} joint states of what is drawn above them ({names})"
-            what = f"readings of {member.family.name}"
-            raise BudgetError(what, expected=wanted, got=f"{count}", allowed="slices= of the first ones")
+            what = f"readings of {member.group.name}"
+            raise BudgetError(what, expected=wanted, actual=f"{count}", allowed="slices= of the first ones")
         most = max(most, count)
     return most
 
@@ -163,15 +163,15 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
 def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
     """`P(j | i)` of sentences of one length, slice by slice."""
     network, device = module.network, module.network.device
-    indices = {member.family.index for member in readers.members}
+    indices = {member.group.index for member in readers.members}
     above = network.graph.ancestors(indices)
-    free = {i for i in above if network.members[i].tpm.kind == "discrete"}
-    drawn = {m.family.index for m in readers.members if m.tpm.kind == "discrete"}
-    parents = {given.parent for i in drawn for given in network.members[i].inputs}
+    free = {i for i in above if network.specs[i].tpm.kind == "discrete"}
+    drawn = {m.group.index for m in readers.members if m.tpm.kind == "discrete"}
+    parents = {given.index for i in drawn for given in network.specs[i].parents}
     given = {name: torch.stack([each.given[name] for each in intakes]).to(device) for name in intakes[0].given}
-    told = {network.member(name).family.words for name in given}
+    told = {network.get_spec(name).group.word_stack for name in given}
     request = Request(
-        tuple(network.members[i].family.name for i in sorted(free | parents)),
+        tuple(network.specs[i].group.name for i in sorted(free | parents)),
         {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].words.items() if s not in told},
         given=given,
         readings=frozenset(indices - drawn),
@@ -183,9 +183,9 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     return [_by_head(course, member, selector, readers.heads, len(intakes)) for member, selector in pairs]
 
 
-def _by_head(course: Course, member: Member, selector: int | None, heads: int, batch: int) -> Tensor:
+def _by_head(course: Course, member: NodeSpec, selector: int | None, heads: int, batch: int) -> Tensor:
     """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
-    layout, found, family = course.layout, _reading(course, member), member.family
+    layout, found, family = course.layout, _reading(course, member), member.group
     shares = _shares(course, found, selector)
     if shares is not None:
         found = found * shares[..., None].to(found.dtype)
@@ -193,8 +193,8 @@ def _by_head(course: Course, member: Member, selector: int | None, heads: int, b
     rest = [k for k in range(layout.batch) if k != place and found.shape[k] > 1]
     found = found.sum(rest, keepdim=True) if rest else found
     full = [1] * layout.rank
-    full[layout.batch], full[layout.word] = batch, course.words[family.words or ""]
-    sizes = {layout.axis(plate): course.network.graph.sizes[plate] for plate in family.plates}
+    full[layout.batch], full[layout.word] = batch, course.words[family.word_stack or ""]
+    sizes = {layout.axis(plate): course.network.graph.plate_sizes[plate] for plate in family.plates}
     if place is not None and not sizes:
         sizes = {place: heads}
     for axis, size in sizes.items():
@@ -203,21 +203,21 @@ def _by_head(course: Course, member: Member, selector: int | None, heads: int, b
     return found.reshape(-1, batch, *found.shape[-2:])
 
 
-def _reading(course: Course, member: Member) -> Tensor:
+def _reading(course: Course, member: NodeSpec) -> Tensor:
     """`P(j | i)` in the layout: of a deterministic family as the course kept it."""
-    weights = course.readings.get(member.family.index)
+    weights = course.readings.get(member.group.index)
     if member.tpm.kind == "discrete":
         at, parents = seen(course, member)
         weights = member.tpm.reading(at, *parents)
     if weights is None:
         wanted, got = "a family that reads all words at once", "one that is computed word after word"
-        raise ReadingError(member.family.name, expected=wanted, got=got)
+        raise UnsupportedError(member.group.name, expected=wanted, actual=got)
     return course.layout.full(weights, 1)
 
 
 def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | None:
     """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
-    layout, graph, members = course.layout, course.network.graph, course.network.members
+    layout, graph, members = course.layout, course.network.graph, course.network.specs
     own = {i for k, i in enumerate(layout.enumerated) if reading.shape[k] > 1}
     needed = {i for i in layout.enumerated if i in graph.ancestral_set(own)}
     if needed <= {selector}:
@@ -298,12 +298,12 @@ def relations_of(asked: object, missing: Mapping[str, str]) -> Relations:
         return Relations({name: RELATIONS[name][1] for name in DEFAULT if name not in left}, left)
     if isinstance(asked, str) or not isinstance(asked, Sequence | Mapping):
         wanted = "a list of relations, or a mapping from names to what says where they hold"
-        raise BNetError("relations", expected=wanted, got=asked, allowed=", ".join(RELATIONS))
+        raise BNetError("relations", expected=wanted, actual=asked, allowed=", ".join(RELATIONS))
     named = asked if isinstance(asked, Mapping) else {name: name for name in asked if name != OTHER}
     tables = {name: _table_of(name, told, missing) for name, told in named.items()}
     if not tables:
         wanted = f"at least one beside {OTHER!r}"
-        raise BNetError("relations", expected=wanted, got="none", allowed=", ".join(RELATIONS))
+        raise BNetError("relations", expected=wanted, actual="none", allowed=", ".join(RELATIONS))
     return Relations(tables)
 
 
@@ -311,19 +311,19 @@ def _table_of(name: object, told: object, missing: Mapping[str, str]) -> Callabl
     """Where one relation holds: as one of ours, a Reach, or a function of the tokens says."""
     if not isinstance(name, str) or not name or name == OTHER:
         wanted = f"a name for each relation; {OTHER!r} is what no relation holds of"
-        raise BNetError("relations", expected=wanted, got=name)
+        raise BNetError("relations", expected=wanted, actual=name)
     if isinstance(told, str):
         if told not in RELATIONS:
-            raise unknown("relation", told, RELATIONS)
+            raise unknown_name_error("relation", told, RELATIONS)
         needs, table = RELATIONS[told]
         if needs in missing:
-            raise BNetError(f"relation {told!r}", expected=f"a reading that has {needs}", got=missing[needs])
+            raise BNetError(f"relation {told!r}", expected=f"a reading that has {needs}", actual=missing[needs])
         return table
     if isinstance(told, Reach):
         return lambda pair: told.matrix(*pair.shape)
     if not callable(told):
         wanted = "a function of the tokens, a Reach, or the name of a relation"
-        raise BNetError(f"relation {name!r}", expected=wanted, got=told, allowed=", ".join(RELATIONS))
+        raise BNetError(f"relation {name!r}", expected=wanted, actual=told, allowed=", ".join(RELATIONS))
     return lambda pair: told(pair.tokens) if pair.one_stack else told(pair.tokens, pair.read)
 
 
@@ -333,7 +333,7 @@ def _checked(told: object, pair: Pair, where: str) -> Table:
     try:
         table = np.asarray(told)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError(where, expected=wanted, got=told) from error
+        raise BNetError(where, expected=wanted, actual=told) from error
     if table.dtype != bool or table.shape != pair.shape:
-        raise BNetError(where, expected=wanted, got=f"{table.dtype} of shape {table.shape}")
+        raise BNetError(where, expected=wanted, actual=f"{table.dtype} of shape {table.shape}")
     return table

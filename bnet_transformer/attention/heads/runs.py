@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module, output_of
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
 from bnet_transformer.data.task import decided_by
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.errors import BNetError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
 from bnet_transformer.reference import ATOL
 
@@ -35,7 +35,7 @@ class Site:
     """One slice's heads: the family of what they read, and the families of a run that they do not change but that
     what descends from them reads."""
 
-    member: Member
+    member: NodeSpec
     beside: tuple[str, ...]
     plates: tuple[int, ...]
 
@@ -47,56 +47,56 @@ class Site:
     @property
     def name(self) -> str:
         """The family's name: `a_0`."""
-        return self.member.family.name
+        return self.member.group.name
 
 
 def sites_of(network: Network, role: str | None, wanted: Collection[int]) -> tuple[Site, ...]:
     """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
     graph = network.graph
     needed = graph.ancestral_set(wanted)
-    found = [m for m in network.members if m.family.index in needed and _is_summed(network, m)]
+    found = [m for m in network.specs if m.group.index in needed and _is_summed(network, m)]
     if not found:
-        choose = [member.family.name for member in network.choices]
+        choose = [member.group.name for member in network.choices]
         got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
         hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
         summed = "heads that are summed: a plate of them that a later node reads"
-        raise BNetError("net", expected=summed, got=got, allowed=hint)
-    roles = list(dict.fromkeys(m.family.stem for m in found))
+        raise BNetError("net", expected=summed, actual=got, allowed=hint)
+    roles = list(dict.fromkeys(m.group.stem for m in found))
     if role is not None:
         if role not in roles:
-            raise unknown("role of heads", role, roles)
-        found = [m for m in found if m.family.stem == role]
+            raise unknown_name_error("role of heads", role, roles)
+        found = [m for m in found if m.group.stem == role]
     sites = tuple(
-        Site(m, _beside(network, m.family.index, needed), tuple(graph.sizes[plate] for plate in m.family.plates))
+        Site(m, _beside(network, m.group.index, needed), tuple(graph.plate_sizes[plate] for plate in m.group.plates))
         for m in found
     )
     if len({site.heads for site in sites}) > 1:
         told = ", ".join(f"{site.name} {site.heads}" for site in sites)
-        raise BNetError("role", expected="as many heads in each slice", got=told, allowed=", ".join(roles))
+        raise BNetError("role", expected="as many heads in each slice", actual=told, allowed=", ".join(roles))
     return sites
 
 
-def _is_summed(network: Network, member: Member) -> bool:
+def _is_summed(network: Network, member: NodeSpec) -> bool:
     """True for a function of each word and head that all its readers read over the plates of heads."""
-    family = member.family
-    if member.tpm.is_random or family.words is None or not family.plates or not member.shape:
+    family = member.group
+    if member.tpm.is_random or family.word_stack is None or not family.plates or not member.shape:
         return False
-    children = {bundle.child for bundle in network.graph.out_of[family.index]}
-    inputs = [g for child in children for g in network.members[child].inputs if g.parent == family.index]
+    children = {bundle.child for bundle in network.graph.out_edges[family.index]}
+    inputs = [g for child in children for g in network.specs[child].parents if g.index == family.index]
     return bool(inputs) and all(given.over == family.plates for given in inputs)
 
 
 def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
     """What is read, and hangs on the words, by what descends from a family and is needed."""
     graph, below = network.graph, {index}
-    order = [i for group in graph.groups for i in group if i in needed]
+    order = [i for group in graph.components for i in group if i in needed]
     for i in order:
-        if any(bundle.parent in below for bundle in graph.into[i]):
+        if any(bundle.parent in below for bundle in graph.in_edges[i]):
             below.add(i)
-    decided = decided_by(network, [network.members[i] for i in order])
-    read = {bundle.parent for i in below - {index} for bundle in graph.into[i]} - below
-    members = [network.members[i] for i in sorted(read) if decided[i] and network.graph.into[i]]
-    return tuple(m.family.name for m in members if not m.tpm.is_random)
+    decided = decided_by(network, [network.specs[i] for i in order])
+    read = {bundle.parent for i in below - {index} for bundle in graph.in_edges[i]} - below
+    members = [network.specs[i] for i in sorted(read) if decided[i] and network.graph.in_edges[i]]
+    return tuple(m.group.name for m in members if not m.tpm.is_random)
 
 
 def judged_families(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ def judged_families(network: Network, corpus: Batch, output: str | None) -> tupl
     if corpus.evidence:
         return tuple(corpus.evidence)
     name = output_of(network) if output is None else output
-    member = network.member(name)
+    member = network.get_spec(name)
     if not member.shape and not member.tpm.is_random:
-        raise BNetError("output", expected="a family of vectors, or a readout", got=name)
+        raise BNetError("output", expected="a family of vectors, or a readout", actual=name)
     return (name,)
 
 
@@ -136,7 +136,7 @@ class Runs:
     corpus: Batch
     families: tuple[str, ...]
     heads: int
-    ranks: Ranks = ALONE
+    ranks: DistributedContext = SINGLE_PROCESS
 
     @property
     def is_observed(self) -> bool:
@@ -186,9 +186,9 @@ class Runs:
             return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
         for name in self.families:
-            member = self.module.network.member(name)
+            member = self.module.network.get_spec(name)
             told = evidence_in(course, member, corpus.evidence[name])
-            table = where_seen(told, likelihood_of(course, member.family.index, member, told, ATOL))
+            table = where_seen(told, likelihood_of(course, member.group.index, member, told, ATOL))
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
@@ -196,8 +196,8 @@ class Runs:
         """A run of a net that chooses nothing."""
         course, plan = self.module.run(request)
         if plan.enumerated:
-            name = self.module.network.members[plan.enumerated[0]].family.name
-            raise ReadingError(name, expected="a net that chooses nothing", got="a choice that is open")
+            name = self.module.network.specs[plan.enumerated[0]].group.name
+            raise UnsupportedError(name, expected="a net that chooses nothing", actual="a choice that is open")
         return course, plan
 
     def table(self, gates: Tensor, told: Callable[[int], object]) -> Tensor:
@@ -212,7 +212,7 @@ class Runs:
                     some = slice(start, start + most)
                     found[k, part.which, some] = self.settings(site, part, gates[some]).cpu()
                     told(len(part) * len(gates[some]))
-        return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world > 1 else found
+        return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else found
 
     def fitting(self) -> int:
         """How many words go together where slopes are asked for, and what every slice makes is kept."""
@@ -221,6 +221,6 @@ class Runs:
     def width(self) -> int:
         """Bytes for each word of a run: a few of its widest values."""
         network = self.module.network
-        sizes, members = network.graph.sizes, [m for m in network.members if m.family.words is not None]
-        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.family.plates) for m in members)
-        return 16 * wide * torch.finfo(network.floating).bits // 8
+        sizes, members = network.graph.plate_sizes, [m for m in network.specs if m.group.word_stack is not None]
+        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.group.plates) for m in members)
+        return 16 * wide * torch.finfo(network.default_dtype).bits // 8

@@ -19,17 +19,17 @@ from pyro.poutine.runtime import _PYRO_STACK
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from bnet_transformer._core.checks import whole
+from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Layout
 from bnet_transformer.compiler.told import batch_of, check_states, form, lead_of, readable
-from bnet_transformer.declare import Input, Member, Network
-from bnet_transformer.errors import BNetError, EvidenceError, shown
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, EvidenceError, format_value
 
 NO_FAMILY = -1  # in a layout, a dim that Pyro enumerates: which family it belongs to is Pyro's to know
 
 
-def own_shape(member: Member) -> tuple[int, ...]:
+def own_shape(member: NodeSpec) -> tuple[int, ...]:
     """The dims of a value of a family that are its own: none of a state."""
     return () if member.tpm.kind == "discrete" else member.shape
 
@@ -62,15 +62,15 @@ def count_sentences(
 
     Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `nesting` plates.
     """
-    members = {m.family.name: m for m in network.members if m.tpm.is_random and m.scope != "corpus"}
-    told = {members[name].family.index: (name, value) for name, value in observed.items() if name in members}
+    members = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
+    told = {members[name].group.index: (name, value) for name, value in observed.items() if name in members}
     found = [batch_of(network, told, least)]
     for _, name, value in handled() if least == 1 else ():
         if name in members and isinstance(value, Tensor):
             own = len(members[name].shape) if value.is_floating_point() else 0
             found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
-    if batch is not None and whole("batch", batch) != max(found) > 1:
-        raise BNetError("batch", expected=f"{max(found)}, the number of sentences in y", got=batch)
+    if batch is not None and check_int("batch", batch) != max(found) > 1:
+        raise BNetError("batch", expected=f"{max(found)}, the number of sentences in y", actual=batch)
     return max(found) if batch is None else batch
 
 
@@ -81,37 +81,39 @@ def check_handled(network: Network, sites: frozenset[str], observed: frozenset[s
         if name in sites:
             found[what].add(name)
         elif name in network.graph.by_name:
-            kind = "set by do=" if network.member(name).tpm.is_random else "deterministic"
+            kind = "set by do=" if network.get_spec(name).tpm.is_random else "deterministic"
             raise BNetError(
                 f"{what} on {name}",
                 expected="a random site of the model",
-                got=f"a {kind} node, which Pyro would pass over in silence",
+                actual=f"a {kind} node, which Pyro would pass over in silence",
                 allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
             )
-        elif (owner := network.graph.owner(name)) is not None:  # any other name is a site of a model around this one
+        elif (
+            owner := network.graph.find_group_of_node(name)
+        ) is not None:  # any other name is a site of a model around this one
             some = f", or y={{{owner.name!r}: ...}} with seen= for some of its words" if owner.name in sites else ""
             raise BNetError(
                 f"{what} on {name}",
                 expected="the name of a whole family, for its nodes are one site",
-                got="one node",
+                actual="one node",
                 allowed=f"{owner.name!r}{some}",
             )
     for name in sorted(found["do"] & (found["condition"] | observed)):
-        raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+        raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
     return {what: frozenset(names) for what, names in found.items()}
 
 
-def check_type(what: str, member: Member, value: object, dtype: torch.dtype) -> Tensor:
+def check_type(what: str, member: NodeSpec, value: object, dtype: torch.dtype) -> Tensor:
     """A value of a random family, or the error: states are whole numbers, the rest real ones of the net's type."""
     if not isinstance(value, Tensor):
-        raise BNetError(what, expected="a tensor", got=value)
+        raise BNetError(what, expected="a tensor", actual=value)
     discrete = member.tpm.kind == "discrete"
     if discrete == (value.is_floating_point() or value.is_complex()) or value.dtype == torch.bool:
         wanted = "whole numbers, the states" if discrete else "real numbers"
-        raise BNetError(what, expected=wanted, got=f"{value.dtype}")
+        raise BNetError(what, expected=wanted, actual=f"{value.dtype}")
     if not discrete and value.dtype != dtype:
         hint = f"net.to({value.dtype}), or {what} in {dtype}"
-        raise BNetError(what, expected=f"{dtype}, as the net", got=f"{value.dtype}", allowed=hint)
+        raise BNetError(what, expected=f"{dtype}, as the net", actual=f"{value.dtype}", allowed=hint)
     return value
 
 
@@ -122,27 +124,27 @@ def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
     bad = ~torch.isfinite(value.detach())
     bad = bad if shown is None else bad & shown.reshape(*shown.shape, *[1] * (bad.dim() - shown.dim()))
     if bool(bad.any()):
-        raise EvidenceError(what, expected="finite numbers", got=value.detach()[bad][0].item())
+        raise EvidenceError(what, expected="finite numbers", actual=value.detach()[bad][0].item())
 
 
-def check_data(course: Course, member: Member, value: object) -> Tensor:
+def check_data(course: Course, member: NodeSpec, value: object) -> Tensor:
     """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
-    name, network, own = f"data[{member.family.name!r}]", course.network, own_shape(member)
+    name, network, own = f"data[{member.group.name!r}]", course.network, own_shape(member)
     value = check_type(name, member, value, network.dtype)
     words = value.shape[value.dim() - len(own) - 1] if value.dim() > len(own) else 0
-    sizes = (*lead_of(network, member, {member.family.words or "": words}), *own)
+    sizes = (*lead_of(network, member, {member.group.word_stack or "": words}), *own)
     fits = value.dim() in (len(sizes), len(sizes) + 1) and value.shape[value.dim() - len(sizes) :] == sizes
     if not fits or 0 in value.shape:
         wanted = form(member, state=member.tpm.kind == "discrete")
-        wanted += "".join(f", {network.graph.sizes[plate]} along {plate}" for plate in member.family.plates)
-        raise BNetError(name, expected=wanted, got=f"shape {tuple(value.shape)}")
+        wanted += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in member.group.plates)
+        raise BNetError(name, expected=wanted, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
     if member.tpm.states is not None:  # of words that are read the run knows how many there are
-        check_states(course, member.family.index, name, value)
+        check_states(course, member.group.index, name, value)
     return value
 
 
-def check_drawn(course: Course, member: Member, what: str, value: object, sizes: Sequence[int], how: str) -> Tensor:
+def check_drawn(course: Course, member: NodeSpec, what: str, value: object, sizes: Sequence[int], how: str) -> Tensor:
     """The value of a site: states that there are; under condition and do (`how`), also of the form of the site.
 
     `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
@@ -161,9 +163,9 @@ def check_drawn(course: Course, member: Member, what: str, value: object, sizes:
         if lead[max(0, len(lead) - len(full)) :] not in fitting or value.shape[split:] != own:
             wanted = f"shape {(*full, *own)}, first the {len(full)} dims of sentence, plates and word"
             got = f"shape {tuple(value.shape)}"
-            raise BNetError(what, expected=wanted, got=got, allowed="model.data makes these dims")
+            raise BNetError(what, expected=wanted, actual=got, allowed="model.data makes these dims")
         check_finite(what, value)
-    check_states(course, member.family.index, what, value)
+    check_states(course, member.group.index, what, value)
     return value
 
 
@@ -171,14 +173,14 @@ def check_rows(what: str, value: object, stored: Tensor) -> None:
     """Refuse a table of probabilities that is of another form or type, or whose rows are none."""
     if not isinstance(value, Tensor) or value.dtype != stored.dtype:
         got = f"{value.dtype}" if isinstance(value, Tensor) else value
-        raise BNetError(what, expected=f"probabilities in {stored.dtype}", got=got)
+        raise BNetError(what, expected=f"probabilities in {stored.dtype}", actual=got)
     if value.shape[max(0, value.dim() - stored.dim()) :] != stored.shape:
-        raise BNetError(what, expected=f"shape {tuple(stored.shape)}", got=f"shape {tuple(value.shape)}")
+        raise BNetError(what, expected=f"shape {tuple(stored.shape)}", actual=f"shape {tuple(value.shape)}")
     if readable(value):
         rows = value.detach()
         near = (rows.sum(-1) - 1).abs() <= torch.finfo(rows.dtype).eps ** 0.5
         if not bool(near.all() & (rows >= 0).all()):
-            raise BNetError(what, expected="rows of probabilities, which sum to 1", got=rows.tolist())
+            raise BNetError(what, expected="rows of probabilities, which sum to 1", actual=rows.tolist())
 
 
 def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:
@@ -186,37 +188,37 @@ def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:
 
     Pyro sums such a choice out for each entry apart, which is right only while nothing depends on two of them.
     """
-    member = network.members[index]
-    own = set(member.family.plates) | ({WORD} if member.family.words is not None else set())
+    member = network.specs[index]
+    own = set(member.group.plates) | ({WORD} if member.group.word_stack is not None else set())
     reached = {index: own}
     before: dict[int, set[str]] = {}
     while reached != before:  # once more where families read each other word after word: no order has parents first
         before = dict(reached)
-        for child in network.members:
-            at = child.family.index
-            if at in known or (at == index and not any(given.parent == index for given in child.inputs)):
+        for child in network.specs:
+            at = child.group.index
+            if at in known or (at == index and not any(given.index == index for given in child.parents)):
                 continue
             axes: set[str] = set()
-            for given in child.inputs:
-                if given.parent in reached:
-                    if any(_meets(child, given, axis) for axis in reached[given.parent]):
-                        return child.family.name
-                    axes |= reached[given.parent]
+            for given in child.parents:
+                if given.index in reached:
+                    if any(_meets(child, given, axis) for axis in reached[given.index]):
+                        return child.group.name
+                    axes |= reached[given.index]
                 axes |= {axis for _, selector in given.pick for axis in reached.get(selector, ())}
-            reads = any(g.parent in reached or any(s in reached for _, s in g.pick) for g in child.inputs)
+            reads = any(g.index in reached or any(s in reached for _, s in g.pick) for g in child.parents)
             if reads and child.tpm.kind == "deterministic":
                 reached[at] = axes
     return None
 
 
-def _meets(child: Member, given: Input, axis: str) -> bool:
+def _meets(child: NodeSpec, given: ParentSpec, axis: str) -> bool:
     """True where one entry of the child reads other entries of its parent along an axis."""
     if axis in given.over or axis in dict(given.pick):
         return True
-    return not given.reach.own if axis == WORD else axis not in child.family.plates
+    return not given.reach.is_positionwise if axis == WORD else axis not in child.group.plates
 
 
-def received(course: Course, member: Member, value: Tensor) -> Tensor:
+def received(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
     """What a site returned, with all dims of the layout; the layout grows where Pyro enumerated one more site."""
     split = value.dim() - len(own_shape(member))
     lead, shape = list(value.shape[:split]), list(value.shape[split:])
@@ -225,7 +227,7 @@ def received(course: Course, member: Member, value: Tensor) -> Tensor:
     plain = course.layout.rank - course.layout.batch
     if 0 < len(lead) < plain and value.numel() > 1:
         wanted = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
-        raise BNetError(member.family.name, expected=wanted, got=f"shape {tuple(value.shape)}")
+        raise BNetError(member.group.name, expected=wanted, actual=f"shape {tuple(value.shape)}")
     more = len(lead) - course.layout.rank
     if more > 0:  # room for more enumerated dims, in front of all values so far
         course.layout = Layout((*course.layout.enumerated, *[NO_FAMILY] * more), course.layout.plates)
@@ -243,7 +245,9 @@ def pyro_distribution(what: str, found: Distribution) -> Any:
     kind = getattr(dist, type(found).__name__, None)
     arguments = {name: vars(found)[name] for name in found.arg_constraints if name in vars(found)}
     if kind is None or not arguments:
-        raise BNetError(what, expected="a distribution that Pyro has", got=shown(found), allowed="pyro.distributions")
+        raise BNetError(
+            what, expected="a distribution that Pyro has", actual=format_value(found), allowed="pyro.distributions"
+        )
     if "logits" in arguments:
         arguments.pop("probs", None)
     return kind(**arguments, validate_args=False)

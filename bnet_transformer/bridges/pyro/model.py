@@ -13,7 +13,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from bnet_transformer._core.checks import mapping, one_of, whole
+from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.pyro import checks
 from bnet_transformer.compiler import Module
@@ -28,8 +28,8 @@ from bnet_transformer.compiler.told import (
     received as received_values,
 )
 from bnet_transformer.compiler.values import Scan, value as value_of
-from bnet_transformer.declare import Member, Network, network_of
-from bnet_transformer.errors import BNetError, EvidenceError, unknown
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 
 
 class PyroModel:
@@ -57,21 +57,23 @@ class PyroModel:
     """
 
     def __init__(self, network: Network, parameters: str = "prior") -> None:
-        self.network = network = network_of(network)
-        one_of("parameters", parameters, ("prior", "own"))
-        self.plates = tuple(network.graph.sizes)
+        self.network = network = as_network(network)
+        check_choice("parameters", parameters, ("prior", "own"))
+        self.plates = tuple(network.graph.plate_sizes)
         self.max_plate_nesting = len(self.plates) + 2
         self._module = Module(network)
-        self.random = tuple(m for m in network.members if m.tpm.is_random)
+        self.random = tuple(m for m in network.specs if m.tpm.is_random)
         self.priors = {
-            f"{member.owner}.{name}": f"theta_{member.owner}" if name == "logits" else f"theta_{member.owner}_{name}"
+            f"{member.param_prefix}.{name}": f"theta_{member.param_prefix}"
+            if name == "logits"
+            else f"theta_{member.param_prefix}_{name}"
             for member in self.random
             for name in member.tpm.priors()
             if parameters == "prior"
         }
-        self.sites = (*dict.fromkeys(self.priors.values()), *(member.family.name for member in self.random))
+        self.sites = (*dict.fromkeys(self.priors.values()), *(member.group.name for member in self.random))
         if len(set(self.sites)) != len(self.sites):
-            raise BNetError("sites", expected="a name for each", got=", ".join(self.sites))
+            raise BNetError("sites", expected="a name for each", actual=", ".join(self.sites))
 
     def __call__(
         self,
@@ -88,7 +90,7 @@ class PyroModel:
         batch: int | None = None,
     ) -> dict[str, Tensor]:
         """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
-        sites = frozenset(name for name in self.sites if name not in mapping("do", do))
+        sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._told(y)
         handled = checks.check_handled(self.network, sites, frozenset(y))
         inputs, words, told_of, device = self._module.inputs(x, given)
@@ -100,7 +102,7 @@ class PyroModel:
         stored = {**self.network.parameters, **self._checked(parameters)}
         course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
         course.known = received_values(course, {**inputs, **set_})
-        check_read(course, self.network.members if present else ())
+        check_read(course, self.network.specs if present else ())
         observed, shown = self._observed(course, y, seen, set_, batch)
         course.parameters = {**stored, **self._tables(stored)}
         plates = self._plates(course, batch, total)
@@ -116,54 +118,54 @@ class PyroModel:
         cpu = torch.device("cpu")
         course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, cpu)
         found = {}
-        for name, value in mapping("data", values).items():
+        for name, value in check_mapping("data", values).items():
             if name in self.priors.values():
                 key = next(key for key, site in self.priors.items() if site == name)
                 checks.check_rows(f"data[{name!r}]", value, self.network.parameters[key])
                 found[name] = value
                 continue
             if name not in self.sites:
-                raise unknown("site", name, self.sites)
-            member = self.network.member(name)
-            found[name] = laid_out(course, member.family.index, checks.check_data(course, member, value))
+                raise unknown_name_error("site", name, self.sites)
+            member = self.network.get_spec(name)
+            found[name] = laid_out(course, member.group.index, checks.check_data(course, member, value))
         return found
 
     def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Family after family: sites are drawn, the rest is computed."""
         course, found, graph = told.course, {}, self.network.graph
         output = () if self.random or want else (output_of(self.network),)
-        asked = [*(member.family.index for member in self.random), *(graph.family(n).index for n in (*want, *output))]
-        for group in self.network.groups_of(graph.ancestral_set(asked)):
-            random = [index for index in group if self.network.members[index].tpm.is_random and index not in told.set_]
+        asked = [*(member.group.index for member in self.random), *(graph.get_group(n).index for n in (*want, *output))]
+        for group in self.network.filter_components(graph.ancestral_set(asked)):
+            random = [index for index in group if self.network.specs[index].tpm.is_random and index not in told.set_]
             scanned = group[0] in graph.recurrent
             for index in random if scanned else ():
                 if index not in told.observed:
-                    name = self.network.members[index].family.name
+                    name = self.network.specs[index].group.name
                     wanted = "a value (y= or do=), for each word's choice depends on the word before"
-                    raise BNetError(name, expected=wanted, got="none: word after word there is no plate of words")
-                seen_ = checks.received(course, self.network.members[index], told.observed[index])
+                    raise BNetError(name, expected=wanted, actual="none: word after word there is no plate of words")
+                seen_ = checks.received(course, self.network.specs[index], told.observed[index])
                 course.known = {**course.known, index: seen_}
             if scanned:
                 course.values |= Scan(course, group).run()
             elif not random:
                 course.values[group[0]] = value_of(course, group[0])
             for index in random:
-                member = self.network.members[index]
-                found[member.family.name] = value = self._site(told, member)
+                member = self.network.specs[index]
+                found[member.group.name] = value = self._site(told, member)
                 if not scanned:
                     state = checks.received(course, member, value)  # first: the layout may grow
                     course.known = {**course.known, index: state}
                     course.values[group[0]] = value_of(course, group[0])
         for name in want:
-            member = self.network.member(name)
+            member = self.network.get_spec(name)
             if not member.tpm.is_random:
-                value = course.values[member.family.index]
+                value = course.values[member.group.index]
                 found[name] = pyro.deterministic(name, value, event_dim=len(checks.own_shape(member)))
         return found
 
-    def _site(self, told: _Told, member: Member) -> Tensor:
+    def _site(self, told: _Told, member: NodeSpec) -> Tensor:
         """Draw a random family, or take what is seen of it."""
-        index, name = member.family.index, member.family.name
+        index, name = member.group.index, member.group.name
         at, parents = seen(told.course, member)
         if member.tpm.kind == "discrete":
             fn = dist.Categorical(logits=member.tpm.logits(at, *parents), validate_args=False)
@@ -190,11 +192,11 @@ class PyroModel:
             if met is not None:
                 wanted = "a choice whose words do not meet, to be enumerated for all words at once"
                 got, allowed = f"{met}, which reads other words' choices", "a guide that draws it (SVI), or do= for it"
-                raise BNetError(name, expected=wanted, got=got, allowed=allowed)
+                raise BNetError(name, expected=wanted, actual=got, allowed=allowed)
             if member.scope == "corpus" and told.scale != 1:
                 every = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
                 allowed = f"a guide that draws {name} (SVI); do= or y= for it"
-                raise BNetError("total", expected=every, got="a part of them", allowed=allowed)
+                raise BNetError("total", expected=every, actual="a part of them", allowed=allowed)
         return drawn
 
     def _tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -202,7 +204,7 @@ class PyroModel:
         found: dict[str, Tensor] = {}
         for member in self.random:
             for name, concentration in member.tpm.priors().items():
-                key = f"{member.owner}.{name}"
+                key = f"{member.param_prefix}.{name}"
                 if key in self.priors and key not in found:
                     rows = torch.full_like(stored[key].detach(), concentration)
                     prior = dist.Dirichlet(rows, validate_args=False).to_event(rows.dim() - 1)
@@ -210,25 +212,25 @@ class PyroModel:
                         drawn: Tensor = pyro.sample(self.priors[key], prior)
                     if watch.fixed:
                         checks.check_rows(self.priors[key], drawn, stored[key])
-                    if member.family.plates and drawn.dim() > stored[key].dim():
+                    if member.group.plates and drawn.dim() > stored[key].dim():
                         got = f"{self.priors[key]} of shape {tuple(drawn.shape)}"
-                        raise BNetError("plates with priors", expected="no vectorized particles", got=got)
+                        raise BNetError("plates with priors", expected="no vectorized particles", actual=got)
                     found[key] = drawn.log()
         return found
 
     def _checked(self, parameters: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        for name, value in mapping("parameters", parameters).items():
+        for name, value in check_mapping("parameters", parameters).items():
             if name not in self.network.shapes:
-                raise unknown("parameter", name, self.network.shapes)
+                raise unknown_name_error("parameter", name, self.network.shapes)
             if name in self.priors:
                 drawn = f"one that the site {self.priors[name]} draws"
                 allowed = 'net.pyro(parameters="own"), which has no prior sites; condition on the site'
                 wanted = "a parameter without a prior"
-                raise BNetError(f"parameters[{name!r}]", expected=wanted, got=drawn, allowed=allowed)
+                raise BNetError(f"parameters[{name!r}]", expected=wanted, actual=drawn, allowed=allowed)
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
                 got = tuple(value.shape) if isinstance(value, Tensor) else value
-                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", got=got)
-        return mapping("parameters", parameters)
+                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", actual=got)
+        return check_mapping("parameters", parameters)
 
     def _plates(self, course: Course, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
         """The plates of a run, by kind (and by stack, for words).
@@ -236,19 +238,19 @@ class PyroModel:
         A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
         """
         taken = set(self.sites) | set(self.network.graph.by_name)
-        if total is not None and whole("total", total) < batch:
-            raise BNetError("total", expected=f"at least the {batch} sentences of x", got=total)
+        if total is not None and check_int("total", total) < batch:
+            raise BNetError("total", expected=f"at least the {batch} sentences of x", actual=total)
         found: dict[tuple[str, str | None], Any] = {}
         if total is not None or batch > 1:
             part = None if total is None else torch.arange(batch, device=course.device)
             name, dim = _free("sentence", taken), -self.max_plate_nesting
             found["sentence", None] = pyro.plate(name, total or batch, subsample=part, dim=dim)
-        around = {plate for member in self.random for plate in member.family.plates}
+        around = {plate for member in self.random for plate in member.group.plates}
         for k, name in enumerate(self.plates):
-            if name in around and (size := self.network.graph.sizes[name]) > 1:
+            if name in around and (size := self.network.graph.plate_sizes[name]) > 1:
                 found["plate", name] = pyro.plate(_free(name, taken), size, dim=k - len(self.plates) - 1)
         for stack, count in course.words.items():
-            if count > 1 and any(member.family.words == stack for member in self.random):
+            if count > 1 and any(member.group.word_stack == stack for member in self.random):
                 found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
         return found
 
@@ -262,31 +264,31 @@ class PyroModel:
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """What is seen, all finite, zero where nothing is; and of which entries something is, both in the layout."""
         told: dict[int, tuple[str, Tensor]] = {}
-        names = [m.family.name for m in self.random]
+        names = [m.group.name for m in self.random]
         for name, value in y.items():
             what = f"y[{name!r}]"
             if name not in names:
-                raise unknown("random family of y", name, names)
-            member = self.network.member(name)
-            if member.family.index in set_:
-                raise EvidenceError(name, expected="do or evidence on a node, not both", got="both")
+                raise unknown_name_error("random family of y", name, names)
+            member = self.network.get_spec(name)
+            if member.group.index in set_:
+                raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
             checks.check_type(what, member, value, course.dtype)
             shape = (*_lead(course, member, batch), *checks.own_shape(member))
             if tuple(value.shape) != shape:
-                raise BNetError(what, expected=f"shape {shape}", got=tuple(value.shape))
-            told[member.family.index] = what, value
+                raise BNetError(what, expected=f"shape {shape}", actual=tuple(value.shape))
+            told[member.group.index] = what, value
         shown: dict[int, Tensor] = {}
-        for name, value in mapping("seen", seen).items():
-            member, where = self.network.member(name), f"seen[{name!r}]"
-            if member.family.index not in told:
-                raise BNetError(where, expected="what is seen, in y", got="nothing")
-            if self.network.graph.out_of[member.family.index]:
-                raise BNetError(where, expected="a readout, which nothing reads", got="one that is read")
+        for name, value in check_mapping("seen", seen).items():
+            member, where = self.network.get_spec(name), f"seen[{name!r}]"
+            if member.group.index not in told:
+                raise BNetError(where, expected="what is seen, in y", actual="nothing")
+            if self.network.graph.out_edges[member.group.index]:
+                raise BNetError(where, expected="a readout, which nothing reads", actual="one that is read")
             lead = _lead(course, member, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
                 got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-                raise BNetError(where, expected=f"booleans of shape {lead}", got=got)
-            shown[member.family.index] = laid_out(course, member.family.index, value)
+                raise BNetError(where, expected=f"booleans of shape {lead}", actual=got)
+            shown[member.group.index] = laid_out(course, member.group.index, value)
         observed = received_values(course, told)
         for index, value in observed.items():
             some = shown.get(index)
@@ -297,12 +299,12 @@ class PyroModel:
 
     def _told(self, y: Values | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""
-        leaves = [m.family.name for m in self.random if not self.network.graph.out_of[m.family.index]]
+        leaves = [m.group.name for m in self.random if not self.network.graph.out_edges[m.group.index]]
         if isinstance(y, Tensor):
             if len(leaves) != 1:
-                raise BNetError("y", expected="a mapping from family", got="one tensor", allowed=", ".join(leaves))
+                raise BNetError("y", expected="a mapping from family", actual="one tensor", allowed=", ".join(leaves))
             return {leaves[0]: y}
-        return mapping("y", y)
+        return check_mapping("y", y)
 
 
 @dataclass(frozen=True)
@@ -319,35 +321,37 @@ class _Told:
     batch: int
     scale: float
 
-    def sizes_of(self, member: Member) -> list[int]:
+    def sizes_of(self, member: NodeSpec) -> list[int]:
         """How many entries a site has along the sentences, each plate of the net, and the words."""
-        family, network = member.family, self.course.network
-        sizes = [network.graph.sizes[plate] if plate in family.plates else 1 for plate in self.course.layout.plates]
-        words = 1 if family.words is None else self.course.words[family.words]
+        family, network = member.group, self.course.network
+        sizes = [
+            network.graph.plate_sizes[plate] if plate in family.plates else 1 for plate in self.course.layout.plates
+        ]
+        words = 1 if family.word_stack is None else self.course.words[family.word_stack]
         return [1 if member.scope == "corpus" else self.batch, *sizes, words]
 
-    def plates_of(self, member: Member) -> list[Any]:
+    def plates_of(self, member: NodeSpec) -> list[Any]:
         """The plates around a site."""
         keys: list[tuple[str, str | None]] = [] if member.scope == "corpus" else [("sentence", None)]
-        keys += [("plate", plate) for plate in member.family.plates]
-        keys += [(WORD, member.family.words)] if member.family.words is not None else []
+        keys += [("plate", plate) for plate in member.group.plates]
+        keys += [(WORD, member.group.word_stack)] if member.group.word_stack is not None else []
         return [self.plates[key] for key in keys if key in self.plates]
 
-    def shown_of(self, member: Member, fixed: bool) -> Any:
+    def shown_of(self, member: NodeSpec, fixed: bool) -> Any:
         """Of which entries a seen site counts: those that are seen, of words that are present.
 
         The choices of words that are absent still sum to one, so they are not masked: a masked sum would count states.
         """
         course = self.course
-        shown = self.shown.get(member.family.index)
-        there = present_in(course, member.family.words) if fixed else None
+        shown = self.shown.get(member.group.index)
+        there = present_in(course, member.group.word_stack) if fixed else None
         if there is not None:
             there = there.reshape(there.shape[course.layout.batch :])
             shown = there if shown is None else shown & there
         return shown
 
 
-def _lead(course: Course, member: Member, batch: int) -> tuple[int, ...]:
+def _lead(course: Course, member: NodeSpec, batch: int) -> tuple[int, ...]:
     one = () if member.scope == "corpus" else (batch,)
     return (*one, *lead_of(course.network, member, course.words))
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import listed, one_of
+from bnet_transformer._core.checks import check_choice, check_sequence
 from bnet_transformer._core.naming import SLICE, WORD
-from bnet_transformer.errors import BNetError, ReadingError, unknown
-from bnet_transformer.graph import Ground, ancestors, descendants
-from bnet_transformer.graph.folded import Bundle
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.graph import GroundGraph, ancestors, descendants
+from bnet_transformer.graph.folded import EdgeTemplate
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import World
 
@@ -48,7 +48,7 @@ class Arrows:
     to differ, `idle` counts the arrows above the outcomes that carry nothing.
     """
 
-    ground: Ground
+    ground: GroundGraph
     outcomes: tuple[int, ...]
     into: dict[int, Into]
     edges: tuple[str, ...]
@@ -66,7 +66,7 @@ def arrows_of(
     above[[*outcomes, *ancestors(ground, outcomes)]] = True
     inputs, live = _differing(clean, corrupt)
     wanted = _wanted(ground, candidates)
-    found: dict[int, list[tuple[Bundle, Numbers, Numbers]]] = {}
+    found: dict[int, list[tuple[EdgeTemplate, Numbers, Numbers]]] = {}
     idle = 0
     for bundle, sources, targets in ground.arrows():
         there = above[targets]
@@ -112,22 +112,22 @@ def that_matter(arrows: Arrows, kept: Mapping[int, Marks]) -> Iterator[tuple[int
         yield from zip(*(each[there].tolist() for each in (into.sources, into.targets, into.edge)), strict=True)
 
 
-def span(ground: Ground, index: int) -> slice:
+def span(ground: GroundGraph, index: int) -> slice:
     """The numbers of a family's nodes."""
     return slice(int(ground.offsets[index]), int(ground.offsets[index + 1]))
 
 
-def axes_over(ground: Ground, over: object) -> tuple[str, ...]:
+def axes_over(ground: GroundGraph, over: object) -> tuple[str, ...]:
     """The axes along which arrows stay apart, checked: all of them by default."""
-    known = (SLICE, *ground.folded.sizes, WORD)
+    known = (SLICE, *ground.template.plate_sizes, WORD)
     if over is None:
         return known
-    told = listed("over", over, str)
+    told = check_sequence("over", over, str)
     for axis in told:
-        one_of("over", axis, known)
+        check_choice("over", axis, known)
     if SLICE not in told:
         hint = "over=('slice',), which joins all words and plates of a slice"
-        raise BNetError("over", expected="axes, among them 'slice'", got=told, allowed=hint)
+        raise BNetError("over", expected="axes, among them 'slice'", actual=told, allowed=hint)
     return told
 
 
@@ -148,8 +148,8 @@ def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
         inputs[node] = not alike
         if alike and node in world.do:
             same.append(node)
-    rows = world.ground.rows if world.rows.keys() == other.rows.keys() else {}
-    ground = Ground(folded, world.ground.words, same, rows)  # no arrow leads into what is set alike in both
+    rows = world.ground.retained_parents if world.rows.keys() == other.rows.keys() else {}
+    ground = GroundGraph(folded, world.ground.word_counts, same, rows)  # no arrow leads into what is set alike in both
     live = inputs.copy()
     live[descendants(ground, np.flatnonzero(inputs).tolist())] = True
     return inputs, live
@@ -166,49 +166,49 @@ def _set_alike(one: World, other: World, node: int) -> bool:
 
 def _check(world: World, index: int, live: Marks) -> None:
     """Refuse a family whose arrows cannot be taken away one by one in a batch."""
-    member, ground = world.network.members[index], world.ground
+    member, ground = world.network.specs[index], world.ground
     if index in world.network.graph.recurrent:
-        raise ReadingError(
-            member.family.name,
+        raise UnsupportedError(
+            member.group.name,
             expected="words that are computed at once",
-            got="words that read each other, one after another, and differ between the runs",
+            actual="words that read each other, one after another, and differ between the runs",
             allowed="a corrupt sentence that differs in what these words do not hang on",
         )
-    for selector in {selector for given in member.inputs for _, selector in given.pick}:
+    for selector in {selector for given in member.parents for _, selector in given.pick}:
         if live[span(ground, selector)].any():
-            name = world.network.members[selector].family.name
-            raise ReadingError(
-                f"arrow {name} -> {member.family.name}",
+            name = world.network.specs[selector].group.name
+            raise UnsupportedError(
+                f"arrow {name} -> {member.group.name}",
                 expected="a choice, picked by, that is the same in both runs",
-                got="one that differs",
+                actual="one that differs",
                 allowed=f"do({name}=...) to the same state in clean and corrupt",
             )
 
 
-def _wanted(ground: Ground, candidates: object) -> set[tuple[int, int]] | None:
+def _wanted(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
     """The pairs of families whose arrows may be taken away; None where all may."""
     if candidates is None:
         return None
-    told = listed("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
-    families = ground.folded.families
+    told = check_sequence("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
+    families = ground.template.groups
     known: dict[str, set[tuple[int, int]]] = {}
-    for bundle in ground.folded.bundles:
+    for bundle in ground.template.edges:
         name = f"{families[bundle.parent].stem} -> {families[bundle.child].stem}"
         known.setdefault(name, set()).add((bundle.parent, bundle.child))
     found: set[tuple[int, int]] = set()
     for each in told:
         name = " -> ".join(part.strip() for part in each.split("->"))
         if name not in known:
-            raise unknown("arrow of candidates", each, known)
+            raise unknown_name_error("arrow of candidates", each, known)
         found |= known[name]
     return found
 
 
-def _names(ground: Ground, sources: Numbers, targets: Numbers, over: Collection[str]) -> list[str]:
+def _names(ground: GroundGraph, sources: Numbers, targets: Numbers, over: Collection[str]) -> list[str]:
     """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
     names = {}
     for node in {*sources.tolist(), *targets.tolist()}:
-        family, index = ground.place(node)
+        family, index = ground.unravel_index(node)
         own = zip(ground.axes(family), index, strict=True)
         names[node] = "_".join([family.name, *(str(i) if axis in over else "*" for axis, i in own)])
     ends = zip(sources.tolist(), targets.tolist(), strict=True)

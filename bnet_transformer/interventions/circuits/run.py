@@ -20,8 +20,8 @@ from torch import Tensor
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
-from bnet_transformer.declare import Member
-from bnet_transformer.errors import ReadingError
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.interventions.circuits.arrows import Arrows, Into, Marks, needed_above, span
 from bnet_transformer.interventions.sweeps.examples import Examples, Metric
@@ -39,23 +39,23 @@ class Masked:
     seen; -1 where nothing that differs is.
     """
 
-    member: Member
+    member: NodeSpec
     word: int | None
     slots: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, course: Course, arrows: Arrows, index: int, word: int | None) -> Masked:
         """Find the arrow of each entry of each slot, by letting nodes see numbers in place of values."""
-        member, offsets = course.network.members[index], arrows.ground.offsets
+        member, offsets = course.network.specs[index], arrows.ground.offsets
         into = arrows.into.get(index, Into(*[np.zeros(0, dtype=np.int64)] * 3))
         scale = len(arrows.ground)
         number_of = pd.Index(into.targets * scale + into.sources).get_indexer  # -1 where there is no arrow
         own, slots = _numbers(course, member, int(offsets[index]), word)[0], []
-        for given in member.inputs:
-            parent = course.network.members[given.parent]
+        for given in member.parents:
+            parent = course.network.specs[given.index]
             picks = {selector: course.values[selector] for _, selector in given.pick}
-            numbers = _numbers(course, parent, int(offsets[given.parent]), None) + 1  # 0 is nobody
-            told = replace(course, values={**picks, given.parent: numbers})
+            numbers = _numbers(course, parent, int(offsets[given.index]), None) + 1  # 0 is nobody
+            told = replace(course, values={**picks, given.index: numbers})
             _, (source,) = seen(told, replace(member, inputs=(given,)), word)
             target = own.reshape(*own.shape, *[1] * (source.dim() - 1 - own.dim()))
             ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
@@ -63,10 +63,10 @@ class Masked:
         return cls(member, word, tuple(slots))
 
     @staticmethod
-    def mixes(member: Member) -> bool:
+    def mixes(member: NodeSpec) -> bool:
         """True for an attention over words, whose scores and weights can be mixed of two runs."""
         plain = isinstance(member.tpm, Attention) and isinstance(member.tpm.score, Dot | Bilinear)
-        return plain and all(given.over in ((), (WORD,)) for given in member.inputs)
+        return plain and all(given.over in ((), (WORD,)) for given in member.parents)
 
     def value(self, course: Course, corrupt: Course, kept: Tensor) -> Tensor:
         """The value (of a random node log P, or its mean) in each circuit of a table `[circuit, arrow]`."""
@@ -80,9 +80,9 @@ class Masked:
             found = summary(self.member, at, parents) if random else computed(course, self.member, at, parents)
         own = found.shape[-1:] if self.member.tpm.kind == "discrete" else self.member.shape
         found = course.layout.full(found, len(own))
-        if self.member.family.index not in course.rows:
+        if self.member.group.index not in course.rows:
             return found
-        rows, which = course.rows[self.member.family.index]  # the nodes whose row of attention is set
+        rows, which = course.rows[self.member.group.index]  # the nodes whose row of attention is set
         if self.word is not None:
             rows, which = (each.narrow(course.layout.word, self.word, 1) for each in (rows, which))
         parents = [_seen(*each, kept) for each in zip(here, there, self.slots, strict=True)]
@@ -93,7 +93,7 @@ class Masked:
         """An attention whose scores, and then values, are mixed of both runs: no word needs keys of its own."""
         tpm = self.member.tpm
         assert isinstance(tpm, Attention)
-        names = [given.slot for given in self.member.inputs]
+        names = [given.slot for given in self.member.parents]
         read = next(k for k, name in enumerate(names[:2]) if name.endswith("."))
         parents = [
             ours if k in (read, 2) else _seen(ours, theirs, slot, kept)
@@ -116,7 +116,7 @@ class Masked:
         return tpm.mix(weights * which, *parents) + tpm.mix(weights * ~which, *other)
 
 
-def _numbers(course: Course, member: Member, offset: int, word: int | None) -> Tensor:
+def _numbers(course: Course, member: NodeSpec, offset: int, word: int | None) -> Tensor:
     """The ids of a family's nodes in the layout, `[1, 1, *plates, word]`."""
     shape = (1, 1, *full_shape(course, member))
     found = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
@@ -205,7 +205,7 @@ class Runs:
         """The families that change with the arrows into one, and lead to an outcome; that one is the first."""
         graph, found = self.clean.network.graph, {family}
         for index in self.arrows.into:
-            if index > family and any(bundle.parent in found for bundle in graph.into[index]):
+            if index > family and any(bundle.parent in found for bundle in graph.in_edges[index]):
                 found.add(index)
         way = [index for index in sorted(found) if self.below[span(self.arrows.ground, index)].any()]
         for index in way:
@@ -214,8 +214,12 @@ class Runs:
 
     def _narrow(self, index: int) -> None:
         """Note the word of a family, if only one is needed. It is asked when all that reads the family is settled."""
-        member, ground = self.clean.network.members[index], self.arrows.ground
-        if member.family.words is not None and self.clean.words[member.family.words] > 1 and index not in self.words:
+        member, ground = self.clean.network.specs[index], self.arrows.ground
+        if (
+            member.group.word_stack is not None
+            and self.clean.words[member.group.word_stack] > 1
+            and index not in self.words
+        ):
             marks = self.below[span(ground, index)].reshape(ground.shapes[index])
             words = np.flatnonzero(marks.reshape(-1, marks.shape[-1]).any(0))
             self.words[index] = int(words[0]) if len(words) == 1 else -1
@@ -223,9 +227,9 @@ class Runs:
     @torch.no_grad()
     def _values(self, way: Sequence[int], table: Marks, *, drop: bool = True) -> Values:
         """What the families on a way come to, the first by a table `[circuit, arrow]` of kept arrows."""
-        parents = {index: {given.parent for given in self.clean.network.members[index].inputs} for index in way}
+        parents = {index: {given.index for given in self.clean.network.specs[index].parents} for index in way}
         last = {parent: k for k, index in enumerate(way) for parent in parents[index]}
-        told = {self.arrows.ground.family_of(node).index for node in self.arrows.outcomes}
+        told = {self.arrows.ground.group_of(node).index for node in self.arrows.outcomes}
         words = {index: word for index, word in self.words.items() if word >= 0}
         found: Values = {}
         for k, index in enumerate(way):
@@ -252,18 +256,18 @@ class Runs:
         return found
 
     def _course(
-        self, member: Member, word: int | None, values: Mapping[int, Tensor], words: Mapping[int, int]
+        self, member: NodeSpec, word: int | None, values: Mapping[int, Tensor], words: Mapping[int, int]
     ) -> Course:
         """What a family reads: of this run where it has changed, else clean; all words of it, unless it reads one."""
-        there = self.clean.values | {g.parent: values[g.parent] for g in member.inputs if g.parent in values}
+        there = self.clean.values | {g.index: values[g.index] for g in member.parents if g.index in values}
         axis = self.clean.layout.word
-        for given in member.inputs:
-            index, own = given.parent, words.get(given.parent)
+        for given in member.parents:
+            index, own = given.index, words.get(given.index)
             alone = given.reach.kind == "same" and own == word
             if own is not None and not alone and index in values and there[index].shape[axis] == 1:
                 # One word among the others of its family; nothing needed is read from those.
                 value, others = there[index], self.corrupt.values[index]
-                count = self.clean.words[self.clean.network.members[index].family.words or ""]
+                count = self.clean.words[self.clean.network.specs[index].group.word_stack or ""]
                 lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
                 wide = others.expand(*lead, count, *others.shape[axis + 1 :]).clone()
                 wide.narrow(axis, own, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
@@ -275,9 +279,9 @@ class Runs:
         """What the random nodes of which something is told come to in a run: log P, or the mean."""
         found: Values = {}
         for node in self.arrows.outcomes:
-            index = self.arrows.ground.family_of(node).index
+            index = self.arrows.ground.group_of(node).index
             if index not in course.values and index not in found:
-                member = course.network.members[index]
+                member = course.network.specs[index]
                 value = summary(member, *seen(course, member))
                 own = 1 if member.tpm.kind == "discrete" else len(member.shape)
                 found[index] = course.layout.full(value, own)
@@ -287,7 +291,7 @@ class Runs:
         """The metric of what the outcomes came to: `[circuit, example]`."""
         base, found = side or self.clean, {}
         for node in self.arrows.outcomes:
-            family, index = self.arrows.ground.place(node)
+            family, index = self.arrows.ground.unravel_index(node)
             value = values[family.index] if family.index in values else base.values[family.index]
             place = dict(zip(self.arrows.ground.axes(family), index, strict=True))
             for plate in reversed((*base.layout.plates, WORD)):
@@ -298,16 +302,16 @@ class Runs:
 
     def _bytes(self, index: int) -> int:
         """The memory that the nodes of a family, and what they see, take in one circuit, at most."""
-        member, sizes = self.clean.network.members[index], self.clean.network.graph.sizes
+        member, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
         *plates, words = full_shape(self.clean, member)
         count = self.count * math.prod(plates) * (1 if self.words.get(index, -1) >= 0 else words)
         own = self.clean.count_states(index) if member.tpm.kind == "discrete" else math.prod(member.shape)
         sources = self.arrows.into[index].sources
-        for given, parent in zip(member.inputs, member.parents, strict=True):
-            there = span(self.arrows.ground, given.parent)
+        for given, parent in zip(member.parents, member.tpm_parents, strict=True):
+            there = span(self.arrows.ground, given.index)
             if not ((sources >= there.start) & (sources < there.stop)).any():
                 continue  # it is the same in all circuits
-            read = self.clean.network.members[given.parent].family.words or ""
+            read = self.clean.network.specs[given.index].group.word_stack or ""
             over = math.prod(self.clean.words[read] if axis == WORD else sizes[axis] for axis in given.over)
             own += over * (1 if Masked.mixes(member) else math.prod(parent.shape))
         return 3 * count * own * self.clean.dtype.itemsize
@@ -323,13 +327,13 @@ def check_settled(examples: Examples, outcomes: Sequence[int]) -> None:
     """Refuse a sentence in which something random is open above an outcome."""
     world = examples.world
     for node in ancestors(world.ground, outcomes):
-        member = world.network.members[world.ground.family_of(node).index]
+        member = world.network.specs[world.ground.group_of(node).index]
         if member.tpm.is_random and node not in world.do:
             name = world.ground.name(node)
-            raise ReadingError(
+            raise UnsupportedError(
                 f"circuit below {name}",
                 expected="random nodes above the metric that are set",
-                got=f"{name} open",
+                actual=f"{name} open",
                 allowed=f"do({name}=...) first, in clean and corrupt",
             )
 
@@ -337,9 +341,9 @@ def check_settled(examples: Examples, outcomes: Sequence[int]) -> None:
 def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
     """A run of all that leads to the outcomes, `[1, example, *plates, word, *shape]`: circuits lead."""
     world = examples.world
-    above = {world.ground.family_of(node).index for node in (*outcomes, *ancestors(world.ground, outcomes))}
-    set_ = {world.ground.family_of(node).index for node in world.do}
-    members = world.network.members
+    above = {world.ground.group_of(node).index for node in (*outcomes, *ancestors(world.ground, outcomes))}
+    set_ = {world.ground.group_of(node).index for node in world.do}
+    members = world.network.specs
     course = examples.course({index for index in above if not members[index].tpm.is_random or index in set_})
 
     return replace(
@@ -355,7 +359,7 @@ def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
 
 def _not_read(course: Course, above: set[int]) -> Values:
     """Zeros for the families of which surgery has left nothing that leads to an outcome: their readers see these."""
-    members, found = course.network.members, {}
+    members, found = course.network.specs, {}
     for index in above:
         for parent in parents_of(course.network, members[index]):
             if parent not in above:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import number, whole
-from bnet_transformer._core.memory import within_memory
-from bnet_transformer._core.naming import label
+from bnet_transformer._core.checks import check_float, check_int
+from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.naming import format_label
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.arrows import Arrows, Marks, arrows_of, axes_over, that_matter
 from bnet_transformer.interventions.circuits.run import Runs, check_settled, runs_of
@@ -136,7 +136,7 @@ class Circuit:
         return f"<p>{escape(self._told())}; {self.idle:,} arrows carry nothing</p>{table}{more}"
 
 
-@within_memory("circuit")
+@translate_memory_errors("circuit")
 def circuit(
     clean: object,
     corrupt: object,
@@ -173,9 +173,9 @@ def circuit(
     >>> found.edges, found.candidates
     (0, 10)
     """
-    if number("threshold", threshold) < 0:
-        raise BNetError("threshold", expected="a number of at least 0", got=threshold)
-    whole("memory", memory)
+    if check_float("threshold", threshold) < 0:
+        raise BNetError("threshold", expected="a number of at least 0", actual=threshold)
+    check_int("memory", memory)
     ours, theirs = pair(clean, corrupt)
     measure = metric_of(ours, metric)
     axes = axes_over(ours.world.ground, over)
@@ -185,7 +185,7 @@ def circuit(
     if not arrows.edges:
         got = "one that does not" if not arrows.into else "none of these arrows"
         wanted = "a sentence that differs from clean in what leads to the metric, along candidates"
-        raise BNetError("corrupt", expected=wanted, got=got)
+        raise BNetError("corrupt", expected=wanted, actual=got)
     runs = runs_of(ours, theirs, arrows, measure, memory)
     whole_clean, whole_corrupt = runs.metric_of(runs.clean), runs.metric_of(runs.corrupt)
     tests = search(runs, whole_clean, float(threshold))
@@ -275,14 +275,14 @@ def _about(examples: Examples, arrows: Arrows, name: str) -> dict[str, Any]:
     """The attributes of a node; a word's token is told where it is the same in all examples."""
     ground = arrows.ground
     node = ground.id(name)
-    family, index = ground.place(node)
+    family, index = ground.unravel_index(node)
     place = dict(zip(ground.axes(family), index, strict=True))
     word = place.get("word")
-    tokens = set() if word is None else {each[family.words or ""][word] for each in examples.tokens}
+    tokens = set() if word is None else {each[family.word_stack or ""][word] for each in examples.tokens}
     token = tokens.pop() if len(tokens) == 1 else None
     plates = tuple(int(place[plate]) for plate in family.plates)
     part = OUTCOME if node in arrows.outcomes else INPUT if arrows.inputs[node] else BETWEEN
-    shown = label(family.role, stack=family.stack, slice=family.slice, plates=plates, word=word, token=token)
+    shown = format_label(family.role, stack=family.stack, slice=family.slice, plates=plates, word=word, token=token)
     return {
         "stack": family.stack,
         "role": family.role,

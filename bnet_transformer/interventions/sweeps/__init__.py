@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from bnet_transformer._core.checks import one_of, whole
-from bnet_transformer._core.memory import within_memory
-from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.query import Route
@@ -43,8 +43,8 @@ __all__ = ["Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 ABLATIONS = Zero | Mean | Noise
 
 
-@within_memory("sweep")
-@with_gradients()
+@translate_memory_errors("sweep")
+@enable_gradients()
 def sweep(
     clean: object,
     corrupt: object,
@@ -82,7 +82,7 @@ def sweep(
     >>> found.axes, found.values.shape, found.values[0, 0].item()
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
-    one_of("progress", progress, (True, False, None))
+    check_choice("progress", progress, (True, False, None))
     batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
     if batches[0].alone:
         _route(batches, cells).warn_if_slow()
@@ -93,7 +93,7 @@ def sweep(
     return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
-@within_memory("explain_sweep")
+@translate_memory_errors("explain_sweep")
 def explain_sweep(
     clean: object,
     corrupt: object,
@@ -133,7 +133,7 @@ def explain_sweep(
     return _route(batches, cells, count_flops=True)
 
 
-@within_memory("mediation")
+@translate_memory_errors("mediation")
 def mediation(
     clean: object,
     corrupt: object,
@@ -168,9 +168,9 @@ def mediation(
     >>> found.axes, found.indirect.shape, found.direct.shape
     (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
-    one_of("progress", progress, (True, False, None))
+    check_choice("progress", progress, (True, False, None))
     if isinstance(clean, ABLATIONS):
-        raise BNetError("clean", expected="sentences", got=clean)
+        raise BNetError("clean", expected="sentences", actual=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
     shared = {each.name: getattr(there, each.name) for each in fields(ByCell)}
@@ -213,11 +213,11 @@ def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> 
     """FLOPs of the products of the runs, and of what cells change; None where a TPM does not say its products."""
     world, needed = batch.corrupt.world, batch.needed
     network, ground = world.network, world.ground
-    want = sorted({ground.family_of(node).name for node in needed.outcomes})
+    want = sorted({ground.group_of(node).name for node in needed.outcomes})
     if batch.corrupt.module.find_needs(want, ()).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
-    for row in cost(network, dict(ground.words) or None, want=want).rows:
+    for row in cost(network, dict(ground.word_counts) or None, want=want).rows:
         if row.flops is None:
             return None
         flops[row.template] += row.flops
@@ -227,10 +227,10 @@ def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> 
         inside = np.isin(chunk, numbers)
         for index, (_, both) in find_changed_positions(world, needed, set_words, len(chunk)).items():
             table = both[inside]
-            if not is_wordwise(network, network.members[index]):  # all words of a cell are computed
+            if not is_wordwise(network, network.specs[index]):  # all words of a cell are computed
                 table = np.any(table, axis=-1, keepdims=True)
             share[index] += float(table.mean(-1).sum())
-    stems = {index: network.graph.families[index].stem for index in share}
+    stems = {index: network.graph.groups[index].stem for index in share}
     return round(runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
 
 
@@ -238,18 +238,18 @@ def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
 ) -> tuple[list[ExampleBatch], Metric, Cells]:
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
-    one_of("first_order", first_order, (True, False))
-    memory = whole("memory", memory)
+    check_choice("first_order", first_order, (True, False))
+    memory = check_int("memory", memory)
     theirs, ours = (None, examples_of("corrupt", corrupt)) if isinstance(clean, ABLATIONS) else pair(clean, corrupt)
     cells = cells_of(ours, at, over)
     asked = metric_of(ours, metric)
     if cells.paths and first_order:
         wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
-        raise BNetError("at", expected=wanted, got=at, allowed=allowed)
+        raise BNetError("at", expected=wanted, actual=at, allowed=allowed)
     ablation = None
     if isinstance(clean, ABLATIONS):
         if cells.paths or any(each.rows for each in cells.entries):
-            raise BNetError("at", expected="nodes, for an ablation", got=at, allowed='a role such as "a", or names')
+            raise BNetError("at", expected="nodes, for an ablation", actual=at, allowed='a role such as "a", or names')
         sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
         ablation = Ablation(clean, sentences, cells.nodes_set(ours.world), memory)
     size = 1  # so many examples at a time that their runs fit in half of the memory

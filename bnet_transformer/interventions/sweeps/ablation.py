@@ -68,7 +68,7 @@ class Ablation:
         member, ground = run.members[family], run.examples.world.ground
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
-            check_over_words(member.family, names[0])
+            check_over_words(member.group, names[0])
             base = base.mean(run.base.layout.word, keepdim=True)
         own = picked(run, family, base, index_of(run.base, member, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):
@@ -118,11 +118,11 @@ def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
     ground = examples.world.ground
     by_family: dict[int, list[int]] = {}
     for node in nodes:
-        by_family.setdefault(ground.family_of(node).index, []).append(node)
+        by_family.setdefault(ground.group_of(node).index, []).append(node)
     course = examples.course(by_family)
     values: dict[int, Tensor] = {}
     for index, some in by_family.items():
-        member = examples.world.network.members[index]
+        member = examples.world.network.specs[index]
         value = course.values[index].expand(len(examples), *full_shape(course, member), *member.shape).sum(0)
         at = index_of(course, member, np.array(some) - int(ground.offsets[index]))
         values |= dict(zip(some, value[at], strict=True))

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.checks import listed
-from bnet_transformer._core.memory import room_for
-from bnet_transformer._core.naming import SLICE, WORD, split
-from bnet_transformer.declare import Member
-from bnet_transformer.errors import BNetError, unknown
-from bnet_transformer.graph import Family
+from bnet_transformer._core.checks import check_sequence
+from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.naming import SLICE, WORD, split_name
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import World, asking
@@ -90,9 +90,9 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
         return (of_arrows if ARROW in at else of_role)(examples, at, over)
     if not isinstance(at, Sequence) or not at or not all(isinstance(each, str) for each in at):
         forms = 'a role ("x"), an arrow of roles ("v -> a"), or a list of names, patterns and paths of names'
-        raise BNetError("at", expected=forms, got=at)
+        raise BNetError("at", expected=forms, actual=at)
     if over is not None:
-        raise BNetError("over", expected="none, for a list of cells", got=over)
+        raise BNetError("over", expected="none, for a list of cells", actual=over)
     return _listed(examples.world, at)
 
 
@@ -105,11 +105,11 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
             paths.append(NodePath(cell, named_path(world, pattern)))
             continue
         for node in matching(world.ground, pattern):
-            family = world.ground.family_of(node).index
+            family = world.ground.group_of(node).index
             by_family.setdefault(family, []).append((cell, node - int(world.ground.offsets[family])))
     entries = []
     for family, pairs in sorted(by_family.items()):
-        check_value(world, world.network.members[family])
+        check_value(world, world.network.specs[family])
         cell, node = np.array(sorted(set(pairs)), dtype=np.int64).T
         entries.append(Entries(family, cell, node))
     count = tuple(range(len(patterns)))
@@ -121,28 +121,28 @@ def _listed(world: World, patterns: Sequence[str]) -> Cells:
 def of_role(examples: Examples, at: str, over: object) -> Cells:
     """A cell for each node of a role, or for each group of them that only the axes of `over` tell apart."""
     world = examples.world
-    graph, members = world.network.graph, world.network.members
-    stem, indices = split(at)
+    graph, members = world.network.graph, world.network.specs
+    stem, indices = split_name(at)
     if "*" in at or (indices and stem in graph.by_stem):
-        raise BNetError("at", expected="a role", got=at, allowed=f"at=[{at!r}], a list of names and patterns")
+        raise BNetError("at", expected="a role", actual=at, allowed=f"at=[{at!r}], a list of names and patterns")
     rows = at not in graph.by_stem
     known = {**graph.by_stem, **readers_of(world)} if rows else graph.by_stem
     if at not in known:
-        raise unknown("at", at, known)
+        raise unknown_name_error("at", at, known)
     families = known[at]
     for family in families:
         (_check_attention if rows else check_value)(world, members[family.index])
     axes_of = [((SLICE,) if each.slice is not None else ()) + tuple(world.ground.axes(each)) for each in families]
     own = axes_of[0]
     if any(axes != own for axes in axes_of):
-        raise BNetError("at", expected="a role whose nodes have the same axes in all slices", got=at)
+        raise BNetError("at", expected="a role whose nodes have the same axes in all slices", actual=at)
     allowed = (*own, READ) if rows else own
     axes = chosen(over, own, allowed)
-    read_stack = world.network.stack_read(members[families[0].index]) if rows else None
-    words = 0 if read_stack is None else world.ground.words[read_stack]
+    read_stack = world.network.get_source_stack(members[families[0].index]) if rows else None
+    words = 0 if read_stack is None else world.ground.word_counts[read_stack]
     grid, set_ = [], []
     for family in families:
-        place = _place_of(world, family, world.ground.nodes(family))
+        place = _place_of(world, family, world.ground.select_nodes(family))
         node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
             reads = asking.readable(world, members[family.index])
@@ -160,29 +160,29 @@ def of_role(examples: Examples, at: str, over: object) -> Cells:
             if number not in names:
                 name = "_".join([at, *("*" if each is None else str(int(each[k])) for each in shown)])
                 names[number] = name if read is None else f"{name}[{int(read[k])}]"
-    labels = _labels(examples, sizes, {WORD: families[0].words, READ: read_stack})
+    labels = _labels(examples, sizes, {WORD: families[0].word_stack, READ: read_stack})
     return Cells(at, axes, sizes, labels, names, tuple(entries))
 
 
-def readers_of(world: World) -> dict[str, tuple[Family, ...]]:
+def readers_of(world: World) -> dict[str, tuple[NodeGroup, ...]]:
     """The families whose rows of attention can be set, by how the word that they read is called: `j`, `dec_cross_j`."""
-    found: dict[str, list[Family]] = {}
-    for member in world.network.members:
-        if member.reads_words and member.tpm.kind == "deterministic":
-            family = member.family
+    found: dict[str, list[NodeGroup]] = {}
+    for member in world.network.specs:
+        if member.has_word_attention and member.tpm.kind == "deterministic":
+            family = member.group
             role = {"a": "j", "x": "j"}.get(family.role, f"{family.role.removesuffix('_a')}_j")
             found.setdefault(f"{family.stack}_{role}" if family.stack else role, []).append(family)
     return {name: tuple(families) for name, families in found.items()}
 
 
-def _check_attention(world: World, member: Member) -> None:
-    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.inputs)
-    values = [given for given in member.inputs if given.slot == "v."]
+def _check_attention(world: World, member: NodeSpec) -> None:
+    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
+    values = [given for given in member.parents if given.slot == "v."]
     if not plain or not values or values[0].over != (WORD,):
         wanted = "families that mix by an Attention over words, without picks"
-        raise BNetError(f"at {member.family.name}", expected=wanted, got=type(member.tpm).__name__)
+        raise BNetError(f"at {member.group.name}", expected=wanted, actual=type(member.tpm).__name__)
     if isinstance(member.tpm, Attention) and member.tpm.normaliser.kind != "softmax":
-        raise BNetError(f"at {member.family.name}", expected="attention P(j | i)", got=member.tpm.why_no_reading())
+        raise BNetError(f"at {member.group.name}", expected="attention P(j | i)", actual=member.tpm.why_no_reading())
 
 
 PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
@@ -194,13 +194,13 @@ def of_arrows(examples: Examples, at: str, over: object) -> Cells:
     roles = [role.strip() for role in at.split(ARROW)]
     for role in roles:
         if role not in world.network.graph.by_stem:
-            raise unknown("at", role, world.network.graph.by_stem)
+            raise unknown_name_error("at", role, world.network.graph.by_stem)
     for pair in itertools.pairwise(roles):
         _check_room(at, world.ground.count_arrows(roles=pair))
     steps = [_between(world, *pair, at) for pair in itertools.pairwise(roles)]
     if len(steps) > 1:
         if over is not None:
-            raise BNetError("over", expected="none, for paths", got=over)
+            raise BNetError("over", expected="none, for paths", actual=over)
         return _paths(world, at, steps)
     default = _arrow_axes(world, steps[0])
     axes = chosen(over, default, default)
@@ -217,7 +217,7 @@ def of_arrows(examples: Examples, at: str, over: object) -> Cells:
             name = f"{world.ground.name(source)} {ARROW} {world.ground.name(target)}"
             names[number] = _joined_name(names.get(number, name), name)
     parent, child = steps[0][0][:2]
-    labels = _labels(examples, sizes, {WORD: child.words, READ: parent.words})
+    labels = _labels(examples, sizes, {WORD: child.word_stack, READ: parent.word_stack})
     return Cells(at, axes, sizes, labels, names, paths=tuple(paths))
 
 
@@ -228,25 +228,25 @@ def _joined_name(one: str, other: str) -> str:
     return f" {ARROW} ".join("_".join(a if a == b else "*" for a, b in each) for each in parts)
 
 
-Step = list[tuple[Family, Family, Ids, Ids]]
+Step = list[tuple[NodeGroup, NodeGroup, Ids, Ids]]
 
 
 def _between(world: World, parent: str, child: str, at: str) -> Step:
     """The ground arrows from one role to another, family by family."""
-    families = world.network.graph.families
+    families = world.network.graph.groups
     found: Step = []
     for bundle, sources, targets in world.ground.arrows():
         one, other = families[bundle.parent], families[bundle.child]
         if (one.stem, other.stem) == (parent, child) and len(sources):
-            check_value(world, world.network.members[one.index])
+            check_value(world, world.network.specs[one.index])
             check_step(world, int(targets[0]))
             found.append((one, other, sources.astype(np.int64), targets.astype(np.int64)))
     if not found:
         graph, got = world.network.graph, f"no arrow {parent} -> {child}"
-        above = (bundle.parent for family in graph.by_stem[child] for bundle in graph.into[family.index])
+        above = (bundle.parent for family in graph.by_stem[child] for bundle in graph.in_edges[family.index])
         own = sorted({families[index].stem for index in above})
         allowed = ", ".join(f"{stem} -> {child}" for stem in own) or f"{child} has no parent"
-        raise BNetError(f"at {at!r}", expected="arrows of the bnet", got=got, allowed=allowed)
+        raise BNetError(f"at {at!r}", expected="arrows of the bnet", actual=got, allowed=allowed)
     return found
 
 
@@ -254,16 +254,18 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
     """Slice of the child, plates of both, the word of the child, the word that it reads."""
     own: list[tuple[str, ...]] = []
     for parent, child, _, _ in step:
-        member = world.network.members[child.index]
-        apart = any(g.reach.kind != "same" for g in member.inputs if g.parent == parent.index)
-        reads = parent.words is not None and (child.words is None or apart or parent.words != child.words)
+        member = world.network.specs[child.index]
+        apart = any(g.reach.kind != "same" for g in member.parents if g.index == parent.index)
+        reads = parent.word_stack is not None and (
+            child.word_stack is None or apart or parent.word_stack != child.word_stack
+        )
         plates = tuple(dict.fromkeys([*child.plates, *parent.plates]))
         sliced = (SLICE,) if child.slice is not None else ()
-        word = (WORD,) if child.words is not None else ()
+        word = (WORD,) if child.word_stack is not None else ()
         own.append((*sliced, *plates, *word, *((READ,) if reads else ())))
     if len(set(own)) > 1:
         got = " and ".join(map(str, dict.fromkeys(own)))
-        raise BNetError("at", expected="arrows with the same axes in all slices", got=got)
+        raise BNetError("at", expected="arrows with the same axes in all slices", actual=got)
     return own[0]
 
 
@@ -280,7 +282,7 @@ def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
         found = [(*path, target) for path in found for target in onward.get(path[-1], ())]
     paths = [NodePath(k, nodes) for k, nodes in enumerate(found)]
     if not paths:
-        raise BNetError(f"at {at!r}", expected="paths of the bnet", got="none")
+        raise BNetError(f"at {at!r}", expected="paths of the bnet", actual="none")
     names = {r.cell: f" {ARROW} ".join(map(world.ground.name, r.nodes)) for r in paths}
     places = {"path": tuple(range(len(paths)))}
     return Cells(at, ("path",), places, {"path": tuple(names.values())}, names, paths=tuple(paths))
@@ -288,7 +290,7 @@ def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
 
 def _check_room(at: str, count: int) -> None:
     """Refuse more arrows, or paths, than there is memory for."""
-    room_for(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
+    check_memory(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
 
 
 def named_path(world: World, text: str) -> tuple[int, ...]:
@@ -298,7 +300,7 @@ def named_path(world: World, text: str) -> tuple[int, ...]:
         if parent not in world.ground.parents(child):
             names = f"{world.ground.name(parent)} -> {world.ground.name(child)}"
             allowed = ", ".join(map(world.ground.name, world.ground.parents(child)[:6])) or "it has no parent"
-            raise BNetError(f"path {text!r}", expected="arrows of the bnet", got=names, allowed=allowed)
+            raise BNetError(f"path {text!r}", expected="arrows of the bnet", actual=names, allowed=allowed)
     for child in nodes[1:]:
         check_step(world, child)
     return nodes
@@ -306,18 +308,18 @@ def named_path(world: World, text: str) -> tuple[int, ...]:
 
 def check_step(world: World, child: int) -> None:
     """Refuse a path through a node that is not made of its parents."""
-    member = world.network.members[world.ground.family_of(child).index]
+    member = world.network.specs[world.ground.group_of(child).index]
     if member.tpm.is_random or child in world.rows:
         got = "one that reads by a row" if child in world.rows else f"a {member.tpm.kind} one"
         raise BNetError(
             f"path to {world.ground.name(child)}",
             expected="nodes that are functions of their parents",
-            got=got,
+            actual=got,
             allowed="a path up to its parent: the run goes on from there",
         )
 
 
-def _place_of(world: World, family: Family, nodes: Ids) -> dict[str, Ids]:
+def _place_of(world: World, family: NodeGroup, nodes: Ids) -> dict[str, Ids]:
     """The index of nodes of a family along each of its axes, and along the slices (-1 outside of them)."""
     at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), world.ground.shapes[family.index] or (1,))
     place = {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=False)}
@@ -328,10 +330,10 @@ def chosen(over: object, default: tuple[str, ...], allowed: tuple[str, ...]) -> 
     """The axes that stay apart, in their order."""
     if over is None:
         return default
-    asked = listed("over", [over] if isinstance(over, str) else over, str)
+    asked = check_sequence("over", [over] if isinstance(over, str) else over, str)
     for axis in asked:
         if axis not in allowed:
-            raise unknown("over", axis, allowed)
+            raise unknown_name_error("over", axis, allowed)
     return tuple(axis for axis in allowed if axis in asked)
 
 
@@ -352,16 +354,16 @@ def _numbered(
     return places, [np.ravel_multi_index(index, shape).astype(np.int64) for index in along]
 
 
-def check_value(world: World, member: Member) -> None:
+def check_value(world: World, member: NodeSpec) -> None:
     """Refuse nodes that have no value that could be carried over."""
-    nodes = world.ground.nodes(member.family).tolist()
+    nodes = world.ground.select_nodes(member.group).tolist()
     if member.tpm.is_random and not all(node in world.do for node in nodes):
-        names = [m.family.stem for m in world.network.members if not m.tpm.is_random]
+        names = [m.group.stem for m in world.network.specs if not m.tpm.is_random]
         raise BNetError(
-            f"at {member.family.name}",
+            f"at {member.group.name}",
             expected="nodes with a value: functions of their parents, or nodes that are set in both runs",
-            got=f"{member.tpm.kind} ones ({type(member.tpm).__name__})",
-            allowed=f"do({member.family.name}=...) in both runs; " + ", ".join(dict.fromkeys(names)),
+            actual=f"{member.tpm.kind} ones ({type(member.tpm).__name__})",
+            allowed=f"do({member.group.name}=...) in both runs; " + ", ".join(dict.fromkeys(names)),
         )
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bnet_transformer._core.torch_context import with_gradients
+from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.query import Obstacle
 from bnet_transformer.interventions.sweeps import sequential
@@ -256,14 +256,14 @@ def _measured(metric: Metric, each: Sequence[Mapping[int, Tensor]]) -> Tensor:
     return metric({node: torch.cat([outcomes[node] for outcomes in each], 1) for node in metric.nodes})
 
 
-@with_gradients()
+@enable_gradients()
 def estimate_cells(
     batches: Sequence[ExampleBatch], metric: Metric, cells: Cells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """As `run_cells`, to first order: no cell is run."""
     for obstacle in batches[0].alone.values():
         allowed = "first_order=False, which runs each cell"
-        raise BNetError("first_order", expected="cells that one batch can hold", got=f"{obstacle}", allowed=allowed)
+        raise BNetError("first_order", expected="cells that one batch can hold", actual=f"{obstacle}", allowed=allowed)
     clean, corrupt = metric_of_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
     hide = None if progress is None else not progress
@@ -275,7 +275,7 @@ def estimate_cells(
     there = torch.from_numpy(cells.there)
     if not bool(effects[there].isfinite().all()):
         wanted = "a metric with a finite slope at the corrupt run, for first_order=True"
-        raise BNetError("metric", expected=wanted, got="NaN or infinity", allowed="first_order=False")
+        raise BNetError("metric", expected=wanted, actual="NaN or infinity", allowed="first_order=False")
     found = torch.full_like(effects, torch.nan)
     found[there] = corrupt + effects[there]
     return found.reshape(*cells.shape, -1), clean, corrupt
@@ -294,7 +294,7 @@ def _slopes_of_outcomes(batches: Sequence[ExampleBatch], metric: Metric) -> list
     told = metric.number({node: torch.cat([each[node] for each in averaged], 1) for node in metric.nodes})
     if not told.requires_grad:
         wanted = "a metric with a gradient (torch operations on its nodes), for first_order=True"
-        raise BNetError("metric", expected=wanted, got="numbers without one", allowed="first_order=False")
+        raise BNetError("metric", expected=wanted, actual="numbers without one", allowed="first_order=False")
     flat = [value for states in leaves for each in states for value in each.values()]
     slopes = iter(torch.autograd.grad(told.sum(), flat, materialize_grads=True))
     return [[{node: next(slopes) for node in each} for each in states] for states in leaves]

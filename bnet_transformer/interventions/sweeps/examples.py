@@ -21,7 +21,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.course import Course, Request
 from bnet_transformer.compiler.module import Module
 from bnet_transformer.data.encode import encode_value
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, ReadingError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
 from bnet_transformer.inference.sentence_state import SentenceState
@@ -80,7 +80,7 @@ class Examples:
             nudges: Zeros that are added to the values of some families, so that they have a gradient.
         """
         graph = self.world.network.graph
-        want = tuple(graph.families[index].name for index in sorted(families))
+        want = tuple(graph.groups[index].name for index in sorted(families))
         above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
@@ -98,8 +98,8 @@ class Examples:
         with torch.set_grad_enabled(bool(nudges)):
             course, plan = self.module.run(request)
         if plan.enumerated:
-            name = graph.families[plan.enumerated[0]].name
-            raise ReadingError(name, expected="a choice that no value decides", got="one that values decide")
+            name = graph.groups[plan.enumerated[0]].name
+            raise UnsupportedError(name, expected="a choice that no value decides", actual="one that values decide")
         return course
 
 
@@ -113,7 +113,7 @@ def form_of(world: World) -> Hashable:
     """What the sentences of one batch have in common: their words, and what is set and given in which shape."""
     values = [*world.do.items(), *world.given.items()]
     shapes = frozenset((key, value.shape, value.dtype) for key, value in values)
-    return tuple(world.ground.words.items()), frozenset(world.rows), shapes
+    return tuple(world.ground.word_counts.items()), frozenset(world.rows), shapes
 
 
 def examples_of(what: str, sentences: object) -> Examples:
@@ -122,21 +122,21 @@ def examples_of(what: str, sentences: object) -> Examples:
     states = [state for each in several if (state := state_of(each)) is not None]
     if not states or len(states) < len(several):
         got = next((each for each in several if state_of(each) is None), "none")
-        raise BNetError(what, expected="a Sentence, or a list of them", got=got)
+        raise BNetError(what, expected="a Sentence, or a list of them", actual=got)
     first = states[0]
     for k, each in enumerate(states):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
         if each.world.network is not first.world.network:
-            raise BNetError(name, expected="a sentence of the same net as the first", got="one of another net")
-        if each.world.ground.words != first.world.ground.words:
+            raise BNetError(name, expected="a sentence of the same net as the first", actual="one of another net")
+        if each.world.ground.word_counts != first.world.ground.word_counts:
             wanted = f"a sentence of {_words(first.world)}, as {what}[0]"
-            raise BNetError(name, expected=wanted, got=f"one of {_words(each.world)}")
+            raise BNetError(name, expected=wanted, actual=f"one of {_words(each.world)}")
         if each.evidence:
             seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
-            raise EvidenceError(name, expected="a sentence without evidence", got=seen, allowed="do() sets a node")
+            raise EvidenceError(name, expected="a sentence without evidence", actual=seen, allowed="do() sets a node")
         if form_of(each.world) != form_of(first.world):
             wanted, allowed = f"the same nodes set as in {what}[0]", "do() on the same nodes in each, or a run of each"
-            raise BNetError(name, expected=wanted, got="others", allowed=allowed)
+            raise BNetError(name, expected=wanted, actual="others", allowed=allowed)
     return Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
 
 
@@ -144,18 +144,18 @@ def pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
     """The clean and the corrupt sentences: as many of both, of one net and one length."""
     theirs, ours = examples_of("clean", clean), examples_of("corrupt", corrupt)
     if len(theirs) != len(ours):
-        raise BNetError("corrupt", expected=f"as many sentences as clean, {len(theirs)}", got=len(ours))
+        raise BNetError("corrupt", expected=f"as many sentences as clean, {len(theirs)}", actual=len(ours))
     one, other = theirs.world, ours.world
     if one.network is not other.network:
-        raise BNetError("corrupt", expected="sentences of the same net as clean", got="sentences of another net")
-    if one.ground.words != other.ground.words:
-        raise BNetError("corrupt", expected=f"sentences of {_words(one)}, as clean", got=f"of {_words(other)}")
+        raise BNetError("corrupt", expected="sentences of the same net as clean", actual="sentences of another net")
+    if one.ground.word_counts != other.ground.word_counts:
+        raise BNetError("corrupt", expected=f"sentences of {_words(one)}, as clean", actual=f"of {_words(other)}")
     return theirs, ours
 
 
 def _words(world: World) -> str:
     return " and ".join(
-        f"{count} words" + (f" ({stack})" if stack else "") for stack, count in world.ground.words.items()
+        f"{count} words" + (f" ({stack})" if stack else "") for stack, count in world.ground.word_counts.items()
     )
 
 
@@ -196,8 +196,8 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         for node in outcomes:  # what decides it: the parents of a random node, or the node itself
             random = where(world, node)[0].tpm.is_random and node not in world.do
             asked += reference.parents(world, node) if random else [node]
-        families = {world.ground.family_of(node).index for node in asked}
-        discrete = any(world.network.members[index].tpm.kind == "discrete" for index in families)
+        families = {world.ground.group_of(node).index for node in asked}
+        discrete = any(world.network.specs[index].tpm.kind == "discrete" for index in families)
         if not discrete and not choice_above(world.network, families):  # cheaper to tell than which nodes are open
             continue
         found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
@@ -205,13 +205,13 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     world = corrupt.world
     for node in found.intersection(outcomes):
         wanted, name = "a node that hangs on what is swept", world.ground.name(node)
-        raise BNetError(f"metric of {name}", expected=wanted, got="a choice that is the same in both runs")
+        raise BNetError(f"metric of {name}", expected=wanted, actual="a choice that is the same in both runs")
     count = math.prod(world.count_states(node) for node in free)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
             expected=f"at most {BUDGET} joint states of the open choices",
-            got=f"{count}",
+            actual=f"{count}",
             allowed="do() on them: " + ", ".join(map(world.ground.name, free[:6])),
         )
     for node in free:
@@ -220,7 +220,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
             raise EvidenceError(
                 world.ground.name(node),
                 expected="a choice open in both",
-                got="one set in corrupt alone",
+                actual="one set in corrupt alone",
                 allowed=allowed,
             )
     states = joint_states([range(world.count_states(node)) for node in free])
@@ -230,7 +230,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
 def _decided(world: World, node: int) -> bool:
     """True where values decide the distribution of a choice, and not other choices alone."""
     above = [world.member(each) for each in pending(world, node, {}, {}) if each != node]
-    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.inputs) for m in above)
+    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in above)
 
 
 FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
@@ -265,15 +265,17 @@ class Metric:
             raise
         except Exception as error:
             got = f"{type(error).__name__}: {error}"
-            raise BNetError("metric", expected="a function that returns a number for each example", got=got) from error
+            raise BNetError(
+                "metric", expected="a function that returns a number for each example", actual=got
+            ) from error
         if number.shape != shape:
             got = f"shape {tuple(number.shape)}"
             hint = "the nodes come as [example, *shape]: index the shape, as in y_5[:, 3]"
             wanted = f"shape {tuple(shape)}, a number for each example"
-            raise BNetError("metric", expected=wanted, got=got, allowed=hint)
+            raise BNetError("metric", expected=wanted, actual=got, allowed=hint)
         number = number.detach().to(torch.float64)
         if bool(number.isnan().any()):
-            raise BNetError("metric", expected="numbers", got="NaN")
+            raise BNetError("metric", expected="numbers", actual="NaN")
         return number
 
 
@@ -283,18 +285,18 @@ def metric_of(examples: Examples, metric: object) -> Metric:
         return _of_states(examples, metric)
     if callable(metric):
         return _of_function(examples.world, metric)
-    raise BNetError("metric", expected=FORMS, got=metric)
+    raise BNetError("metric", expected=FORMS, actual=metric)
 
 
 def _of_function(world: World, function: Callable[..., object]) -> Metric:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise BNetError("metric", expected=FORMS, got=function) from error
+        raise BNetError("metric", expected=FORMS, actual=function) from error
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [p.name for p in parameters if p.kind in plain and p.default is inspect.Parameter.empty]
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
-        raise BNetError("metric", expected=FORMS, got="a function without such parameters")
+        raise BNetError("metric", expected=FORMS, actual="a function without such parameters")
     nodes = {world.ground.id(name): name for name in names}
 
     def of(outcomes: Mapping[int, Tensor]) -> object:
@@ -307,14 +309,14 @@ def _of_states(examples: Examples, told: Mapping[Any, Any]) -> Metric:
     """`log P(node = state)`, or the difference of two."""
     if len(told) != 1:
         allowed = "a function of several nodes: lambda y_0, y_1: ..."
-        raise BNetError("metric", expected="one node and its state", got=f"{len(told)} nodes", allowed=allowed)
+        raise BNetError("metric", expected="one node and its state", actual=f"{len(told)} nodes", allowed=allowed)
     ((name, wanted),) = told.items()
     world = examples.world
     node = world.ground.id(name)
     must_be_discrete(world, node)
     two = isinstance(wanted, tuple)
     if two and len(wanted) != 2:
-        raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", got=f"{len(wanted)} of them")
+        raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", actual=f"{len(wanted)} of them")
     states = [_states(examples, node, each) for each in (wanted if two else (wanted,))]
 
     def of(outcomes: Mapping[int, Tensor]) -> Tensor:
@@ -334,10 +336,10 @@ def _states(examples: Examples, node: int, wanted: object) -> Tensor:
     name = examples.world.ground.name(node)
     if len(each) != len(examples):
         wanted_count = f"a state, or a list of {len(examples)}, one for each example"
-        raise BNetError(f"metric of {name}", expected=wanted_count, got=f"{len(each)} states")
+        raise BNetError(f"metric of {name}", expected=wanted_count, actual=f"{len(each)} states")
     states = []
     for world, state in zip(examples.worlds, each, strict=True):
         states.append(encode_value(world, node, state, evidence=True))
         if states[-1].is_floating_point() or states[-1].dim():
-            raise EvidenceError(f"metric of {name}", expected="a state", got=state)
+            raise EvidenceError(f"metric of {name}", expected="a state", actual=state)
     return torch.stack(states)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.compiler.course import Course
-from bnet_transformer.declare import Member
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import Entries, Ids, NodePath
 from bnet_transformer.interventions.sweeps.examples import Examples
@@ -52,16 +52,16 @@ class PatchedRun:
     readings: frozenset[int] = frozenset()
     slopes: frozenset[int] = frozenset()
     nudges: dict[int, Tensor] = field(init=False)
-    members: tuple[Member, ...] = field(init=False)
+    members: tuple[NodeSpec, ...] = field(init=False)
     base: Course = field(init=False)
     positions: dict[int, Tensor] = field(init=False, default_factory=dict)
     last_read: dict[int, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         world = self.examples.world
-        self.members = world.network.members
+        self.members = world.network.specs
         self.last_read = self._find_last_reads()
-        fixed = {world.ground.family_of(node).index for node in world.do}
+        fixed = {world.ground.group_of(node).index for node in world.do}
         families = {*self.needed.leads, *self.sources}
         computed = {index for index in families if not self.members[index].tpm.is_random or index in fixed}
         narrowed = self._find_narrowed(self.sources | self.readings | fixed)
@@ -86,14 +86,16 @@ class PatchedRun:
             member = self.members[index]
             if self.needed.leads[index].all() or index in complete or member.tpm.is_random:
                 continue
-            children = {bundle.child for bundle in self.examples.world.network.graph.out_of[index]}
+            children = {bundle.child for bundle in self.examples.world.network.graph.out_edges[index]}
             readers = children & self.needed.leads.keys()
             if any(child not in narrowed and not self.members[child].tpm.is_random for child in readers):
                 continue  # random readers are computed at the words of the outcomes alone
-            parents = [self.members[given.parent] for given in member.inputs]
-            if any(parent.tpm.is_random and parent.family.index not in complete for parent in parents):
+            parents = [self.members[given.index] for given in member.parents]
+            if any(parent.tpm.is_random and parent.group.index not in complete for parent in parents):
                 continue
-            if any(given.pick for given in member.inputs) or all(parent.family.words is None for parent in parents):
+            if any(given.pick for given in member.parents) or all(
+                parent.group.word_stack is None for parent in parents
+            ):
                 continue
             if is_wordwise(self.examples.world.network, member):
                 narrowed.add(index)
@@ -104,9 +106,14 @@ class PatchedRun:
         network, member = self.examples.world.network, self.members[index]
         if member.tpm.kind == "discrete" or member.tpm.reads_by_index:
             wanted, allowed = "nodes with a slope, for first_order=True: real numbers", "first_order=False"
-            raise BNetError(f"at {member.family.name}", expected=wanted, got="states", allowed=allowed)
-        plates = [network.graph.sizes[plate] if plate in member.family.plates else 1 for plate in network.graph.sizes]
-        words = 1 if member.family.words is None else self.examples.world.ground.words[member.family.words]
+            raise BNetError(f"at {member.group.name}", expected=wanted, actual="states", allowed=allowed)
+        plates = [
+            network.graph.plate_sizes[plate] if plate in member.group.plates else 1
+            for plate in network.graph.plate_sizes
+        ]
+        words = (
+            1 if member.group.word_stack is None else self.examples.world.ground.word_counts[member.group.word_stack]
+        )
         shape = (len(self.examples), *plates, words, *member.shape)
         return torch.zeros(shape, dtype=network.dtype, requires_grad=True)
 
@@ -210,10 +217,10 @@ class PatchedRun:
         return table
 
     def _value(
-        self, changes: Changes, member: Member, rows: Rows, descends: Table, settings: Sequence[Setting]
+        self, changes: Changes, member: NodeSpec, rows: Rows, descends: Table, settings: Sequence[Setting]
     ) -> Tensor:
         """The rows of a family: those that read something changed are computed, then what cells set is put in."""
-        index = member.family.index
+        index = member.group.index
         values = [setting for setting in settings if not setting.rows]
         weights = next((setting for setting in settings if setting.rows), None)  # a role has one for each family
         if weights is not None:
@@ -250,7 +257,7 @@ class PatchedRun:
         which = which.reshape(*which.shape, *[1] * (value.dim() - self.base.layout.rank))
         return torch.where(which, value.index_select(axis, word), found)
 
-    def _put(self, found: Tensor, member: Member, rows: Rows, setting: Setting) -> Tensor:
+    def _put(self, found: Tensor, member: NodeSpec, rows: Rows, setting: Setting) -> Tensor:
         """The rows of a family, with what a cell sets in its place."""
         axis = self.base.layout.word
         row = rows.place[setting.cell, setting.node[-1]]
@@ -259,15 +266,19 @@ class PatchedRun:
         shape = (examples, *full_shape(self.base, member)[:-1], len(rows), *found.shape[axis + 1 :])
         found = found.expand(shape).clone()
         plates = tuple(each[there] for each in setting.node[:-1])
-        value = self.value_of(member.family.index, setting)[there]
+        value = self.value_of(member.group.index, setting)[there]
         target = found.movedim(0, axis)  # [*plates, row, example, *shape]: a view
         target[(*plates, row[there])] = value.to(found.dtype)
         return found
 
     def _find_last_reads(self) -> dict[int, list[int]]:
         """After each family, those that no later one reads."""
-        ground, out_of, leads = self.examples.world.ground, self.examples.world.network.graph.out_of, self.needed.leads
-        outcomes = {ground.family_of(node).index for node in self.needed.outcomes}
+        ground, out_of, leads = (
+            self.examples.world.ground,
+            self.examples.world.network.graph.out_edges,
+            self.needed.leads,
+        )
+        outcomes = {ground.group_of(node).index for node in self.needed.outcomes}
         last_read: dict[int, list[int]] = {}
         for index in leads.keys() - outcomes:
             last = max([index, *(bundle.child for bundle in out_of[index] if bundle.child in leads)])
@@ -277,7 +288,7 @@ class PatchedRun:
     def _outcome(self, changes: Changes, node: int, cells: int) -> Tensor:
         """What a node came to in each cell, `[cell, example, *shape]`."""
         world, axis, count = self.examples.world, self.base.layout.word, len(self.examples)
-        family = world.ground.family_of(node).index
+        family = world.ground.group_of(node).index
         member = self.members[family]
         offset = np.array([node - int(world.ground.offsets[family])])
         *plates, word = (int(each) for each in index_of(self.base, member, offset))

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of, seed_of, share, whole
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import in_numpy
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class ByCell:
         """How far the corrupt run is from the clean one, `[example]`: `clean - corrupt`."""
         if self.clean is None:
             got = "an ablation, which has no clean run"
-            raise BNetError("total", expected="a sweep with a clean run", got=got, allowed="values, effects")
+            raise BNetError("total", expected="a sweep with a clean run", actual=got, allowed="values, effects")
         return self.clean - self.corrupt
 
     def index_of(self, name: str) -> tuple[int, ...]:
         """Where a cell stands, by its name."""
         if name not in self._by_name:
-            raise unknown("cell", name, self._by_name)
+            raise unknown_name_error("cell", name, self._by_name)
         return self._by_name[name]
 
     @cached_property
@@ -71,9 +71,9 @@ class ByCell:
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, place in places.items():
             along = self.places_along(axis)
-            if whole(axis, place, least=0) not in along:
+            if check_int(axis, place, minimum=0) not in along:
                 told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
-                raise BNetError(axis, expected=f"one of {told}", got=place)
+                raise BNetError(axis, expected=f"one of {told}", actual=place)
             index[self.axes.index(axis)] = along.index(place)
         free = [dim for dim, axis in enumerate(self.axes) if axis not in places]
         names = {
@@ -91,7 +91,7 @@ class ByCell:
     def places_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis."""
         if axis not in self.axes:
-            raise unknown("axis", axis, self.axes)
+            raise unknown_name_error("axis", axis, self.axes)
         return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
 
     def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
@@ -167,7 +167,7 @@ class Sweep(ByCell):
         if not bool(total.abs() > 0) or not bool(total.isfinite()):
             got = f"a mean total of {float(total):g}"
             wanted = "a clean and a corrupt run whose metrics differ"
-            raise BNetError("restored", expected=wanted, got=got, allowed="values, effects")
+            raise BNetError("restored", expected=wanted, actual=got, allowed="values, effects")
         return self.values / total
 
     def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ class Sweep(ByCell):
         size = np.where(np.isnan(values), -1.0, np.abs(values))
         greatest = size.max(initial=1e-290, where=np.isfinite(size))
         told = np.round(size / greatest, 6)  # what differs by rounding alone is equal
-        order = np.argsort(-told, kind="stable")[: whole("count", count)]
+        order = np.argsort(-told, kind="stable")[: check_int("count", count)]
         names = list(self.names.values())
         return [(names[k], float(values[k])) for k in order.tolist() if size[k] >= 0]
 
@@ -243,7 +243,7 @@ class Mediation(ByCell):
 
     def of(self, part: str) -> Sweep:
         """The `direct`, the `indirect` effect or the `interaction`, as a sweep."""
-        one_of("part", part, PARTS)
+        check_choice("part", part, PARTS)
         direct, indirect = self.direct_outcomes, self.indirect_outcomes
         both = {"direct": direct, "indirect": indirect}
         outcomes = both.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
@@ -279,11 +279,11 @@ class Mediation(ByCell):
 
 def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
     """The percentile bootstrap interval of the mean over the last dim; what stands in other dims shares the draws."""
-    share("confidence", confidence)
-    count, draws = effects.shape[-1], whole("draws", draws)
-    generator = np.random.default_rng(seed_of(seed))
+    check_fraction("confidence", confidence)
+    count, draws = effects.shape[-1], check_int("draws", draws)
+    generator = np.random.default_rng(check_seed(seed))
     if count < 2:
-        raise BNetError("interval", expected="at least 2 examples, over which it is", got=count)
+        raise BNetError("interval", expected="at least 2 examples, over which it is", actual=count)
     shares = np.zeros((draws, count))  # how much of each resample each example makes
     np.add.at(shares, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
     flat = in_numpy(effects.double().reshape(-1, count))

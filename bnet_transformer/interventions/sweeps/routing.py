@@ -40,7 +40,7 @@ Side = tuple[Examples, NeededPositions]  # sentences in which the choices are se
 def find_obstacle_of_all(sides: Sequence[Side]) -> Obstacle | None:
     """Why no cell is computed together with others; None where one compiled run answers for the metric."""
     for examples, needed in sides:
-        outcomes = {examples.world.ground.family_of(node).index for node in needed.outcomes}
+        outcomes = {examples.world.ground.group_of(node).index for node in needed.outcomes}
         obstacle = find_obstacle_of_a_run(examples, {*needed.leads, *outcomes})
         if obstacle is not None:
             return obstacle
@@ -72,7 +72,11 @@ def find_obstacles(
                     found |= dict.fromkeys(numbers, obstacle)
     for entries, (examples, _) in itertools.product(cells.entries, reversed(sides)):
         ground = examples.world.ground
-        done = [*ground.cut_in(entries.family), *ground.rows_in(entries.family)] if entries.rows else []
+        done = (
+            [*ground.get_cut_nodes(entries.family), *ground.get_partly_cut_nodes(entries.family)]
+            if entries.rows
+            else []
+        )
         if done:  # such rows are neither taken from a run, nor set in one, all at once
             found |= dict.fromkeys(entries.cell.tolist(), Obstacle(ground.name(done[0]), "set by do()"))
     return found, _obstacles_of_changes(world, needed, cells, first_order=first_order)
@@ -88,12 +92,12 @@ def _sources_by_cells(world: World, cells: Cells) -> Iterator[tuple[list[int], s
     for entries in cells.entries:
         yield entries.cell.tolist(), {entries.family}
     nodes = {node for path in cells.paths for node in path.nodes}
-    family_of = {node: world.ground.family_of(node).index for node in nodes}
+    family_of = {node: world.ground.group_of(node).index for node in nodes}
     by_families: dict[frozenset[int], list[int]] = {}
     for path in cells.paths:
         by_families.setdefault(frozenset(family_of[node] for node in path.nodes), []).append(path.cell)
     for families, numbers in by_families.items():
-        above = {bundle.parent for index in families for bundle in world.network.graph.into[index]}
+        above = {bundle.parent for index in families for bundle in world.network.graph.in_edges[index]}
         yield numbers, {*families, *above}
 
 
@@ -105,12 +109,12 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
     if mixed is not None:
         return mixed
     known, patched = ([graph.by_name[name].index for name in names] for names in set_families(world, above))
-    want = [graph.families[index].name for index in sorted(families)]
+    want = [graph.groups[index].name for index in sorted(families)]
     needs = examples.module.find_needs(want, known, patched=patched)
     if needs.enumerated:
-        return Obstacle(graph.families[min(needs.enumerated)].name, OPEN_CHOICES)
+        return Obstacle(graph.groups[min(needs.enumerated)].name, OPEN_CHOICES)
     if needs.fault is not None:
-        return Obstacle(needs.fault.what, f"without {needs.fault.expected}")
+        return Obstacle(needs.fault.subject, f"without {needs.fault.expected}")
     return None
 
 
@@ -121,11 +125,11 @@ def _obstacles_of_changes(
     network = world.network
     rows = {entries.family for entries in cells.entries if entries.rows}
     suspects = {
-        member.family.index: member
-        for member in (network.members[index] for index in sorted(needed.leads))
-        if member.family.index in network.graph.recurrent
-        or any(given.pick for given in member.inputs)
-        or world.ground.rows_in(member.family.index)
+        member.group.index: member
+        for member in (network.specs[index] for index in sorted(needed.leads))
+        if member.group.index in network.graph.recurrent
+        or any(given.pick for given in member.parents)
+        or world.ground.get_partly_cut_nodes(member.group.index)
     }
     if not suspects:
         return {}
@@ -133,20 +137,20 @@ def _obstacles_of_changes(
     for numbers, set_words in set_words_of(world, needed, cells):
         changed = find_changed_positions(world, needed, set_words, len(numbers))
         for index, member in suspects.items():
-            family, marked = member.family, list[tuple[Obstacle, Table]]()
-            for selector in {selector for given in member.inputs for _, selector in given.pick}:
+            family, marked = member.group, list[tuple[Obstacle, Table]]()
+            for selector in {selector for given in member.parents for _, selector in given.pick}:
                 if selector in changed and not first_order:
                     reason = f"a selector that changes, by which {family.name} picks"
-                    marked.append((Obstacle(network.graph.families[selector].name, reason), changed[selector][1]))
+                    marked.append((Obstacle(network.graph.groups[selector].name, reason), changed[selector][1]))
             if index in changed:
                 descends, both = changed[index]
                 if first_order:
                     descends, both = np.zeros_like(descends), set_words.get(index, np.zeros_like(both))
                 if index in rows:  # the weights of its words are computed in each cell
                     descends = both
-                if any(axis == WORD for given in member.inputs for axis, _ in given.pick):
+                if any(axis == WORD for given in member.parents for axis, _ in given.pick):
                     marked.append((Obstacle(family.name, "picked by a choice of a word"), descends))
-                if world.ground.rows_in(index):
+                if world.ground.get_partly_cut_nodes(index):
                     marked.append((Obstacle(family.name, "mixed by rows of attention that do() set"), descends))
                 if index in network.graph.recurrent:
                     marked.append((Obstacle(family.name, ONE_AFTER_ANOTHER), both))
@@ -161,7 +165,7 @@ def set_words_of(world: World, needed: NeededPositions, cells: Cells) -> Iterato
     there, ground = cells.there, world.ground
     sets: list[tuple[int, Ids, Ids]] = [(entries.family, entries.cell, entries.node) for entries in cells.entries]
     for path in cells.paths:
-        family = ground.family_of(path.nodes[-1]).index
+        family = ground.group_of(path.nodes[-1]).index
         sets.append((family, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[family])])))
     size = max(1, CHUNK // max(1, sum(map(len, needed.leads.values()))))
     for start in range(0, len(there), size):

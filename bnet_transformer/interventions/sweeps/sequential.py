@@ -45,7 +45,7 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
     world = _without_batched_values(world, node)
     answers = Answers(module, world, {})
     if member.tpm.kind == "discrete":
-        if member.inputs and not choices(world, reference.parents(world, node), {}):
+        if member.parents and not choices(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return joint_posterior(Query(module, world, nodes=(node,))).log()
@@ -156,12 +156,12 @@ class Cases:
         if found.is_floating_point() and tuple(found.shape) != where(self.corrupt.world, node)[0].shape:
             name = self.corrupt.world.ground.name(node)
             allowed = "do() on the choices that decide it, in both runs"
-            raise EvidenceError(name, expected="one value", got="one for each state of a choice", allowed=allowed)
+            raise EvidenceError(name, expected="one value", actual="one for each state of a choice", allowed=allowed)
         return found
 
     def _row(self, clean: bool, n: int, node: int) -> Tensor:
         answers = self._of(clean, n)
         member, index = where(answers.world, node)
-        assert member.family.step is not None
-        table = answers.attention(member.family.step, member.family.stem)
+        assert member.group.step is not None
+        table = answers.attention(member.group.step, member.group.stem)
         return table[index]

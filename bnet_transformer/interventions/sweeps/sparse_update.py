@@ -23,8 +23,8 @@ from torch import Tensor
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
-from bnet_transformer.declare import Member, Network
-from bnet_transformer.graph.walk import marks_of, reach
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.graph.walk import find_reachable, mark_nodes
 from bnet_transformer.reference import World
 from bnet_transformer.tpm.base import broadcast
 
@@ -98,7 +98,7 @@ class Changes:
     by_family: dict[int, Changed]
     positions: Mapping[int, Tensor] = field(default_factory=dict)
 
-    def value(self, member: Member, rows: Rows, *, distribution: bool = False) -> Tensor:
+    def value(self, member: NodeSpec, rows: Rows, *, distribution: bool = False) -> Tensor:
         """The rows of a family; with `distribution`, of a random one: `log P`, or the mean."""
         alone = is_wordwise(self.base.network, member)
         course, cells = (self._of_rows(member, rows), None) if alone else self._of_cells(member, rows)
@@ -107,7 +107,7 @@ class Changes:
         own = tuple(found.shape[-1:]) if distribution and member.tpm.kind == "discrete" else member.shape
         return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
-    def mixed(self, member: Member, rows: Rows, setting: Setting) -> Tensor:
+    def mixed(self, member: NodeSpec, rows: Rows, setting: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
         course, cells = self._of_cells(member, rows)
         weights, parents = weights_of(course, member)
@@ -122,11 +122,11 @@ class Changes:
 
     def at(self, family: int, rows: Rows) -> Tensor:
         """A family at some rows, changed or as it was: `[1 or N, *plates, row or 1, *shape]`."""
-        member, axis = self.base.network.members[family], self.base.layout.word
+        member, axis = self.base.network.specs[family], self.base.layout.word
         base, changed = self.base.values[family], self.by_family.get(family)
         if changed is not None and changed.rows is rows:
             return changed.values
-        over_words = member.family.words is not None
+        over_words = member.group.word_stack is not None
         word = rows.word if over_words else torch.zeros_like(rows.word)
         there = self.positions[family][word] if family in self.positions else word
         if changed is None:
@@ -144,15 +144,15 @@ class Changes:
         """The layout with the cells in front."""
         return Layout((CELLS,), self.base.layout.plates)
 
-    def _of_rows(self, member: Member, rows: Rows) -> Course:
+    def _of_rows(self, member: NodeSpec, rows: Rows) -> Course:
         """A course in which the rows are the words."""
-        own = member.family.words
+        own = member.group.word_stack
         words = dict(self.base.words) if own is None else {**self.base.words, own: len(rows)}
         values = {parent: self.at(parent, rows) for parent in parents_of(self.base.network, member)}
         places = {} if own is None else {own: rows.word}
         return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
 
-    def _of_cells(self, member: Member, rows: Rows) -> tuple[Course, Tensor]:
+    def _of_cells(self, member: NodeSpec, rows: Rows) -> tuple[Course, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
         cells = torch.unique_consecutive(rows.cell)
         values = {parent: self._whole(parent, cells) for parent in parents_of(self.base.network, member)}
@@ -178,23 +178,23 @@ class Changes:
         return value.movedim(axis + 1, 1)[cell, word].movedim(0, axis)
 
 
-def is_wordwise(network: Network, member: Member) -> bool:
+def is_wordwise(network: Network, member: NodeSpec) -> bool:
     """True where each word of a family reads its own word alone, and what has no words."""
-    for given in member.inputs:
-        words = network.members[given.parent].family.words
+    for given in member.parents:
+        words = network.specs[given.index].group.word_stack
         if WORD in given.over or (words is not None and given.reach.kind != "same"):
             return False
-        if words is not None and member.family.words is None:
+        if words is not None and member.group.word_stack is None:
             return False
     return True
 
 
-def parents_of(network: Network, member: Member) -> set[int]:
+def parents_of(network: Network, member: NodeSpec) -> set[int]:
     """The families that a member reads, its selectors among them."""
-    return {bundle.parent for bundle in network.graph.into[member.family.index]}
+    return {bundle.parent for bundle in network.graph.in_edges[member.group.index]}
 
 
-def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
+def summary(member: NodeSpec, at: Any, parents: list[Tensor]) -> Tensor:
     """What is told of a random node: `log P` of its states, or its mean."""
     if member.tpm.kind == "discrete":
         logits = member.tpm.logits(at, *parents)
@@ -203,7 +203,7 @@ def summary(member: Member, at: Any, parents: list[Tensor]) -> Tensor:
     return mean
 
 
-def weights_of(course: Course, member: Member) -> tuple[Tensor, list[Tensor]]:
+def weights_of(course: Course, member: NodeSpec) -> tuple[Tensor, list[Tensor]]:
     """The `P(j | i)` of an attention, and what it reads."""
     at, parents = seen(course, member)
     weights = member.tpm.reading(at, *parents)
@@ -211,20 +211,20 @@ def weights_of(course: Course, member: Member) -> tuple[Tensor, list[Tensor]]:
     return course.layout.full(weights, 1), parents
 
 
-def full_shape(course: Course, member: Member) -> tuple[int, ...]:
+def full_shape(course: Course, member: NodeSpec) -> tuple[int, ...]:
     """How many nodes a family has along each plate of the layout, and its words; 1 where it has not."""
-    sizes, family = course.network.graph.sizes, member.family
+    sizes, family = course.network.graph.plate_sizes, member.group
     plates = (sizes[plate] if plate in family.plates else 1 for plate in course.layout.plates)
-    return (*plates, 1 if family.words is None else course.words[family.words])
+    return (*plates, 1 if family.word_stack is None else course.words[family.word_stack])
 
 
-def index_of(course: Course, member: Member, node: NDArray[np.int64]) -> tuple[Tensor, ...]:
+def index_of(course: Course, member: NodeSpec, node: NDArray[np.int64]) -> tuple[Tensor, ...]:
     """The index of nodes of a family along each plate of the layout, and their word; 0 where it has not."""
-    sizes, family = course.network.graph.sizes, member.family
+    sizes, family = course.network.graph.plate_sizes, member.group
     own = [sizes[plate] for plate in family.plates]
     axes = [*family.plates]
-    if family.words is not None:
-        own, axes = [*own, course.words[family.words]], [*axes, WORD]
+    if family.word_stack is not None:
+        own, axes = [*own, course.words[family.word_stack]], [*axes, WORD]
     at = dict(zip(axes, np.unravel_index(node, own), strict=True)) if own else {}
     nothing = np.zeros_like(node)
     return tuple(torch.from_numpy(np.asarray(at.get(axis, nothing))) for axis in (*course.layout.plates, WORD))
@@ -256,11 +256,11 @@ def find_needed_positions(world: World, outcomes: Iterable[int]) -> NeededPositi
         The words that lead to an outcome, and those that are set.
     """
     outcomes, ground = tuple(outcomes), world.ground
-    marks = marks_of(ground, outcomes)
-    for index, above in reach(ground, marks, up=True).items():
+    marks = mark_nodes(ground, outcomes)
+    for index, above in find_reachable(ground, marks, up=True).items():
         marks[index] = np.asarray(marks[index] | above) if index in marks else above
     leads = {index: np.any(_by_word(world, index, mark), axis=0) for index, mark in marks.items()}
-    cut = {index: np.all(_by_word(world, index, mark), axis=0) for index, mark in marks_of(ground, world.do).items()}
+    cut = {index: np.all(_by_word(world, index, mark), axis=0) for index, mark in mark_nodes(ground, world.do).items()}
     return NeededPositions(outcomes, leads, cut)
 
 
@@ -285,18 +285,18 @@ def find_changed_positions(
         these together with the words in which the cell sets a node.
     """
     changed: dict[int, tuple[Table, Table]] = {}
-    for index, member in enumerate(world.network.members):
+    for index, member in enumerate(world.network.specs):
         leads = needed.leads.get(index)
-        if leads is None or not (index in set_words or any(given.parent in changed for given in member.inputs)):
+        if leads is None or not (index in set_words or any(given.index in changed for given in member.parents)):
             continue
         descends = np.zeros((cells, len(leads)), dtype=np.bool_)
-        for given in member.inputs:
-            if given.parent in changed:
-                above = changed[given.parent][1]
-                if given.reach.kind == "same" or world.network.members[given.parent].family.words is None:
+        for given in member.parents:
+            if given.index in changed:
+                above = changed[given.index][1]
+                if given.reach.kind == "same" or world.network.specs[given.index].group.word_stack is None:
                     descends |= above
                     continue
-                reads = given.reach.matrix(len(leads), count_words(world, given.parent))  # [word, word read]
+                reads = given.reach.matrix(len(leads), count_words(world, given.index))  # [word, word read]
                 descends |= (above.astype(np.float32) @ reads.T.astype(np.float32)) > 0
         descends &= leads & np.logical_not(needed.cut.get(index, False))
         both = descends | (set_words[index] & leads) if index in set_words else descends
@@ -307,30 +307,30 @@ def find_changed_positions(
 
 def count_words(world: World, index: int) -> int:
     """The words of a family, 1 if it has none."""
-    words = world.network.members[index].family.words
-    return 1 if words is None else world.ground.words[words]
+    words = world.network.specs[index].group.word_stack
+    return 1 if words is None else world.ground.word_counts[words]
 
 
 def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:
     """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
     most, kept = 1, 1
     for index, table in needed.leads.items():
-        member, count, shape = world.network.members[index], int(table.sum()), world.ground.shapes[index]
-        if member.tpm.kind == "input" or member.family.words is None:
+        member, count, shape = world.network.specs[index], int(table.sum()), world.ground.shapes[index]
+        if member.tpm.kind == "input" or member.group.word_stack is None:
             continue
         plates = int(np.prod(shape[:-1], dtype=np.int64))
         own = numbers_in(world, member)
         inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
-        stacks = [world.network.members[given.parent].family.words for given in member.inputs]
-        read = max([world.ground.words[stack] for stack in stacks if stack is not None], default=1)
+        stacks = [world.network.specs[given.index].group.word_stack for given in member.parents]
+        read = max([world.ground.word_counts[stack] for stack in stacks if stack is not None], default=1)
         most = max(most, count * max(plates * own, plates * read, inner))
         kept += 2 * plates * own * (shape[-1] if table.all() else count)
     size = world.network.dtype.itemsize
     return size * COPIES * most, size * kept
 
 
-def numbers_in(world: World, member: Member) -> int:
+def numbers_in(world: World, member: NodeSpec) -> int:
     """How many numbers an outcome of a node has: its value's, or the probabilities of its states."""
     if member.tpm.kind == "discrete":
-        return world.network.count_states(member.family.index, world.ground.words)
+        return world.network.count_states(member.group.index, world.ground.word_counts)
     return math.prod(member.shape)

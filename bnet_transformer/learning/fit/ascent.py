@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.distributed import Ranks
-from bnet_transformer._core.files import reading
-from bnet_transformer._core.hashing import derive_seed, digest_of
+from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer._core.files import wrap_read_errors
+from bnet_transformer._core.hashing import compute_digest, derive_seed
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import send
 from bnet_transformer.declare import Network
@@ -222,7 +222,7 @@ class RestartOptimizer(ABC):
         """The error of a fit that diverged, with the checkpoint that is left and what to change."""
         step, wanted = len(self.bounds) + 1, "a finite bound, not far below its start"
         ways = f"a rate= below {self.rate(step):g}, clip=1.0, a prior (spread=)"
-        return checkpoint.diverged(step, wanted, got, ways, self.path, self.saved)
+        return checkpoint.divergence_error(step, wanted, got, ways, self.path, self.saved)
 
     @property
     def judged_by(self) -> str:
@@ -277,26 +277,26 @@ class RestartOptimizer(ABC):
     def save(self, state: checkpoint.Checkpoint) -> None:
         """Write a checkpoint whose next bound was valid."""
         assert self.path is not None
-        if self.ranks.first:
-            checkpoint.write(self.path, self.objective.network, state)
+        if self.ranks.is_main_process:
+            checkpoint.write_checkpoint(self.path, self.objective.network, state)
         self.saved = state.step
         self.ranks.barrier()
 
     def restore(self, path: Path, free: Collection[str] = ()) -> None:
         """Go on from a checkpoint; settings that are `free` may be others than those that it was made with."""
-        state = checkpoint.read(path, self.objective.network)
+        state = checkpoint.read_checkpoint(path, self.objective.network)
         checkpoint.check_settings(path, state, self.settings, free)
-        with reading(path, checkpoint.WANTED):
-            story, device = state.part("story"), self.ranks.device
+        with wrap_read_errors(path, checkpoint.EXPECTED):
+            story, device = state.get_tensors("story"), self.ranks.device
             ids = [int(k) for k in story["who"]]
             if not ids or not {*ids} <= {*range(self.restarts)}:
-                raise BNetError("who", expected=f"restarts among {self.restarts}", got=ids)
+                raise BNetError("who", expected=f"restarts among {self.restarts}", actual=ids)
             form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
-            parts = [state.part(name) for name in ("all", "first", "second")]
+            parts = [state.get_tensors(name) for name in ("all", "first", "second")]
             for part in parts:
-                checkpoint.check_forms(part, form)
-            best = state.part("best")
-            checkpoint.check_forms(best, {name: value[0] for name, value in form.items()})
+                checkpoint.check_shapes_and_dtypes(part, form)
+            best = state.get_tensors("best")
+            checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
             values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
             self.sets = Sets(values, first, second, ids)
             self.bounds, self.saved, self.step = list(state.losses), state.step, state.step
@@ -322,7 +322,7 @@ def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
         FileError: Where there is a checkpoint that the run is not to go on from.
     """
     if loop.checkpoints is not None:
-        run.path, has_checkpoint = loop.checkpoints.begin()
+        run.path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
             run.restore(run.path, loop.checkpoints.changeable)
     run.ranks.barrier()
@@ -365,7 +365,7 @@ class PointEstimate(RestartOptimizer):
             for name, value in given.items():
                 if value != getattr(EM(), name, None):
                     got, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
-                    raise BNetError(name, expected=wanted, got=got, allowed=allowed)
+                    raise BNetError(name, expected=wanted, actual=got, allowed=allowed)
         super().__init__(problem, method, method.restarts)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -384,7 +384,7 @@ class PointEstimate(RestartOptimizer):
         part = self.corpus if which is None else self.corpus.take(which)
         size, own = len(part), ranks.shard(part)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world
+        bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
         if len(own):
             bound = bound + objective.log_evidences(leaves, own).sum(1) / size
         closed = () if self.inner is None else objective.learned.tables
@@ -394,7 +394,7 @@ class PointEstimate(RestartOptimizer):
         return ranks.all_reduce(bound.detach()), whole
 
 
-def m_step(objective: Objective, sets: Sets, parts: list[Batch], ranks: Ranks) -> Tensor:
+def m_step(objective: Objective, sets: Sets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
     """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
     Args:
@@ -486,16 +486,21 @@ def _continue_on_all(
     slower = replace(method, restarts=1, steps=max(1, method.steps // 4))
     if isinstance(method, MAP) or objective.learned.weights:
         slower = replace(slower, rate=method.rate * LAST)
-    start = {"again": "with all sentences", "parameters": digest_of(again.network.parameters)}
+    start = {"again": "with all sentences", "parameters": compute_digest(again.network.parameters)}
     loop = problem.loop
     if loop.checkpoints is not None:
         loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
     rest = replace(problem, objective=again, loop=loop, settings={**problem.settings, **start})
     last = PointEstimate(rest, slower)
-    with checkpoint.kept_by(loop.checkpoints, ranks.first):
-        if loop.checkpoints is not None and loop.checkpoints.resume and ranks.first:
-            path = loop.checkpoints.path()  # one that began where another first phase had ended is none of this fit
-            if path.exists() and checkpoint.read(path, again.network).settings.get("parameters") != start["parameters"]:
+    with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
+        if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
+            path = (
+                loop.checkpoints.create_path()
+            )  # one that began where another first phase had ended is none of this fit
+            if (
+                path.exists()
+                and checkpoint.read_checkpoint(path, again.network).settings.get("parameters") != start["parameters"]
+            ):
                 path.unlink()
         ranks.barrier()
         last.measure()  # where it begins may be better than where its steps lead

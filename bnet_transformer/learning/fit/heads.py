@@ -19,8 +19,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bnet_transformer.data import Batch
-from bnet_transformer.declare import Input, Member, Network
-from bnet_transformer.errors import BNetError, unknown
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.problem import Objective, as_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 from bnet_transformer.tpm.arrays import in_numpy
@@ -95,17 +95,17 @@ def cosines(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.mT
 
 
-def heads_of(network: Network, selector: Member, usage: Tensor, samples: Mapping[str, Tensor]) -> Heads:
+def heads_of(network: Network, selector: NodeSpec, usage: Tensor, samples: Mapping[str, Tensor]) -> Heads:
     """The heads of one selector; of samples of a posterior the means over them."""
     if samples:
         found = mean_invariants(network, selector, stored(network, samples))
     else:
         found = invariants(network, selector, network.parameters)
     A, OV = ({k.removeprefix(what): v for k, v in found.items() if k.startswith(what)} for what in ("A ", "OV "))
-    return Heads(selector.family.name, usage, A, OV)
+    return Heads(selector.group.name, usage, A, OV)
 
 
-def invariants(network: Network, selector: Member, store: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def invariants(network: Network, selector: NodeSpec, store: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`A x_1`, `OV x_1` and so on, `[head, dim, dim]`; draws of parameters lead, as they do in the store."""
     found = {}
     for what, sources in sources_of(network, selector).items():
@@ -114,38 +114,38 @@ def invariants(network: Network, selector: Member, store: Mapping[str, Tensor]) 
     return found
 
 
-def sources_of(network: Network, selector: Member) -> dict[str, tuple[tuple[str, ...], ...]]:
+def sources_of(network: Network, selector: NodeSpec) -> dict[str, tuple[tuple[str, ...], ...]]:
     """The parameters that each invariant of the heads is made of: those of `W_q` and `W_k`, or those of `W_v`."""
     found: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for member in network.members:
+    for member in network.specs:
         if not isinstance(member.tpm, Attention):
             continue
-        q, k, v = (*[_sources(network, given, selector) for given in member.inputs[:3]], None, None, None)[:3]
+        q, k, v = (*[_sources(network, given, selector) for given in member.parents[:3]], None, None, None)[:3]
         if q is not None and k is not None:
-            found[f"A {member.family.name}"] = q, k
+            found[f"A {member.group.name}"] = q, k
         if v is not None:
-            found[f"OV {member.family.name}"] = (v,)
+            found[f"OV {member.group.name}"] = (v,)
     return found
 
 
-def _sources(network: Network, given: Input, selector: Member) -> tuple[str, ...] | None:
+def _sources(network: Network, given: ParentSpec, selector: NodeSpec) -> tuple[str, ...] | None:
     """The parameters of the matrices, `[head, out, in]`, that make what an attention reads; None where none are."""
-    made = network.members[given.parent]
+    made = network.specs[given.index]
     if not isinstance(made.tpm, Linear) or made.tpm.dim is not None:
         return None
-    weight, index = network.members[made.inputs[0].parent], selector.family.index
-    parents = [each.parent for each in weight.inputs]
+    weight, index = network.specs[made.parents[0].index], selector.group.index
+    parents = [each.index for each in weight.parents]
     if isinstance(weight.tpm, Select) and parents == [index]:
-        return (f"{weight.owner}.values",)
+        return (f"{weight.param_prefix}.values",)
     if isinstance(weight.tpm, Codebook) and parents == [index]:
-        return f"{weight.owner}.logits", f"{weight.owner}.atoms"
+        return f"{weight.param_prefix}.logits", f"{weight.param_prefix}.atoms"
     picks = [by for _, by in given.pick]
-    if isinstance(weight.tpm, Weight) and len(weight.family.plates) == 1 == len(picks):
-        drawn = network.members[picks[0]]
+    if isinstance(weight.tpm, Weight) and len(weight.group.plates) == 1 == len(picks):
+        drawn = network.specs[picks[0]]
         if picks == [index]:
-            return (f"{weight.owner}.value",)
-        if [each.parent for each in drawn.inputs] == [index]:
-            return f"{drawn.owner}.logits", f"{weight.owner}.value"
+            return (f"{weight.param_prefix}.value",)
+        if [each.index for each in drawn.parents] == [index]:
+            return f"{drawn.param_prefix}.logits", f"{weight.param_prefix}.value"
     return None
 
 
@@ -196,9 +196,9 @@ def overlap_of(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
     return a.flatten(0, -2).mT @ b.flatten(0, -2).to(a.dtype)
 
 
-def words_present(member: Member, corpus: Batch) -> Tensor | None:
+def words_present(member: NodeSpec, corpus: Batch) -> Tensor | None:
     """Which words of which sentence a selector of words draws for, `[sentence, word]`; None for all, or sentences."""
-    stack = member.family.words
+    stack = member.group.word_stack
     if stack is None:
         return None
     if corpus.mask is not None and stack in corpus.mask:
@@ -215,7 +215,7 @@ def matched(overlap: Tensor) -> tuple[int, ...]:
     return tuple(found.get(row, -1) for row in range(len(overlap)))
 
 
-def compare(one: Fit[Any], other: Fit[Any], data: object, selector: str | None, present_of: Member) -> Comparison:
+def compare(one: Fit[Any], other: Fit[Any], data: object, selector: str | None, present_of: NodeSpec) -> Comparison:
     """Two fits by their responsibilities, their heads, and how much more of each sentence the first foretells."""
     told = data is not None
     if told:
@@ -226,7 +226,7 @@ def compare(one: Fit[Any], other: Fit[Any], data: object, selector: str | None, 
     if a.shape[:-1] != b.shape[:-1]:
         got = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
         wanted = "selectors that draw for the same things: both for sentences, or both for their words"
-        raise BNetError("compare", expected=wanted, got=got, allowed="selector=")
+        raise BNetError("compare", expected=wanted, actual=got, allowed="selector=")
     mine, theirs = one.heads_of(selector), other.heads_of(selector)
     by, gain = _gains(one, other, corpora, told=told)
     from sklearn.metrics import adjusted_rand_score  # slow to import
@@ -251,10 +251,10 @@ def _held_by_both(one: Batch | None, other: Batch | None) -> tuple[Batch, Batch]
     """The sentences that two fits were fitted to, where they are the same."""
     if one is None or other is None:
         got = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
-        raise BNetError("data", expected="sentences to compare on", got=got, allowed="data=")
+        raise BNetError("data", expected="sentences to compare on", actual=got, allowed="data=")
     if not one.same(other):
         wanted, got = "two fits of the same sentences in the same order", "fits of other sentences"
-        raise BNetError("compare", expected=wanted, got=got, allowed="data=")
+        raise BNetError("compare", expected=wanted, actual=got, allowed="data=")
     return one, other
 
 
@@ -283,9 +283,9 @@ def _of_match(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
     return torch.stack([table[h, m] if m >= 0 else table.new_tensor(torch.nan) for h, m in enumerate(match)])
 
 
-def selectors_of(network: Network) -> list[Member]:
+def selectors_of(network: Network) -> list[NodeSpec]:
     """The choices that hang on no other node, and that something reads."""
-    return [member for member in network.choices if not member.inputs]
+    return [member for member in network.choices if not member.parents]
 
 
 def stored(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -298,7 +298,7 @@ def pieces(objective: Objective, corpus: Batch) -> tuple[int, list[Batch]]:
     with torch.no_grad():
         course, factors = objective(corpus.take(slice(0, 1)), lambda course, factors: (course, factors))
     tables = [*(factor.table for factor in factors), *course.values.values()]
-    worded = [m for m in objective.network.members if m.family.words is not None or m.family.name in corpus.evidence]
+    worded = [m for m in objective.network.specs if m.group.word_stack is not None or m.group.name in corpus.evidence]
     vectors = [m.tpm.states or 1 if m.tpm.kind == "discrete" else math.prod(m.shape) for m in worded]
     widest = max([*vectors, *(x.shape[1] for x in corpus.x.values()), 1])  # of one word: a vector, states, words read
     each = max([t.numel() for t in tables if isinstance(t, Tensor)], default=1) * widest
@@ -314,7 +314,7 @@ def likelihoods(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor])
         return _in_pieces(objective, corpus, sets, objective.log_evidences)
 
 
-def shares(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], selector: Member) -> Tensor:
+def shares(objective: Objective, corpus: Batch, sets: Mapping[str, Tensor], selector: NodeSpec) -> Tensor:
     """`P(c | x, y)` under each draw, `[draw, sentence, head]` or `[draw, sentence, word, head]`."""
 
     def ask(some: dict[str, Tensor], part: Batch) -> Tensor:
@@ -335,14 +335,14 @@ def _in_pieces(
     return torch.cat(rows)
 
 
-def invariants_by_draw(network: Network, selector: Member, sets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def invariants_by_draw(network: Network, selector: NodeSpec, sets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """The invariants of the heads, `[head, dim, dim]`, draw by draw; those that no sample tells of too."""
     for k in range(len(next(iter(sets.values())))):
         one = {name: value[k] for name, value in sets.items()}
         yield invariants(network, selector, {**network.parameters, **one})
 
 
-def mean_invariants(network: Network, selector: Member, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mean_invariants(network: Network, selector: NodeSpec, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The means of the invariants over all draws: not those of the means, which a change of basis would spoil."""
     totals: dict[str, Tensor] = {}
     for found in invariants_by_draw(network, selector, sets):
@@ -358,16 +358,16 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, share: 
         return _ends(samples[name].flatten(0, 1), share)
     sets = stored(network, samples)
     count = len(next(iter(sets.values())))
-    by_name: dict[str, Member] = {}
+    by_name: dict[str, NodeSpec] = {}
     for selector in selectors_of(network):
         by_name |= {each: selector for each in sources_of(network, selector) if each not in by_name}
     if name not in by_name:
-        raise unknown("parameter", name, [*samples, *by_name])
+        raise unknown_name_error("parameter", name, [*samples, *by_name])
     found: list[Tensor] = []
     for each in invariants_by_draw(network, by_name[name], sets):
         found.append(each[name])
         if count * found[0].numel() > MOST:
-            raise BNetError(name, expected=f"at most {MOST:,} numbers", got=f"{count} draws of it", allowed="fewer")
+            raise BNetError(name, expected=f"at most {MOST:,} numbers", actual=f"{count} draws of it", allowed="fewer")
     return _ends(torch.stack(found), share)
 
 
@@ -399,7 +399,7 @@ def representative(network: Network, samples: Mapping[str, Tensor]) -> dict[str,
             for name, value in found.items():
                 far[k] += _distance(value[None], means[name], variances[name])[0]
     for name, value in samples.items():
-        if name in network.plain_tables or name not in used:
+        if name in network.unconditional_logit_names or name not in used:
             flat = value.flatten(0, 1)
             far += _distance(flat, flat.mean(0), flat.var(0, correction=0))
     return {name: value[int(far.argmin())] for name, value in sets.items()}
@@ -430,8 +430,8 @@ def aligned(
         for name in sets.keys() & dims.keys():
             drawn = zip(sets[name], orders, strict=True)
             sets[name] = torch.stack([each.index_select(dims[name], order.to(each.device)) for each, order in drawn])
-        done.append(selector.family.name)
-    found = {name: value.exp() if name in network.plain_tables else value for name, value in sets.items()}
+        done.append(selector.group.name)
+    found = {name: value.exp() if name in network.unconditional_logit_names else value for name, value in sets.items()}
     return {name: found[name].reshape(*lead, *found[name].shape[1:]) for name in samples}, tuple(done)
 
 
@@ -459,24 +459,24 @@ def _interchangeable(objective: Objective, corpus: Batch, one: Mapping[str, Tens
     return True
 
 
-def head_dim(network: Network, selector: Member, name: str) -> int | None:
+def head_dim(network: Network, selector: NodeSpec, name: str) -> int | None:
     """The dim of a parameter along which the heads of a selector lie; None where it has none."""
     owner, _, key = name.rpartition(".")
-    index = selector.family.index
-    if owner == selector.owner:
+    index = selector.group.index
+    if owner == selector.param_prefix:
         return 0 if key == "logits" else None
-    for member in network.members:
-        if member.owner != owner:
+    for member in network.specs:
+        if member.param_prefix != owner:
             continue
-        parents = [given.parent for given in member.inputs]
+        parents = [given.index for given in member.parents]
         if index in parents and key in ("logits", "values"):
-            return len(member.family.plates) + parents.index(index)
-        for other in network.members:
-            for given in other.inputs:
+            return len(member.group.plates) + parents.index(index)
+        for other in network.specs:
+            for given in other.parents:
                 for plate, by in given.pick:
-                    made = network.members[given.parent]
-                    if by == index and plate in member.family.plates and made.family.stack == member.family.stack:
-                        return member.family.plates.index(plate)
+                    made = network.specs[given.index]
+                    if by == index and plate in member.group.plates and made.group.stack == member.group.stack:
+                        return member.group.plates.index(plate)
     return None
 
 
@@ -488,14 +488,14 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
     order), `<selector>_effective` (heads in effect), `log_evidence`. NUTS's statistics of each draw go with it.
     """
     if not fit.samples:
-        raise BNetError("to_arviz", expected="a fit with samples", got=fit.method, allowed="svi, nuts")
+        raise BNetError("to_arviz", expected="a fit with samples", actual=fit.method, allowed="svi, nuts")
     try:
         import arviz as az
     except ImportError as error:
         way = 'pip install "bnet-transformer[arviz]"'
-        raise BNetError("to_arviz", expected="ArviZ", got="none", allowed=way) from error
-    owners = [fit.network.member(name).owner for name in fit.selectors]
-    names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.plain_tables}
+        raise BNetError("to_arviz", expected="ArviZ", actual="none", allowed=way) from error
+    owners = [fit.network.get_spec(name).param_prefix for name in fit.selectors]
+    names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.unconditional_logit_names}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
     posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}
     for owner in owners:

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.checks import listed, number, one_of, put, whole
-from bnet_transformer._core.distributed import ALONE, Ranks
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import Course, states
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
 from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
@@ -50,23 +50,23 @@ class Learned:
 
 def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Draws as parameters: the tables, which are probabilities, as their logs."""
-    return {name: value.log() if name in network.plain_tables else value for name, value in drawn.items()}
+    return {name: value.log() if name in network.unconditional_logit_names else value for name, value in drawn.items()}
 
 
-def learned_of(network: Network, readouts: tuple[Member, ...], learn: object, spread: float | None) -> Learned:
+def learned_of(network: Network, readouts: tuple[NodeSpec, ...], learn: object, spread: float | None) -> Learned:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
-    read = {member.owner: member for readout in readouts for member in network.ancestral_members(readout)}
+    read = {member.param_prefix: member for readout in readouts for member in network.ancestral_specs(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
     if learn is not None:
-        asked = listed("learn", learn, str)
+        asked = check_sequence("learn", learn, str)
         for name in asked:
             if name not in known:
                 wanted = "learnable parameters above a readout"
-                raise BNetError("learn", expected=wanted, got=name, allowed=", ".join(known))
+                raise BNetError("learn", expected=wanted, actual=name, allowed=", ".join(known))
         known = [name for name in known if name in asked]
     if not known:
-        raise BNetError("net", expected="parameters that a fit changes", got="none")
-    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.plain_tables}
+        raise BNetError("net", expected="parameters that a fit changes", actual="none")
+    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.unconditional_logit_names}
     tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
     return Learned(tables, tuple(name for name in known if name not in tables), spread)
 
@@ -120,7 +120,7 @@ class Objective(nn.Module):
         values = {**course.known, **{i: states(course, i) for i in course.layout.enumerated}}
         course = replace(course, parameters=now, values=values)
         return course, [
-            f if f.told is not None else replace(f, table=prior_of(course, f.member.family.index, f.member))
+            f if f.told is not None else replace(f, table=prior_of(course, f.member.group.index, f.member))
             for f in factors
         ]
 
@@ -143,8 +143,8 @@ class Objective(nn.Module):
         chosen = {name: Evidence(value) for name, value in states.items()}
 
         def ask(course: Course, factors: list[Factor]) -> tuple[Tensor, Tensor]:
-            priors = [factor for factor in factors if factor.member.family.name in states]
-            likelihoods = [factor for factor in factors if factor.member.family.name not in states]
+            priors = [factor for factor in factors if factor.member.group.name in states]
+            likelihoods = [factor for factor in factors if factor.member.group.name not in states]
             return eliminated(course, priors), eliminated(course, likelihoods)
 
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
@@ -173,14 +173,14 @@ class Objective(nn.Module):
                 total = total - squares / (2 * self.learned.spread**2)
         return total
 
-    def shares(self, parameters: Parameters, corpus: Batch, selector: Member) -> Tensor:
+    def shares(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
         """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
-        family = selector.family
+        family = selector.group
 
         def ask(course: Course, factors: list[Factor]) -> Tensor:
             place = course.layout.enumerated.index(family.index)
             batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
-            shape = full_shape(course, family.plates, family.words, batch)
+            shape = full_shape(course, family.plates, family.word_stack, batch)
             shape[place] = course.count_states(family.index)
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
@@ -199,7 +199,7 @@ class Objective(nn.Module):
 
         def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed, tables = course.layout.enumerated, self.learned.tables
-            own = [f.told is None or f.member.family.index not in summed for f in factors]
+            own = [f.told is None or f.member.group.index not in summed for f in factors]
             drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]
             shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
             zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
@@ -218,7 +218,7 @@ class Objective(nn.Module):
 
 
 def _table(factor: Factor) -> str:
-    return f"{factor.member.owner}.logits"
+    return f"{factor.member.param_prefix}.logits"
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class FitProblem:
     seed: int
     loop: LoopConfig = field(default_factory=LoopConfig)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    ranks: Ranks = ALONE
+    ranks: DistributedContext = SINGLE_PROCESS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,9 +268,9 @@ class IterativeMethod(Method):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        put(self, steps=whole("steps", self.steps), rate=number("rate", self.rate, above=0))
+        set_frozen(self, steps=check_int("steps", self.steps), rate=check_float("rate", self.rate, above=0))
         if self.clip is not None:
-            put(self, clip=number("clip", self.clip, above=0))
+            set_frozen(self, clip=check_float("clip", self.clip, above=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +284,8 @@ class PointMethod(IterativeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        put(self, restarts=whole("restarts", self.restarts))
-        one_of("prune", self.prune, (True, False))
+        set_frozen(self, restarts=check_int("restarts", self.restarts))
+        check_choice("prune", self.prune, (True, False))
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
@@ -344,7 +344,7 @@ class EM(PointMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        put(self, inner=whole("inner", self.inner))
+        set_frozen(self, inner=check_int("inner", self.inner))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,11 +379,11 @@ class SVI(IterativeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        put(self, draws=whole("draws", self.draws))
-        one_of("choices", self.choices, ("exact", "sampled"))
-        if self.anneal is not None and (self.choices == "exact" or not 0 < number("anneal", self.anneal) <= 1):
+        set_frozen(self, draws=check_int("draws", self.draws))
+        check_choice("choices", self.choices, ("exact", "sampled"))
+        if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
             wanted = "the power from which likelihoods of sampled choices rise to 1, a share"
-            raise BNetError("anneal", expected=wanted, got=self.anneal, allowed="choices='sampled'")
+            raise BNetError("anneal", expected=wanted, actual=self.anneal, allowed="choices='sampled'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,4 +411,4 @@ class NUTS(Method):
 
     def __post_init__(self) -> None:
         for option in ("chains", "draws", "warmup"):
-            put(self, **{option: whole(option, getattr(self, option))})
+            set_frozen(self, **{option: check_int(option, getattr(self, option))})

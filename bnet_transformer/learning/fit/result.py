@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core import files
-from bnet_transformer._core.checks import mapping, share as check_share, whole
-from bnet_transformer._core.distributed import Ranks, ranks, several
-from bnet_transformer._core.memory import within_memory
-from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
+from bnet_transformer._core.checks import check_fraction as check_share, check_int, check_mapping
+from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
+from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import seen
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.declare import Member, Network, io, network_of
-from bnet_transformer.errors import BNetError, BudgetError, FileError, ReadingError, unknown
+from bnet_transformer.declare import Network, NodeSpec, as_network, io
+from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
 from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
 from bnet_transformer.learning.fit import heads
@@ -167,7 +167,7 @@ class Fit(Generic[N]):
         """
         from bnet_transformer.learning.fit.run import fit_from_pyro
 
-        network = network_of(net)
+        network = as_network(net)
         made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
         held = made.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made.net)
         return replace(made, net=held)  # type: ignore[return-value]
@@ -175,30 +175,30 @@ class Fit(Generic[N]):
     @property
     def network(self) -> Network:
         """The declaration with the fitted parameters."""
-        return network_of(self.net)
+        return as_network(self.net)
 
     @property
     def selectors(self) -> tuple[str, ...]:
         """The selectors of heads: the choices that hang on no other node, and that something reads."""
-        return tuple(member.family.name for member in selectors_of(self.network))
+        return tuple(member.group.name for member in selectors_of(self.network))
 
     @property
     def pi(self) -> Tensor:
         """`P(c)`, of the first selector; `theta` has them all."""
-        return self.theta[self._selector(None).owner]
+        return self.theta[self._selector(None).param_prefix]
 
     @property
     def theta(self) -> dict[str, Tensor]:
         """The tables of discrete nodes by their owner, `[*states of the parents, state]`; posterior means."""
         store, samples = self.network.parameters, self.samples
-        found = {name: samples[name].mean((0, 1)) for name in self.network.plain_tables if name in samples}
-        found = {name: store[name].detach().softmax(-1) for name in self.network.plain_tables} | found
+        found = {name: samples[name].mean((0, 1)) for name in self.network.unconditional_logit_names if name in samples}
+        found = {name: store[name].detach().softmax(-1) for name in self.network.unconditional_logit_names} | found
         return {name.removesuffix(".logits"): table for name, table in found.items()}
 
     @property
     def atoms(self) -> dict[str, Tensor]:
         """The learned weights as `net` has them: matrices of heads and atoms, and what else is no table."""
-        tables, store = self.network.plain_tables, self.network.parameters
+        tables, store = self.network.unconditional_logit_names, self.network.parameters
         return {name: store[name].detach() for name in self.learned if name not in tables}
 
     @property
@@ -206,11 +206,11 @@ class Fit(Generic[N]):
         """The heads of the first selector."""
         return self.heads_of()
 
-    @within_memory("heads_of")
+    @translate_memory_errors("heads_of")
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
         chosen = self._selector(selector)
-        return heads.heads_of(self.network, chosen, self.theta[chosen.owner], self.samples)
+        return heads.heads_of(self.network, chosen, self.theta[chosen.param_prefix], self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -218,7 +218,7 @@ class Fit(Generic[N]):
 
         None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
         """
-        shared = several()  # then others would wait for what one has made alone
+        shared = is_distributed()  # then others would wait for what one has made alone
         if shared not in self._made:
             self._made[shared] = self._made[True] if True in self._made else self._likelihoods()
         return self._made[shared]
@@ -239,18 +239,18 @@ class Fit(Generic[N]):
             found = heads.likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
             return here.all_gather(found).to(self.network.device).T.reshape(*lead, -1)
 
-    @within_memory("interval")
+    @translate_memory_errors("interval")
     def interval(self, name: str, share: float = 0.9) -> tuple[Tensor, Tensor]:
         """Between which values a parameter, or `A x_1` or `OV x_1` of the heads, lies with a probability.
 
         From the samples of the posterior. `f.heads.cosine` has the names of the invariants.
         """
         if not self.samples:
-            raise BNetError("interval", expected="a fit with a posterior", got=self.method, allowed="svi, nuts")
+            raise BNetError("interval", expected="a fit with a posterior", actual=self.method, allowed="svi, nuts")
         check_share("share", share)
         return heads.interval(self.network, self.samples, name, share)
 
-    @within_memory("responsibilities")
+    @translate_memory_errors("responsibilities")
     def responsibilities(self, data: object, *, selector: str | None = None) -> Tensor:
         """The probability of each head given a sentence and what is observed of it, `P(c | x, y)`.
 
@@ -263,7 +263,7 @@ class Fit(Generic[N]):
             mean over its draws.
         """
         corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
-        of_corpus, name = member.scope == "corpus", member.family.name
+        of_corpus, name = member.scope == "corpus", member.group.name
 
         def ask(net: Network, own: Batch) -> Tensor:
             module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
@@ -274,7 +274,7 @@ class Fit(Generic[N]):
         with self._shared("responsibilities", corpus, of_corpus, selector=name) as here:
             return self._mean_over_draws(here, corpus, ask)
 
-    @within_memory("predict")
+    @translate_memory_errors("predict")
     def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
         """Predict a readout from sentences alone: the choices are summed out.
 
@@ -287,7 +287,7 @@ class Fit(Generic[N]):
             `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
             over its draws.
         """
-        name, corpus = self._readout(readout).family.name, read_batch(self.network, data, observed="none")
+        name, corpus = self._readout(readout).group.name, read_batch(self.network, data, observed="none")
 
         def ask(net: Network, own: Batch) -> Tensor:
             return predicted(net, name, own.parts(AT_ONCE), self.budget)
@@ -295,7 +295,7 @@ class Fit(Generic[N]):
         with self._shared("predict", corpus, readout=name) as here:
             return self._mean_over_draws(here, corpus, ask)
 
-    @within_memory("log_likelihood")
+    @translate_memory_errors("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
         corpus = self._corpus(data)
@@ -310,16 +310,16 @@ class Fit(Generic[N]):
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
             return here.all_gather(mean).to(self.network.device)
 
-    @within_memory("check")
+    @translate_memory_errors("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
         corpus = self._corpus(data)
         member = self._readout(readout, corpus)
-        nets = self._draws(whole("draws", draws))
+        nets = self._draws(check_int("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
-        return checked(nets, member.family.name, corpus, statistics, draws, states)
+        return checked(nets, member.group.name, corpus, statistics, draws, states)
 
-    @within_memory("compare")
+    @translate_memory_errors("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
         """This fit beside another on the same (held-out) sentences: heads matched, ARI, difference of likelihoods.
 
@@ -328,18 +328,18 @@ class Fit(Generic[N]):
         """
         if not isinstance(other, Fit):
             if not isinstance(getattr(other, "network", other), Network):
-                raise BNetError("compare", expected="a Fit, or a net", got=other)
+                raise BNetError("compare", expected="a Fit, or a net", actual=other)
             other = Fit(other, "none", 0, "nothing")
         return heads.compare(self, other, data, selector, self._selector(selector))
 
-    @within_memory("to_arviz")
+    @translate_memory_errors("to_arviz")
     def to_arviz(self) -> az.InferenceData:
         """The samples as ArviZ's InferenceData: posterior, invariants of the labels of heads, log likelihoods."""
         return heads.to_arviz(self)
 
     def save(self, path: str | Path) -> None:
         """Write the fit to one safetensors file: the net, the samples, the measures; `bt.load` reads it."""
-        tensors = {"net": torch.frombuffer(bytearray(io.as_bytes(self.network)), dtype=torch.uint8)}
+        tensors = {"net": torch.frombuffer(bytearray(io.to_bytes(self.network)), dtype=torch.uint8)}
         tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
         tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
         for part in ("samples", "choices", "statistics"):
@@ -368,30 +368,32 @@ class Fit(Generic[N]):
         shown = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{shown}"
 
-    def _selector(self, name: str | None) -> Member:
-        known = {member.family.name: member for member in selectors_of(self.network)}
+    def _selector(self, name: str | None) -> NodeSpec:
+        known = {member.group.name: member for member in selectors_of(self.network)}
         if not known:
             wanted = "a net with a selector that hangs on no other node"
-            others = [member.family.name for member in self.network.choices]
+            others = [member.group.name for member in self.network.choices]
             got = f"{', '.join(others[:4])}, whose parents decide" if others else "none"
             allowed = "posterior(...) of a node of a sentence of f.net" if others else None
-            raise BNetError("selector", expected=wanted, got=got, allowed=allowed)
+            raise BNetError("selector", expected=wanted, actual=got, allowed=allowed)
         if name is None:
             return next(iter(known.values()))
         if not isinstance(name, str) or name not in known:
-            raise unknown("selector", name, known)
+            raise unknown_name_error("selector", name, known)
         return known[name]
 
-    def _readout(self, name: str | None, corpus: Batch | None = None) -> Member:
+    def _readout(self, name: str | None, corpus: Batch | None = None) -> NodeSpec:
         """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
-        every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_of
-        known = {m.family.name: m for m in every if corpus is None or m.family.name in corpus.evidence}
+        every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_edges
+        known = {m.group.name: m for m in every if corpus is None or m.group.name in corpus.evidence}
         if name is not None and (not isinstance(name, str) or name not in known):
-            raise unknown("readout", name, known)
-        leaves = [member for member in known.values() if not reads[member.family.index]]
+            raise unknown_name_error("readout", name, known)
+        leaves = [member for member in known.values() if not reads[member.group.index]]
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
-    def _mean_over_draws(self, here: Ranks, corpus: Batch, ask: Callable[[Network, Batch], Tensor]) -> Tensor:
+    def _mean_over_draws(
+        self, here: DistributedContext, corpus: Batch, ask: Callable[[Network, Batch], Tensor]
+    ) -> Tensor:
         """The mean over draws of the posterior of what each of the sentences is answered, `[sentence, ...]`."""
         own = here.shard(corpus)
         nets = self._draws(USED, here) if len(own) else []
@@ -399,21 +401,27 @@ class Fit(Generic[N]):
         return here.all_gather(mean if nets else torch.zeros(0)).to(self.network.device)
 
     @contextmanager
-    def _shared(self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object) -> Iterator[Ranks]:
+    def _shared(
+        self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object
+    ) -> Iterator[DistributedContext]:
         """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
         share a draw. Where choices were drawn and cannot be summed, one error says what can be asked all the same."""
-        with nullcontext(Ranks(0, 1, self.network.device)) if of_corpus else ranks(self.network.device) as here:
+        with (
+            nullcontext(DistributedContext(0, 1, self.network.device))
+            if of_corpus
+            else distributed_context(self.network.device) as here
+        ):
             told = {"budget": self.budget, **settings}
             here.assert_same(what, net=self.network, samples=self.samples, data=corpus, **told)
             try:
                 yield here
-            except (BudgetError, ReadingError) as error:
+            except (BudgetError, UnsupportedError) as error:
                 if not self.choices:
                     raise
-                raise ReadingError(
+                raise UnsupportedError(
                     "a fit with choices='sampled'",
                     expected="a question about the sentences that it was fitted to: others have no table of choices",
-                    got=f"one that needs the choices summed ({error.what})",
+                    actual=f"one that needs the choices summed ({error.subject})",
                     allowed="f.choices, P(c | x, y) of the data; f.check(data); f.to_arviz(); for all others a net "
                     "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
                 ) from error
@@ -422,7 +430,7 @@ class Fit(Generic[N]):
         """Data in any form, as the fit took it."""
         return read_batch(self.network, data, missing=self.missing, option=MISSING)
 
-    def _draws(self, most: int, here: Ranks | None = None) -> list[Network]:
+    def _draws(self, most: int, here: DistributedContext | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
         nets = [self.network]
         if self.samples:
@@ -433,32 +441,32 @@ class Fit(Generic[N]):
         return nets if here is None else [here.to_device(net) for net in nets]
 
 
-@with_gradients()
+@enable_gradients()
 def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
-    module, member = Module(network).eval(), network.member(name)
+    module, member = Module(network).eval(), network.get_spec(name)
     if member.tpm.kind == "discrete":
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
-    above = network.ancestral_members(member)
-    free = [m.family.index for m in above if m.tpm.kind == "discrete" and network.graph.out_of[m.family.index]]
+    above = network.ancestral_specs(member)
+    free = [m.group.index for m in above if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]]
     for part in parts[:1]:
         _, words, *_ = module.inputs(part.x, part.given)
-        choices = choices_above(network, member.family.index, {*free}, set())
-        check_count(network, member.family.index, choices, words, budget)
+        choices = choices_above(network, member.group.index, {*free}, set())
+        check_count(network, member.group.index, choices, words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 
-def _mean(module: Module, member: Member, free: list[int], corpus: Batch) -> Tensor:
+def _mean(module: Module, member: NodeSpec, free: list[int], corpus: Batch) -> Tensor:
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
-    network, name = module.network, member.family.name
+    network, name = module.network, member.group.name
     with torch.no_grad():
         course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
         at, parents = seen(course, member)
         mean = member.tpm.distribution(at, *parents).mean
-        priors = [Factor(network.members[i], prior_of(course, i, network.members[i])) for i in free]
-    family, first = member.family, course.layout.batch
-    shape = full_shape(course, family.plates, family.words, batch_of([Factor(member, mean[..., 0])], course))
+        priors = [Factor(network.specs[i], prior_of(course, i, network.specs[i])) for i in free]
+    family, first = member.group, course.layout.batch
+    shape = full_shape(course, family.plates, family.word_stack, batch_of([Factor(member, mean[..., 0])], course))
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
     tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
     total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
@@ -483,12 +491,12 @@ def _number(what: str, of: Any, y: Tensor) -> float:
     """What a statistic is of what was observed."""
     wanted = "a function of what is observed that returns a number"
     if not callable(of):
-        raise BNetError(f"statistic {what}", expected=wanted, got=of)
+        raise BNetError(f"statistic {what}", expected=wanted, actual=of)
     found = of(y.clone())  # a statistic may change what it sees
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError(f"statistic {what}", expected=wanted, got=found) from error
+        raise BNetError(f"statistic {what}", expected=wanted, actual=found) from error
 
 
 def checked(
@@ -498,7 +506,7 @@ def checked(
 
     Statistics see what was observed and nothing else: all of it, or its words one after the other where some are not.
     """
-    told = dict(mapping("statistics", statistics)) or usual(states)
+    told = dict(check_mapping("statistics", statistics)) or usual(states)
     seen_of = corpus.evidence[name]
 
     def shown(y: Tensor) -> Tensor:
@@ -508,8 +516,8 @@ def checked(
     rows = []
     for k in range(draws):
         network = nets[k % len(nets)]
-        with own_random(network.device), torch.no_grad():
-            reseed(k, network.device)
+        with fork_torch_rng(network.device), torch.no_grad():
+            seed_rngs(k, network.device)
             found = PyroModel(network, parameters="own")(
                 corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus)
             )
@@ -524,14 +532,14 @@ def checked(
 
 def is_fit(path: str | os.PathLike[str]) -> bool:
     """True for a file that `save` wrote; whatever else is wrong with a file is for those to say who read it."""
-    return files.is_of(path, WANTED, FORMAT)
+    return files.has_format(path, WANTED, FORMAT)
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
     """The fit that `save` wrote, every byte of it compared with its hash."""
     where = files.as_path(path)
     head, tensors = files.read_tensors(where, WANTED, FORMAT, VERSION)
-    with files.reading(where, WANTED):
+    with files.wrap_read_errors(where, WANTED):
         told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()}
         parts: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
         for name, value in tensors.items():
@@ -555,4 +563,4 @@ def _net(where: Path, content: Tensor, trust: bool | str | Collection[str]) -> N
         try:
             return io.load(path, trust=trust)
         except FileError as error:
-            raise FileError(str(where), expected=error.expected, got=error.got, allowed=error.allowed) from error
+            raise FileError(str(where), expected=error.expected, actual=error.actual, allowed=error.allowed) from error

@@ -19,22 +19,22 @@ from pyro.infer import MCMC, Importance
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer._core.checks import mapping, number, one_of, seed_of, whole
-from bnet_transformer._core.distributed import device_of, ranks
-from bnet_transformer._core.hashing import derive_seed, digest_of
-from bnet_transformer._core.memory import room_for, within_memory
-from bnet_transformer._core.options import name_config_of_options
-from bnet_transformer._core.torch_context import own_random, reseed, with_gradients
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_seed
+from bnet_transformer._core.distributed import distributed_context, resolve_device
+from bnet_transformer._core.hashing import compute_digest, derive_seed
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
+from bnet_transformer._core.options import suggest_config_for_options
+from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.bridges.pyro.checks import check_rows
 from bnet_transformer.compiler.plan import MEETING
 from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.declare import Network, network_of
-from bnet_transformer.errors import BNetError, BudgetError, ReadingError, unknown
+from bnet_transformer.declare import Network, as_network
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
 from bnet_transformer.inference.query import Route
-from bnet_transformer.learning.checkpoint import Checkpoints, kept_by
+from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.ascent import USUAL, fit_point, with_learned
 from bnet_transformer.learning.fit.heads import aligned, likelihoods, representative, stored
 from bnet_transformer.learning.fit.problem import (
@@ -71,8 +71,8 @@ WAYS = {  # what a fit can do about choices that cannot be summed, for what othe
 }
 
 
-@name_config_of_options(method=tuple(METHODS), checkpoints=(Checkpoints,))
-@with_gradients()
+@suggest_config_for_options(method=tuple(METHODS), checkpoints=(Checkpoints,))
+@enable_gradients()
 def fit(
     net: N,
     data: object,
@@ -132,18 +132,20 @@ def fit(
     (torch.Size([2]), <BNet bayesuvius: ...>)
     """
     config = method_of(method)
-    loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
+    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
     if isinstance(config, NUTS) and checkpoints is not None:
         wanted = "None: the state of Pyro's sampler cannot be saved"
         allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
-        raise BNetError("checkpoints", expected=wanted, got="a folder, with nuts", allowed=allowed)
+        raise BNetError("checkpoints", expected=wanted, actual="a folder, with nuts", allowed=allowed)
     problem = problem_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
-        fitted = _solved(replace(problem, loop=loop), config, device_of(device, problem.objective.network))
-    except (BudgetError, ReadingError) as error:
+        fitted = _solved(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
+    except (BudgetError, UnsupportedError) as error:
         if error.allowed not in WAYS:
             raise
-        raise type(error)(error.what, expected=error.expected, got=error.got, allowed=WAYS[error.allowed]) from error
+        raise type(error)(
+            error.subject, expected=error.expected, got=error.actual, allowed=WAYS[error.allowed]
+        ) from error
     made = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
     return replace(fitted, net=made, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
@@ -163,7 +165,7 @@ def method_of(method: Method | str) -> Method:
     if isinstance(method, Method):
         return method
     named = {kind.name: kind for kind in METHODS}
-    one_of("method", method, named)
+    check_choice("method", method, named)
     return named[method]()
 
 
@@ -187,28 +189,30 @@ def problem_of(
     Raises:
         BNetError: Where an option is out of its range, or does not go with the net or the method.
     """
-    network = network_of(net)
-    network.one_type()
-    one_of("missing", missing, (True, False))
-    batch = None if batch is None else whole("batch", batch)
-    spread = None if spread is None else number("spread", spread, above=0)
+    network = as_network(net)
+    network.check_single_dtype()
+    check_choice("missing", missing, (True, False))
+    batch = None if batch is None else check_int("batch", batch)
+    spread = None if spread is None else check_float("spread", spread, above=0)
     if held_out is not None and not method.is_point:
         wanted = "None: held-out sentences choose among the restarts and steps of a point estimate"
         allowed = "method=bt.MAP(...) or bt.EM(...); f.log_likelihood(held_out) of the fit"
-        raise BNetError("held_out", expected=wanted, got=f"data, with {method.name}", allowed=allowed)
+        raise BNetError("held_out", expected=wanted, actual=f"data, with {method.name}", allowed=allowed)
     corpus = read_batch(network, data, missing=missing)
     judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
-    learned = learned_of(network, tuple(network.member(name) for name in corpus.evidence), learn, spread)
-    problem = FitProblem(Objective(network, learned, whole("budget", budget)), corpus, judge, batch, seed_of(seed))
+    learned = learned_of(network, tuple(network.get_spec(name) for name in corpus.evidence), learn, spread)
+    problem = FitProblem(
+        Objective(network, learned, check_int("budget", budget)), corpus, judge, batch, check_seed(seed)
+    )
     _check_tables(problem.objective, method)
     _check_draw_of_corpus(problem)
     _check_spread(problem.objective, method)
     size = sum(network.parameters[name].nbytes for name in learned.names)
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
-        room_for(f"{method.restarts} restarts", 3 * method.restarts * size, "fewer restarts=")
+        check_memory(f"{method.restarts} restarts", 3 * method.restarts * size, "fewer restarts=")
     elif isinstance(method, SVI | NUTS):
         draws = method.draws * (method.chains if isinstance(method, NUTS) else 1)
-        room_for(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
+        check_memory(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
     return problem
 
 
@@ -224,12 +228,19 @@ def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Ne
         "learn": list(objective.learned.names),
         "sentences": len(problem.corpus),
         "data": problem.corpus.digest() + ("" if judge is None else judge.digest()),
-        "parameters": digest_of(network.parameters),
+        "parameters": compute_digest(network.parameters),
     }
-    with within_memory("fit"), ranks(device) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
-        if here.world > 1 and objective.of_corpus and not isinstance(method, NUTS):  # whose chains have all sentences
+    with (
+        translate_memory_errors("fit"),
+        distributed_context(device) as here,
+        fork_torch_rng(here.device),
+        lock_checkpoints(loop.checkpoints, here.is_main_process),
+    ):
+        if (
+            here.world_size > 1 and objective.of_corpus and not isinstance(method, NUTS)
+        ):  # whose chains have all sentences
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
-            raise BNetError("torchrun", expected=wanted, got="per='corpus'", allowed="one process")
+            raise BNetError("torchrun", expected=wanted, actual="per='corpus'", allowed="one process")
         alike = {"net": network, "budget": objective.budget, "loop": (method, loop.shared)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
@@ -245,10 +256,10 @@ def _check_tables(objective: Objective, method: Method) -> None:
         if not (method.is_point and flat) and bool(objective.network.parameters[name].isneginf().any()):
             got = f"method={method.name!r}" + ("" if flat else f", prior={concentration:g}")
             wanted = "method='em' or 'map' and no prior for a table with probabilities of 0"
-            raise BNetError(name, expected=wanted, got=got, allowed=f"learn= without {name}")
+            raise BNetError(name, expected=wanted, actual=got, allowed=f"learn= without {name}")
         if concentration < 1 and method.is_point:
             least = "a concentration of at least 1: below it the posterior density has no greatest value"
-            raise BNetError(f"the prior of {name}", expected=least, got=concentration, allowed="svi, nuts")
+            raise BNetError(f"the prior of {name}", expected=least, actual=concentration, allowed="svi, nuts")
 
 
 def _check_draw_of_corpus(problem: FitProblem) -> None:
@@ -257,7 +268,7 @@ def _check_draw_of_corpus(problem: FitProblem) -> None:
         return
     if problem.batch is not None and problem.batch < len(problem.corpus):
         wanted = f"all {len(problem.corpus)} sentences at each step: they share one draw, and a part of them is biased"
-        raise BNetError("batch", expected=wanted, got=problem.batch, allowed="per='sentence'")
+        raise BNetError("batch", expected=wanted, actual=problem.batch, allowed="per='sentence'")
     told = "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all"
     warnings.warn(told, stacklevel=6)
 
@@ -267,13 +278,15 @@ def _check_spread(objective: Objective, method: Method) -> None:
     learned, dtype = objective.learned, objective.network.dtype
     spread, real = learned.spread, torch.finfo(dtype)
     if spread is not None and not real.tiny <= spread * spread <= real.max:
-        raise BNetError("spread", expected=f"a standard deviation whose square {dtype} can hold", got=spread)
+        raise BNetError("spread", expected=f"a standard deviation whose square {dtype} can hold", actual=spread)
     if not method.is_point and learned.weights and spread is None:
         got = f"none for {', '.join(learned.weights[:3])}"
         allowed = "spread=1.0, say"
         if learned.tables:
             allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
-        raise BNetError("spread", expected="a prior on the weights: their standard deviation", got=got, allowed=allowed)
+        raise BNetError(
+            "spread", expected="a prior on the weights: their standard deviation", actual=got, allowed=allowed
+        )
 
 
 def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
@@ -339,13 +352,13 @@ def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str,
     question = analyse_question(objective.module, forms, None, (), ())
     network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
     counts = (
-        (math.prod(network.count_states(i, words) for i in above), [network.members[i].family.name for i in above])
+        (math.prod(network.count_states(i, words) for i in above), [network.specs[i].group.name for i in above])
         for above in question.choices.values()
     )
     states, names = max(counts, default=(1, []))
     told, fault = ", ".join(names), question.fault
     if fault is not None:
-        return question, states, told, (fault.what, str(fault))
+        return question, states, told, (fault.subject, str(fault))
     if states > objective.budget:
         over = f"{told} have {states:,} joint states, more than budget={objective.budget:,}"
         return question, states, told, (told, over)
@@ -356,8 +369,8 @@ def step_flops(problem: FitProblem, method: Method, structure: Question) -> int 
     """The FLOPs of the compiled passes of one step; None where a TPM does not say what its products are."""
     objective, corpus = problem.objective, problem.corpus
     network = objective.network
-    want = (*structure.want, *(network.members[index].family.name for index in structure.needed))
-    known = frozenset(network.graph.family(name).index for name in structure.settled)
+    want = (*structure.want, *(network.specs[index].group.name for index in structure.needed))
+    known = frozenset(network.graph.get_group(name).index for name in structure.settled)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_whole = objective.of_corpus or isinstance(method, NUTS)
     sentences = len(corpus) if is_whole else min(problem.batch or USUAL, len(corpus))
@@ -390,15 +403,15 @@ def fit_from_pyro(
     seed: int,
 ) -> Fit[Network]:
     """The fit that Pyro's samples, or a guide, are; `Fit.from_pyro` has the arguments."""
-    network.one_type()
+    network.check_single_dtype()
     corpus = read_batch(network, data, missing=missing)
-    seed, num_samples = seed_of(seed), whole("num_samples", num_samples)
-    with own_random(network.device):
-        reseed(derive_seed(seed, "from pyro"), network.device)
+    seed, num_samples = check_seed(seed), check_int("num_samples", num_samples)
+    with fork_torch_rng(network.device):
+        seed_rngs(derive_seed(seed, "from pyro"), network.device)
         draws = _draws_of(result, arguments, num_samples)
-    samples = _parameters_of(network, draws.values, mapping("sites", sites))
-    readouts = tuple(network.member(name) for name in corpus.evidence)
-    objective = Objective(network, learned_of(network, readouts, list(samples), None), whole("budget", budget))
+    samples = _parameters_of(network, draws.values, check_mapping("sites", sites))
+    readouts = tuple(network.get_spec(name) for name in corpus.evidence)
+    objective = Objective(network, learned_of(network, readouts, list(samples), None), check_int("budget", budget))
     matched: tuple[str, ...] = ()
     if draws.is_point:
         shown = {name: value[0] for name, value in stored(network, samples).items()}
@@ -432,7 +445,7 @@ def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -
         try:
             values = result.get_samples(group_by_chain=True)
         except (AttributeError, TypeError) as error:  # it has no draws yet
-            raise BNetError("result", expected="a run of it, with its arguments, before", got="no draw") from error
+            raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw") from error
         by_chain = result.diagnostics().get("divergences", {})
         return SiteDraws(values, tuple(len(draws) for draws in by_chain.values()))
     if isinstance(result, Importance):
@@ -441,7 +454,7 @@ def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -
     if isinstance(result, Mapping):
         named = all(isinstance(name, str) for name in result)
         if not result or not named or any(isinstance(v, tuple | Distribution) for v in result.values()):
-            raise BNetError("result", expected="a mapping from the names of sites to samples", got=result)
+            raise BNetError("result", expected="a mapping from the names of sites to samples", actual=result)
         return SiteDraws({name: torch.as_tensor(values) for name, values in result.items()})
     if callable(result) and not isinstance(result, Distribution):
         with torch.no_grad():
@@ -450,13 +463,13 @@ def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -
         is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
         note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
         return SiteDraws(values, approximate=note, is_point=is_point)
-    raise BNetError("result", expected=FORMS, got=result)
+    raise BNetError("result", expected=FORMS, actual=result)
 
 
 def _traced(traces: list[Any]) -> dict[str, Tensor]:
     """The values of the sites that were drawn in each of some traces, `[draw, *shape]`."""
     if not traces:
-        raise BNetError("result", expected="a run of it, with its arguments, before", got="no draw")
+        raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw")
     drawn = [name for name, site in traces[0].nodes.items() if _is_drawn(site)]
     return {name: torch.stack([trace.nodes[name]["value"].detach() for trace in traces]) for name in drawn}
 
@@ -476,7 +489,7 @@ def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: i
     (Douc, Cappe and Moulines 2005). The effective sample size is `1 / sum w^2` of the weights before (Kong 1992).
     """
     if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
-        raise BNetError("result", expected="log weights, one of them finite", got="none that is")
+        raise BNetError("result", expected="log weights, one of them finite", actual="none that is")
     weights = log_weights.detach().double().softmax(0)
     size = float(1 / weights.square().sum())
     told = f"importance sampling: {len(weights)} draws count as {size:.1f}"
@@ -495,31 +508,31 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
     A site has the parameter's own name, that with `_` for `.`, that of a table in `net.pyro()`, or one that is told.
     """
     known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
-    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.plain_tables}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.unconditional_logit_names}
     known |= {site: name for name, site in PyroModel(network).priors.items()}
-    families = {member.family.name for member in network.members}
+    families = {member.group.name for member in network.specs}
     for site, name in sites.items():
         if name not in network.shapes:
-            raise unknown("parameter", name, network.shapes)
+            raise unknown_name_error("parameter", name, network.shapes)
         known[site] = name
     missing = sites.keys() - values.keys()
     if missing:
-        raise unknown("site of the result", min(missing), values)
+        raise unknown_name_error("site of the result", min(missing), values)
     found: dict[str, Tensor] = {}
     for site, value in values.items():
         if site not in known and site in families:
             continue  # a choice that was drawn: it is summed out, given the parameters
         if site not in known:
-            raise unknown("site", site, known)
+            raise unknown_name_error("site", site, known)
         name = known[site]
         if name in found:
-            raise BNetError(site, expected="one site for each parameter", got=f"two for {name}")
+            raise BNetError(site, expected="one site for each parameter", actual=f"two for {name}")
         found[name] = _shaped(network, name, site, value)
     if not found:
-        raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", got=", ".join(values))
+        raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", actual=", ".join(values))
     leads = {tuple(value.shape[:2]) for value in found.values()}
     if len(leads) > 1:
-        raise BNetError("result", expected="as many draws of every site", got=", ".join(map(str, leads)))
+        raise BNetError("result", expected="as many draws of every site", actual=", ".join(map(str, leads)))
     return found
 
 
@@ -530,10 +543,10 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     fits = lead in (1, 2) and value.shape[lead:] == own.shape and 0 not in value.shape[:lead]
     if not value.is_floating_point() or not fits:
         wanted = f"real numbers [draw, {', '.join(map(str, own.shape))}], or [chain, draw, ...], of {name}"
-        raise BNetError(site, expected=wanted, got=f"{value.dtype} of shape {tuple(value.shape)}")
+        raise BNetError(site, expected=wanted, actual=f"{value.dtype} of shape {tuple(value.shape)}")
     value = (value[None] if lead == 1 else value).detach().to(own)
     if not bool(value.isfinite().all()):
-        raise BNetError(site, expected="finite numbers", got="NaN or infinity")
-    if name in network.plain_tables:
+        raise BNetError(site, expected="finite numbers", actual="NaN or infinity")
+    if name in network.unconditional_logit_names:
         check_rows(site, value, own)
     return value

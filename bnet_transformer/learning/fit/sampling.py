@@ -18,9 +18,9 @@ from pyro.infer import NUTS as Kernel
 from torch import Tensor
 from torch.distributions import Categorical, biject_to, constraints, kl_divergence
 
-from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.torch_context import reseed
+from bnet_transformer._core.torch_context import seed_rngs
 from bnet_transformer.compiler.told import lead_of
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
@@ -114,14 +114,14 @@ class Variational(RestartOptimizer):
         Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
         the divergence from the prior, which is one part in so many.
         """
-        reseed(derive_seed(self.seed, "draw", step), self.ranks.device)
+        seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         told = {name: value[0] for name, value in leaves.items()}
         with pyro.validation_enabled(False):  # a number that is none shows in the bound
             guide = self.guide(told)
             drawn = {name: of.rsample() for name, of in guide.items()}
             kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
-            kl = kl / len(self.corpus) / self.ranks.world
+            kl = kl / len(self.corpus) / self.ranks.world_size
             likelihood, climbed = self.likelihood(as_parameters(self.network, drawn), told, step)
         gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
@@ -170,19 +170,19 @@ class Drawn(Variational):
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
         self.anneal = 1.0 if method.anneal is None else method.anneal
-        names = [member.family.name for member in self.network.choices]
+        names = [member.group.name for member in self.network.choices]
         observed = [name for name in names if name in self.corpus.evidence]
         if observed:
             got = f"'sampled', with {', '.join(observed)} observed"
-            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", got=got)
+            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", actual=got)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
         for member in self.network.choices:
-            name = member.family.name
+            name = member.group.name
             if member.tpm.states is None or member.scope == "corpus":
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
-                raise BNetError("choices", expected=wanted, got=f"{name}, {kind}", allowed="exact")
+                raise BNetError("choices", expected=wanted, actual=f"{name}, {kind}", allowed="exact")
             shape = (1, len(self.corpus), *lead_of(self.network, member, words), member.tpm.states)
             values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
         self.begin(values)
@@ -205,7 +205,7 @@ class Drawn(Variational):
 
     def scores(self) -> list[float]:
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
-        reseed(derive_seed(self.seed, "judge"), self.ranks.device)
+        seed_rngs(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
             places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
             means, told = self.mean(), self.sets.one(0)
@@ -223,12 +223,12 @@ class Drawn(Variational):
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
         guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
-        for family in (member.family for member in self.network.choices):
+        for family in (member.group for member in self.network.choices):
             logits = told[f"choice/{family.name}"]
             s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
             log_q = Categorical(logits=logits[share], validate_args=False).log_prob(s)
-            present = None if part.mask is None or family.words is None else part.mask.get(family.words)
+            present = None if part.mask is None or family.word_stack is None else part.mask.get(family.word_stack)
             if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low
                 log_q = log_q * present[:, *[None] * len(family.plates)]
             guess = guess + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
@@ -253,7 +253,7 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
     network, is_drawn = problem.objective.network, method.choices == "sampled"
     run = (Drawn if is_drawn else Variational)(problem, method)
     is_finished = optimize(run, problem.loop)
-    reseed(derive_seed(problem.seed, "posterior"), problem.ranks.device)
+    seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
     learned = run.sets.one(0)
     samples = {name: of.sample((1, method.draws)) for name, of in run.guide(learned).items()}
     return fitted(
@@ -278,7 +278,7 @@ class Chain:
         self.drawn: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
         self.step = self.evaluations = self.divergences = 0
-        reseed(derive_seed(problem.seed, "chain", number), model.device)
+        seed_rngs(derive_seed(problem.seed, "chain", number), model.device)
         self.random = _random_state(model.device)
         self.kernel = Kernel(potential_fn=self._potential)
         with self._own_random():
@@ -351,7 +351,7 @@ def started(model: Model, corpus: Batch, number: int) -> dict[str, Tensor]:
     raise BNetError(
         f"chain {number}",
         expected=f"a start with a finite density, among {TRIED} draws of the prior",
-        got="none",
+        actual="none",
         allowed="a smaller spread=, float64",
     )
 
@@ -375,7 +375,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     network = objective.network
     if problem.batch is not None and problem.batch < len(corpus):
         wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
-        raise BNetError("batch", expected=wanted, got=problem.batch, allowed="svi")
+        raise BNetError("batch", expected=wanted, actual=problem.batch, allowed="svi")
     chains, is_finished = _run_chains(problem, method)
     drawn, statistics_by_chain, best = _of_all(chains, method.chains, problem.ranks)
     found: dict[str, Any] = {"approximate": EARLY}
@@ -411,7 +411,7 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:
 
 
 def _of_all(
-    chains: list[Chain], count: int, ranks: Ranks
+    chains: list[Chain], count: int, ranks: DistributedContext
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
     """The draws and statistics of the chains of all ranks, by their numbers, and where the densest of them stands."""
     own: dict[int, Any] = {}

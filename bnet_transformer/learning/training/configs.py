@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bnet_transformer._core.checks import number, one_of, put, seed_of, whole
-from bnet_transformer._core.distributed import Ranks
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, set_frozen
+from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data.task import Task
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.checkpoint import Checkpoints
@@ -59,15 +59,19 @@ class AdamW:
     def __post_init__(self) -> None:
         for option in ("rate", "eps", "clip"):
             if getattr(self, option) is not None:
-                put(self, **{option: number(option, getattr(self, option), above=0)})
-        one_of("schedule", self.schedule, SCHEDULES)
-        put(self, warmup=whole("warmup", self.warmup, least=0))
+                set_frozen(self, **{option: check_float(option, getattr(self, option), above=0)})
+        check_choice("schedule", self.schedule, SCHEDULES)
+        set_frozen(self, warmup=check_int("warmup", self.warmup, minimum=0))
         if self.dim is not None:
-            put(self, dim=whole("dim", self.dim))
+            set_frozen(self, dim=check_int("dim", self.dim))
         pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        if not pair or not all(0 <= number("betas", beta) < 1 for beta in self.betas):
-            raise BNetError("betas", expected="two numbers from 0 to below 1", got=self.betas)
-        put(self, betas=tuple(map(float, self.betas)), weight_decay=number("weight_decay", self.weight_decay, least=0))
+        if not pair or not all(0 <= check_float("betas", beta) < 1 for beta in self.betas):
+            raise BNetError("betas", expected="two numbers from 0 to below 1", actual=self.betas)
+        set_frozen(
+            self,
+            betas=tuple(map(float, self.betas)),
+            weight_decay=check_float("weight_decay", self.weight_decay, minimum=0),
+        )
 
     @property
     def highest_rate(self) -> float:
@@ -97,9 +101,9 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         if self.patience is not None:
-            put(self, patience=whole("patience", self.patience))
+            set_frozen(self, patience=check_int("patience", self.patience))
         if self.bound is not None:
-            put(self, bound=number("bound", self.bound))
+            set_frozen(self, bound=check_float("bound", self.bound))
 
     def is_valid(self, loss: float, length: float = 0.0) -> bool:
         """True for a loss, with the length of its gradient, that training may go on from."""
@@ -127,8 +131,8 @@ class Execution:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        one_of("precision", self.precision, (None, *PRECISIONS))
-        one_of("compile", self.compile, (True, False))
+        check_choice("precision", self.precision, (None, *PRECISIONS))
+        check_choice("compile", self.compile, (True, False))
 
 
 @dataclass(frozen=True)
@@ -144,25 +148,25 @@ class TrainConfig:
     execution: Execution = Execution()
 
     def __post_init__(self) -> None:
-        put(self, batch=whole("batch", self.batch), smoothing=number("smoothing", self.smoothing))
+        set_frozen(self, batch=check_int("batch", self.batch), smoothing=check_float("smoothing", self.smoothing))
         if not 0 <= self.smoothing < 1:
-            raise BNetError("smoothing", expected="a share below 1", got=self.smoothing)
+            raise BNetError("smoothing", expected="a share below 1", actual=self.smoothing)
         if self.words is not None:
-            put(self, words=whole("words", self.words))
-        put(self, seed=seed_of(self.seed))
+            set_frozen(self, words=check_int("words", self.words))
+        set_frozen(self, seed=check_seed(self.seed))
         for option, kind in (("optimizer", AdamW), ("early_stopping", EarlyStopping), ("execution", Execution)):
             if not isinstance(getattr(self, option), kind):
-                raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", got=getattr(self, option))
+                raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", actual=getattr(self, option))
 
     def check(self, task: Task) -> None:
         """Refuse what does not go with the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
-            raise BNetError("smoothing", expected="0, for a readout is real-valued", got=self.smoothing)
+            raise BNetError("smoothing", expected="0, for a readout is real-valued", actual=self.smoothing)
         precision, own = self.execution.precision, task.network.dtype
         wanted = PRECISIONS.get(precision or "")
         if wanted not in (None, torch.bfloat16, own):
             allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError("precision", expected=f"that of the net, {own}", got=precision, allowed=allowed)
+            raise BNetError("precision", expected=f"that of the net, {own}", actual=precision, allowed=allowed)
 
 
 @dataclass(frozen=True)
@@ -180,9 +184,9 @@ class LoopConfig:
     progress: bool | None = None
 
     def __post_init__(self) -> None:
-        one_of("progress", self.progress, (True, False, None))
+        check_choice("progress", self.progress, (True, False, None))
         if self.every is not None:
-            put(self, every=whole("every", self.every))
+            set_frozen(self, every=check_int("every", self.every))
 
     @property
     def shared(self) -> tuple[object, ...]:
@@ -192,15 +196,15 @@ class LoopConfig:
     @property
     def has_checkpoint(self) -> bool:
         """True where there is a checkpoint to go on from."""
-        return self.checkpoints is not None and self.checkpoints.path().exists()
+        return self.checkpoints is not None and self.checkpoints.create_path().exists()
 
     def is_pause(self, step: int, steps: int) -> bool:
         """True after the steps at which the run is measured and saved, the last one among them."""
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
 
-    def progress_bar(self, ranks: Ranks, steps: int, initial: int, unit: str = "step") -> Any:
+    def progress_bar(self, ranks: DistributedContext, steps: int, initial: int, unit: str = "step") -> Any:
         """The progress bar of a run, which the first of several processes shows."""
-        hide = True if not ranks.first or self.progress is False else False if self.progress else None
+        hide = True if not ranks.is_main_process or self.progress is False else False if self.progress else None
         return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
 
 
@@ -235,7 +239,7 @@ def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int
     if kind == "noam":
         if warmup < 1 or dim is None:
             got = f"warmup={warmup}, dim={dim}"
-            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", got=got)
+            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=got)
         return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
     def followed(step: int) -> float:

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import number, one_of, seed_of, whole
-from bnet_transformer._core.memory import room_for, within_memory
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer.compiler import Module
 from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
-from bnet_transformer.declare import Network, network_of
+from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.training.incremental import WordByWord, told_by
 from bnet_transformer.tpm.arrays import is_plain
@@ -63,7 +63,7 @@ class Generated:
         return f"<table><tr><th>words</th><th>log P</th></tr>{rows}</table>"
 
 
-@within_memory("generate")
+@translate_memory_errors("generate")
 def generate(
     network: Network,
     prompt: object = None,
@@ -92,23 +92,23 @@ def generate(
     >>> len(found.words[0]), found.words[0][0] in {"the", "cat", "sat"}
     (3, True)
     """
-    network = network_of(network)
-    network.one_type()
+    network = as_network(network)
+    network.check_single_dtype()
     places = sorted({str(value.device) for value in network.parameters.values()})
     if len(places) > 1:
-        raise BNetError("generate", expected="a net on one device", got=", ".join(places))
-    one_of("method", method, METHODS)
+        raise BNetError("generate", expected="a net on one device", actual=", ".join(places))
+    check_choice("method", method, METHODS)
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
-    seed = seed_of(seed)
+    seed = check_seed(seed)
     check_has_words(network, "generate")
     task = infer_trainable_task(network, generates=True)
     _, stack = told_by(task)
-    x, mask, prompts = _read(task, stack, prompt, whole("length", length), start, stop)
+    x, mask, prompts = _read(task, stack, prompt, check_int("length", length), start, stop)
     task.words[stack].check_length(prompts.end, begun=True)
-    told = len(prompts.ids) * (whole("beams", beams or 4) if method == "beam" else 1)
-    room_for("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
+    told = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
+    check_memory("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
     place = network.device
     with torch.inference_mode():
         module = Module(network).eval()
@@ -129,15 +129,15 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
         if value is None:
             continue
         if name in ("beams", "top_k"):
-            whole(name, value)
+            check_int(name, value)
         elif name == "penalty":
-            number(name, value, least=0)
-        elif number(name, value, above=0) > 1 and name == "top_p":
-            raise BNetError(name, expected="a share above 0, at most 1", got=value)
+            check_float(name, value, minimum=0)
+        elif check_float(name, value, above=0) > 1 and name == "top_p":
+            raise BNetError(name, expected="a share above 0, at most 1", actual=value)
         wanted = "beam" if name in ("beams", "penalty") else "sample"
         if method != wanted:
             allowed = f"method={wanted!r}"
-            raise BNetError(name, expected=f"None: method={method!r} has no use for it", got=value, allowed=allowed)
+            raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
 
 
 def _read(
@@ -150,16 +150,16 @@ def _read(
     of = task.words[stack]
     batch = max((len(rows) for rows in said.values()), default=1)
     if start is None and stack not in said and task.network.tokenizer is not None:
-        start = task.network.tokenizer.start  # where the model says with which word its outputs start
+        start = task.network.tokenizer.start_token_id  # where the model says with which word its outputs start
     begin = [] if start is None else [of.id(start)]
     rows = [[*begin, *of.encode(row).tolist()] for row in said.get(stack, [])] or [begin]
     if not rows[0]:
-        raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", got="none")
+        raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", actual="none")
     rows = rows * batch if len(rows) == 1 else rows
     for name in others:
         if len(said.get(name, [])) != batch or len(rows) != batch:
             got = {name: len(said.get(name, [])), stack: len(rows)}
-            raise BNetError("prompt", expected="as many sentences in every stack", got=got)
+            raise BNetError("prompt", expected="as many sentences in every stack", actual=got)
     words = {name: [task.words[name].encode(row) for row in said[name]] for name in others}
     for name in others:
         task.words[name].check_length(max(len(row) for row in words[name]))
@@ -179,7 +179,7 @@ def _several(value: object) -> Sequence[object]:
     if isinstance(value, np.ndarray) or is_plain(value):
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
-        raise BNetError("prompt", expected="text, ids, or a list of them", got=value)
+        raise BNetError("prompt", expected="text, ids, or a list of them", actual=value)
     return [value] if all(isinstance(word, int | np.integer) for word in value) else value
 
 

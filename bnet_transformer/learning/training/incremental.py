@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Request, seen, standing
 from bnet_transformer.data.task import Task, decided_by, later
-from bnet_transformer.declare import Input, Member
+from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
 
@@ -47,19 +47,19 @@ class WordByWord:
     ) -> None:
         self.readout, self.stack = told_by(task)
         self.network = module.network
-        needed = self.network.ancestral_members(self.readout)
+        needed = self.network.ancestral_specs(self.readout)
         decided = decided_by(self.network, needed)
-        self.moving = [m for m in needed if self.stack in decided[m.family.index]]
-        self.here = {member.family.index for member in self.moving}
-        _check(self.moving, self.stack, self.here, self.network.members)
-        self.main = next(m.family.index for m in self.moving if m.tpm.kind == "input")
-        inputs = [(member, given) for member in self.moving for given in member.inputs]
-        self.kept = {g.parent for _, g in inputs if g.parent in self.here and g.reach.kind != "same"}
-        fixed = {given.parent for _, given in inputs if given.parent not in self.here}
-        want = [self.network.members[index].family.name for index in sorted(self.kept | fixed)]
+        self.moving = [m for m in needed if self.stack in decided[m.group.index]]
+        self.here = {member.group.index for member in self.moving}
+        _check(self.moving, self.stack, self.here, self.network.specs)
+        self.main = next(m.group.index for m in self.moving if m.tpm.kind == "input")
+        inputs = [(member, given) for member in self.moving for given in member.parents]
+        self.kept = {g.index for _, g in inputs if g.index in self.here and g.reach.kind != "same"}
+        fixed = {given.index for _, given in inputs if given.index not in self.here}
+        want = [self.network.specs[index].group.name for index in sorted(self.kept | fixed)]
         self.rows, words = x[self.stack].shape
         x = {**x, self.stack: filled(x[self.stack], task.words[self.stack].exact)}
-        course, _ = module.run(Request((*want, self.readout.family.name), x, mask))
+        course, _ = module.run(Request((*want, self.readout.group.name), x, mask))
         self.course, self.layout = course, course.layout
         at, parents = seen(course, self.readout)
         self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, words - 1))
@@ -96,7 +96,7 @@ class WordByWord:
         state.values = {self.main: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
         for operation in self._operations:
             operation(state)
-        self.log_probs = _log_softmax(state.values[self.readout.family.index].select(self.layout.word, -1))
+        self.log_probs = _log_softmax(state.values[self.readout.group.index].select(self.layout.word, -1))
         return self.log_probs
 
     def _keep(self, index: int, value: Tensor, word: int) -> None:
@@ -114,32 +114,32 @@ class WordByWord:
         done: set[int] = set()
         found: list[Operation] = []
         for member in self.moving:
-            index = member.family.index
+            index = member.group.index
             if index in done or member.tpm.kind == "input":
                 continue
             together = self._maps_beside(member) if self._is_map(member) else []
             if together:
                 found.append(self._maps(together))
-                done |= {each.family.index for each in together}
+                done |= {each.group.index for each in together}
             else:
                 found.append(self._one(member))
             for each in together or [member]:
-                if each.family.index in self.kept:
-                    found.append(self._keeping(each.family.index))
+                if each.group.index in self.kept:
+                    found.append(self._keeping(each.group.index))
         return [self._keeping(self.main), *found] if self.main in self.kept else found
 
     def _keeping(self, index: int) -> Operation:
         return lambda state: self._keep(index, state.values[index], state.word)
 
-    def _one(self, member: Member) -> Operation:
-        index, tpm = member.family.index, member.tpm
-        readers = [self._reader(given) for given in member.inputs]
+    def _one(self, member: NodeSpec) -> Operation:
+        index, tpm = member.group.index, member.tpm
+        readers = [self._reader(given) for given in member.parents]
         fast = self._attention(member) or self._concat(member)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
         parameters = standing(self.course, member).parameters
-        fixed = {g.slot: self._who(g) for g in member.inputs if g.over and not self._grows(g)}
-        grow = [given.slot for given in member.inputs if self._grows(given)]
+        fixed = {g.slot: self._who(g) for g in member.parents if g.over and not self._grows(g)}
+        grow = [given.slot for given in member.parents if self._grows(given)]
         dtype, rank = self.course.dtype, self.layout.rank + len(member.shape)
         make = tpm.logits if tpm.kind == "discrete" else tpm.value
         rank += tpm.kind == "discrete"
@@ -147,7 +147,7 @@ class WordByWord:
         def operation(state: Kept) -> None:
             read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(grow, self.places[: state.word + 1])
             mask = {slot: pair[1] for slot, pair in fixed.items()}
-            for given in member.inputs:
+            for given in member.parents:
                 if given.slot in grow:
                     mask[given.slot] = self._among(given, state.word)
             place = self.places[state.word : state.word + 1]
@@ -156,19 +156,19 @@ class WordByWord:
 
         return operation
 
-    def _among(self, given: Input, word: int) -> Tensor:
+    def _among(self, given: ParentSpec, word: int) -> Tensor:
         """Who is read among the words up to this one."""
         places, reach = self.places[None, : word + 1], given.reach
         if reach.kind == "mask":
             return torch.tensor([reach.table[word][: word + 1]], device=places.device)
-        return self.all[:, : word + 1] if reach.kind == "causal" else reach.holds(word, places, word + 1)
+        return self.all[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, places, word + 1)
 
-    def _grows(self, given: Input) -> bool:
-        return WORD in given.over and given.parent in self.here
+    def _grows(self, given: ParentSpec) -> bool:
+        return WORD in given.over and given.index in self.here
 
-    def _reader(self, given: Input) -> Reader:
+    def _reader(self, given: ParentSpec) -> Reader:
         """How the value in a slot is found, aligned with the word's own."""
-        axis, index, reach = self.layout.word, given.parent, given.reach.kind
+        axis, index, reach = self.layout.word, given.index, given.reach.kind
         if index not in self.here:
             value = self._aligned(given, self.fixed[index])
             return lambda state: value
@@ -180,7 +180,7 @@ class WordByWord:
             return lambda state: self._plates(given, state.caches[index].narrow(axis, state.word - 1, 1))
         return lambda state: self._plates(given, state.caches[index].narrow(axis, 0, state.word + 1).unsqueeze(axis))
 
-    def _aligned(self, given: Input, value: Tensor) -> Tensor:
+    def _aligned(self, given: ParentSpec, value: Tensor) -> Tensor:
         """A value that no word of the stack decides: of the first word, of all words, or as it is."""
         axis = self.layout.word
         if given.reach.kind == "first":
@@ -189,18 +189,18 @@ class WordByWord:
             value = value.unsqueeze(axis)
         return self._plates(given, value)
 
-    def _plates(self, given: Input, value: Tensor) -> Tensor:
+    def _plates(self, given: ParentSpec, value: Tensor) -> Tensor:
         for plate in reversed(given.over):
             if plate != WORD:
                 value = value.unsqueeze(self.layout.rank).transpose(self.layout.axis(plate), self.layout.rank)
         return value
 
-    def _who(self, given: Input) -> tuple[Tensor, Tensor]:
+    def _who(self, given: ParentSpec) -> tuple[Tensor, Tensor]:
         """Who is read, of a collection that does not grow."""
         if WORD not in given.over:
-            size = self.network.graph.sizes[given.over[-1]]
+            size = self.network.graph.plate_sizes[given.over[-1]]
             return torch.arange(size, device=self.course.device), self.all.new_ones(size)
-        stack = self.network.members[given.parent].family.words or ""
+        stack = self.network.specs[given.index].group.word_stack or ""
         many = self.course.words[stack]
         mask = self.all.new_ones(1, many)
         if stack in self.course.present:
@@ -210,26 +210,26 @@ class WordByWord:
 
     # fewer and larger products, where a family's TPM is one of the package's
 
-    def _is_map(self, member: Member) -> bool:
-        if not isinstance(member.tpm, Linear | Affine) or member.tpm.dim is not None or len(member.inputs) != 2:
+    def _is_map(self, member: NodeSpec) -> bool:
+        if not isinstance(member.tpm, Linear | Affine) or member.tpm.dim is not None or len(member.parents) != 2:
             return False
-        W, x = member.inputs
-        alone = W.parent not in self.here and self.fixed[W.parent].shape[0] == 1 and not W.over
-        return alone and x.parent in self.here and x.reach.kind == "same" and not x.over
+        W, x = member.parents
+        alone = W.index not in self.here and self.fixed[W.index].shape[0] == 1 and not W.over
+        return alone and x.index in self.here and x.reach.kind == "same" and not x.over
 
-    def _maps_beside(self, member: Member) -> list[Member]:
+    def _maps_beside(self, member: NodeSpec) -> list[NodeSpec]:
         """The maps of the same vector, whose plates it has not."""
-        source = member.inputs[1].parent
-        plates = self.network.members[source].family.plates
-        beside = [other for other in self.moving if self._is_map(other) and other.inputs[1].parent == source]
+        source = member.parents[1].index
+        plates = self.network.specs[source].group.plates
+        beside = [other for other in self.moving if self._is_map(other) and other.parents[1].index == source]
         return beside if not plates else []
 
-    def _maps(self, members: list[Member]) -> Operation:
+    def _maps(self, members: list[NodeSpec]) -> Operation:
         """`[W_q W_k W_v] x` as one product, the weights put together once."""
         spread, biases = [], []
         for member in members:
-            W = self.fixed[member.inputs[0].parent]
-            lead = [self.network.graph.sizes[p] if p in member.family.plates else 1 for p in self.layout.plates]
+            W = self.fixed[member.parents[0].index]
+            lead = [self.network.graph.plate_sizes[p] if p in member.group.plates else 1 for p in self.layout.plates]
             spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
             held, shape = standing(self.course, member).parameters.get("bias"), spread[-1].shape[:-1]
             biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
@@ -238,8 +238,8 @@ class WordByWord:
         plain = all(not isinstance(member.tpm, Affine) for member in members)
         sizes = [W.shape[:-1].numel() for W in spread]
         shapes = [(-1, *W.shape[1:-1]) for W in spread]
-        indices = [member.family.index for member in members]
-        source = members[0].inputs[1].parent
+        indices = [member.group.index for member in members]
+        source = members[0].parents[1].index
 
         def operation(state: Kept) -> None:
             x = state.values[source]
@@ -249,15 +249,15 @@ class WordByWord:
 
         return operation
 
-    def _attention(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor] | None:
+    def _attention(self, member: NodeSpec) -> Callable[[Kept, list[Reader]], Tensor] | None:
         """`softmax(q k) v` of the words so far; None for attention with more to it."""
         tpm = member.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
             return None
         plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
-        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in member.inputs[1:3]):
+        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in member.parents[1:3]):
             return None
-        key = member.inputs[1]
+        key = member.parents[1]
         mask = None if self._grows(key) else self._who(key)[1]
         hidden = None if mask is None or bool(mask.all()) else ~mask
         score, residual = tpm.score, tpm.residual
@@ -273,15 +273,15 @@ class WordByWord:
 
         return value
 
-    def _concat(self, member: Member) -> Callable[[Kept, list[Reader]], Tensor] | None:
+    def _concat(self, member: NodeSpec) -> Callable[[Kept, list[Reader]], Tensor] | None:
         """`W_o [a^1 a^2 ...]`, the matrices put side by side once; None for another TPM."""
         tpm = member.tpm
-        if not isinstance(tpm, Concat) or not tpm.mapped or member.family.plates:
+        if not isinstance(tpm, Concat) or not tpm.mapped or member.group.plates:
             return None
-        held = member.inputs[0].parent
+        held = member.parents[0].index
         if held in self.here or self.fixed[held].shape[0] != 1:
             return None
-        W_o = tpm.side_by_side(self._plates(member.inputs[0], self.fixed[held]))
+        W_o = tpm.side_by_side(self._plates(member.parents[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = standing(self.course, member).parameters["bias"] if tpm.bias else None
 
@@ -292,20 +292,20 @@ class WordByWord:
         return value
 
 
-def told_by(task: Task) -> tuple[Member, str]:
+def told_by(task: Task) -> tuple[NodeSpec, str]:
     """The readout that tells the next word, and its stack; or the error that says why there is none."""
     wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
     if task.next_word is not None and task.words[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
-        stack, told = readout.family.words, readout.tpm.states
+        stack, told = readout.group.word_stack, readout.tpm.states
         arrow = None if stack is None else later(task.network, readout, stack)
         if stack is not None and arrow is not None and told is not None and told == task.words[stack].states:
-            raise BNetError("generate", expected=wanted, got=f"one that reads later words: {arrow}",
+            raise BNetError("generate", expected=wanted, actual=f"one that reads later words: {arrow}",
                             allowed="mask='causal'")  # fmt: skip
-    names = ", ".join(f"{readout.family.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
+    names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
     got = f"the readouts {names}" if names else "no readout"
-    raise BNetError("generate", expected=wanted, got=got, allowed="iterate, of a net whose words are vectors")
+    raise BNetError("generate", expected=wanted, actual=got, allowed="iterate, of a net whose words are vectors")
 
 
 def filled(ids: Tensor, exact: int | None) -> Tensor:
@@ -313,24 +313,24 @@ def filled(ids: Tensor, exact: int | None) -> Tensor:
     return ids if exact is None else functional.pad(ids, (0, exact - ids.shape[1]))
 
 
-def _check(moving: list[Member], stack: str, here: set[int], members: tuple[Member, ...]) -> None:
+def _check(moving: list[NodeSpec], stack: str, here: set[int], members: tuple[NodeSpec, ...]) -> None:
     """Refuse what cannot be computed word by word."""
     for member in moving:
-        name = member.family.name
+        name = member.group.name
         if member.tpm.kind == "input" and not member.tpm.reads_by_index:
-            raise BNetError(name, expected="words of a vocabulary, to choose from", got="vectors that are given")
-        for given in member.inputs:
-            read = members[given.parent].family
+            raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
+        for given in member.parents:
+            read = members[given.index].group
             if given.pick:
-                raise BNetError(name, expected="no choice that picks, word by word", got=f"pick of {read.name}")
-            apart = given.parent not in here and read.words is not None
+                raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
+            apart = given.index not in here and read.word_stack is not None
             if apart and not (given.reach.kind == "first" or (given.reach.kind == "every" and WORD in given.over)):
                 wanted = "every word of the other stack to be read, or its first"
-                raise BNetError(name, expected=wanted, got=f"{read.name} by reach {given.reach}")
+                raise BNetError(name, expected=wanted, actual=f"{read.name} by reach {given.reach}")
             if given.reach.kind == "earlier" and not member.tpm.may_read_nothing:
-                raise BNetError(name, expected="a word to read for word 0", got=f"{read.name} by reach earlier")
+                raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
     if sum(member.tpm.kind == "input" for member in moving) != 1:
-        raise BNetError("generate", expected=f"one given node over the words of {stack!r}", got="several")
+        raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

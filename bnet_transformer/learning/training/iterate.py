@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of, seed_of, whole
-from bnet_transformer._core.memory import room_for, within_memory
-from bnet_transformer._core.torch_context import own_random, reseed
+from bnet_transformer._core.checks import check_choice, check_int, check_seed
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
+from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
 from bnet_transformer.compiler import Module, Request
 from bnet_transformer.compiler.course import seen
 from bnet_transformer.compiler.module import output_of
 from bnet_transformer.data.encode import by_stack
 from bnet_transformer.data.task import Task, check_has_words, infer_task, later
 from bnet_transformer.data.words import to_reals
-from bnet_transformer.declare import Member, Network, network_of
+from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError
 
 Values = Mapping[str, Tensor]
 
 
-@within_memory("iterate")
+@translate_memory_errors("iterate")
 def iterate(
     network: Network,
     window: object,
@@ -53,29 +53,31 @@ def iterate(
     >>> net.iterate(torch.zeros(4, 3), steps=5).shape           # a window of 4 words, and 5 further ones
     torch.Size([5, 3])
     """
-    network = network_of(network)
-    one_of("sample", sample, (True, False))
-    seed_of(seed)
+    network = as_network(network)
+    check_choice("sample", sample, (True, False))
+    check_seed(seed)
     if seed and not sample:
-        raise BNetError("seed", expected="0: without sample=True nothing is drawn", got=seed)
+        raise BNetError("seed", expected="0: without sample=True nothing is drawn", actual=seed)
     if module is not None and (not isinstance(module, Module) or module.network is not network or module.training):
-        raise BNetError("module", expected="net.module().eval() of this very net, or None", got=type(module).__name__)
-    steps, teller = whole("steps", steps), teller_of(network)
+        raise BNetError(
+            "module", expected="net.module().eval() of this very net, or None", actual=type(module).__name__
+        )
+    steps, teller = check_int("steps", steps), teller_of(network)
     if sample and teller.member.tpm.kind != "continuous":
-        raise BNetError("sample", expected="a net with a Normal readout", got=f"the state {teller.member.family.name}",
+        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {teller.member.group.name}",
                         allowed="sample=False")  # fmt: skip
     x, lead = _read(teller, window)
     begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.member.shape))
-    room_for("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
+    check_memory("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.words[teller.stack].check_length(longest)
     module, tell = module or Module(network).eval(), _drawn if sample else _mean
     words = x[teller.stack]
     told = words.new_empty(len(words), steps, *teller.member.shape)
-    with torch.no_grad(), own_random(words.device) if sample else nullcontext():
+    with torch.no_grad(), fork_torch_rng(words.device) if sample else nullcontext():
         if sample:
-            reseed(seed, words.device)
+            seed_rngs(seed, words.device)
         for step in range(0, steps, new):
             found = tell(module, teller, {**x, teller.stack: words})[:, -new:]
             told[:, step : step + new] = found[:, : steps - step]
@@ -96,10 +98,10 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
     ([[[0.0], [1.0]], [[1.0], [2.0]]], [[[1.0], [2.0]], [[2.0], [3.0]]])
     """
     found = to_reals("series", series)
-    words, ahead = whole("words", words), whole("ahead", ahead)
+    words, ahead = check_int("words", words), check_int("ahead", ahead)
     if found.dim() < 2 or found.shape[-2] < words + ahead:
         wanted = f"[..., word, dim], at least {words + ahead} words: {words} and {ahead} further on"
-        raise BNetError("series", expected=wanted, got=f"shape {tuple(found.shape)}")
+        raise BNetError("series", expected=wanted, actual=f"shape {tuple(found.shape)}")
     cut = found.unfold(-2, words, 1).movedim(-1, -2)  # [..., window, word, dim]
     many = found.shape[-2] - words - ahead + 1
     x, y = cut[..., :many, :, :], cut[..., ahead : ahead + many, :, :]
@@ -111,66 +113,68 @@ class Teller:
     """The output of a net that is a new word: its family, the stack that it goes on in, and what it reads of later."""
 
     task: Task
-    member: Member
+    member: NodeSpec
     stack: str
     later: str | None
 
     def ahead(self, begun: int, wanted: int | None) -> int:
         """How many words further on an output tells, where so many words are read."""
-        pooled, name = self.member.family.words is None, self.member.family.name
+        pooled, name = self.member.group.word_stack is None, self.member.group.name
         if wanted is None:
             return 1 if pooled or self.later is None else begun
-        if whole("ahead", wanted) > (1 if pooled else begun):
+        if check_int("ahead", wanted) > (1 if pooled else begun):
             expected = f"1, for {name} is one for all words" if pooled else f"at most the {begun} words of the window"
-            raise BNetError("ahead", expected=expected, got=wanted)
+            raise BNetError("ahead", expected=expected, actual=wanted)
         return wanted
 
     def grows(self, wanted: bool | None) -> bool:
         """True where all words from the first are read, and not as many as there were at first."""
-        one_of("grow", wanted, (True, False, None))
-        if wanted and self.later is not None and self.member.family.words is not None:
+        check_choice("grow", wanted, (True, False, None))
+        if wanted and self.later is not None and self.member.group.word_stack is not None:
             expected = "a net in which no word reads a later one"
-            raise BNetError("grow", expected=expected, got=self.later, allowed="grow=False")
+            raise BNetError("grow", expected=expected, actual=self.later, allowed="grow=False")
         return len(self.task.stacks) > 1 and self.later is None if wanted is None else wanted
 
 
 def teller_of(network: Network) -> Teller:
     """What a net goes on with, or the error that says why it cannot."""
-    network.one_type()
+    network.check_single_dtype()
     check_has_words(network, "iterate")
     task = infer_task(network)
-    names = [readout.family.name for readout in task.readouts] or [output_of(network)]
-    member = network.member(names[0])
-    family, name = member.family, member.family.name
-    home = family.words if family.words is not None else family.stack if len(task.stacks) > 1 else task.stacks[0]
+    names = [readout.group.name for readout in task.readouts] or [output_of(network)]
+    member = network.get_spec(names[0])
+    family, name = member.group, member.group.name
+    home = (
+        family.word_stack if family.word_stack is not None else family.stack if len(task.stacks) > 1 else task.stacks[0]
+    )
     if len(names) > 1 or family.plates or member.tpm.kind == "discrete" or home not in task.words:
         wanted = "a net with one real-valued readout, or state, that tells a word"
-        told = ", ".join(f"{each} ({type(network.member(each).tpm).__name__})" for each in names)
-        raise BNetError("iterate", expected=wanted, got=told, allowed="generate, for words of a vocabulary")
-    needed = network.ancestral_members(member)
+        told = ", ".join(f"{each} ({type(network.get_spec(each).tpm).__name__})" for each in names)
+        raise BNetError("iterate", expected=wanted, actual=told, allowed="generate, for words of a vocabulary")
+    needed = network.ancestral_specs(member)
     _check_inputs(task, needed)
     if member.shape != task.words[home].member.shape:
         expected = f"words of shape {task.words[home].member.shape}, as are read"
-        raise BNetError("iterate", expected=expected, got=f"{name} of shape {member.shape}")
+        raise BNetError("iterate", expected=expected, actual=f"{name} of shape {member.shape}")
     if task.words[home].member not in needed:
-        raise BNetError("iterate", expected="an output that follows from the words", got=name)
+        raise BNetError("iterate", expected="an output that follows from the words", actual=name)
     return Teller(task, member, home, later(network, member, home))
 
 
-def _check_inputs(task: Task, needed: list[Member]) -> None:
+def _check_inputs(task: Task, needed: list[NodeSpec]) -> None:
     """Refuse what cannot be known of the words to come: choices, words of a vocabulary, further given nodes."""
-    main = {of.member.family.index for of in task.words.values()}
+    main = {of.member.group.index for of in task.words.values()}
     for each in needed:
-        name, tpm = each.family.name, each.tpm
+        name, tpm = each.group.name, each.tpm
         if tpm.kind == "input":
             if tpm.default is None and tpm.states is not None:
                 got = f"{name}, one of {tpm.states} states"
-                raise BNetError("iterate", expected="words that are vectors", got=got, allowed="generate")
-            if tpm.default is None and each.family.index not in main:
-                raise BNetError("iterate", expected="no given nodes but the words", got=name)
+                raise BNetError("iterate", expected="words that are vectors", actual=got, allowed="generate")
+            if tpm.default is None and each.group.index not in main:
+                raise BNetError("iterate", expected="no given nodes but the words", actual=name)
         elif tpm.is_random and each is not needed[-1]:
             expected = "no random choice beneath what is told"
-            raise BNetError("iterate", expected=expected, got=name, allowed="combine='concat'")
+            raise BNetError("iterate", expected=expected, actual=name, allowed="combine='concat'")
 
 
 def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int, ...]]:
@@ -180,14 +184,16 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
     said = by_stack("window", window, task.stacks, stack)
     for name in others:
         if name not in said:
-            raise BNetError("window", expected=f"words of stack {name!r}", got=f"only {', '.join(said) or 'nothing'}")
+            raise BNetError(
+                "window", expected=f"words of stack {name!r}", actual=f"only {', '.join(said) or 'nothing'}"
+            )
     found = {name: _vectors(teller, name, value) for name, value in said.items()}
     if stack not in found:
         found[stack] = _begun(teller, found[others[0]])
     leads = {name: tuple(value.shape[: -1 - len(task.words[name].member.shape)]) for name, value in found.items()}
     lead = leads[stack]
     if any(other != lead for other in leads.values()):
-        raise BNetError("window", expected="the same leading dims in every stack", got=leads)
+        raise BNetError("window", expected="the same leading dims in every stack", actual=leads)
     for name in others:
         task.words[name].check_length(found[name].shape[len(lead)])
     return {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in found.items()}, lead
@@ -200,11 +206,11 @@ def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
         wanted = f"[..., word, {', '.join(map(str, shape))}], at least one word"
-        raise BNetError(what, expected=wanted, got=f"shape {tuple(value.shape)}")
+        raise BNetError(what, expected=wanted, actual=f"shape {tuple(value.shape)}")
     if not bool(value.isfinite().all()):
         *row, word = (~value.isfinite())[..., None].flatten(value.dim() - len(shape)).any(-1).nonzero()[0].tolist()
         where = f" of the window {row if len(row) > 1 else row[0]}" if row else ""
-        raise BNetError(what, expected="finite numbers", got=f"a NaN or an infinite one at word {word}{where}")
+        raise BNetError(what, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}{where}")
     return value.to(teller.task.network.device, teller.task.network.dtype)
 
 
@@ -215,26 +221,26 @@ def _begun(teller: Teller, window: Tensor) -> Tensor:
     if tuple(last.shape[last.dim() - len(shape) :]) != shape:
         allowed = "a mapping from stack, with the words to begin with"
         expected = f"words of shape {shape}, as those of stack {teller.stack!r}"
-        raise BNetError("window", expected=expected, got=f"shape {tuple(window.shape)}", allowed=allowed)
+        raise BNetError("window", expected=expected, actual=f"shape {tuple(window.shape)}", allowed=allowed)
     return last
 
 
 def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
     """The words that are told, `[batch, word, dim]`; one, of a readout of all words."""
-    name = teller.member.family.name
+    name = teller.member.group.name
     found: Tensor = module(x, want=[name])[name]
-    found = found.unsqueeze(1) if teller.member.family.words is None else found
+    found = found.unsqueeze(1) if teller.member.group.word_stack is None else found
     return found.expand(len(x[teller.stack]), *found.shape[1:])
 
 
 def _drawn(module: Module, teller: Teller, x: Values) -> Tensor:
     """The words that are told, drawn from their distributions."""
     member = teller.member
-    course, _ = module.run(Request((member.family.name,), x))
+    course, _ = module.run(Request((member.group.name,), x))
     at, parents = seen(course, member)
     distribution = member.tpm.distribution(at, *parents)
     lead = [len(x[teller.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads
-    lead[course.layout.word] = 1 if member.family.words is None else x[teller.stack].shape[1]
+    lead[course.layout.word] = 1 if member.group.word_stack is None else x[teller.stack].shape[1]
     drawn: Tensor = distribution.expand(torch.Size(lead)).sample()
     return drawn.reshape(lead[0], -1, *member.shape)
 
@@ -246,4 +252,4 @@ def _check_finite(told: Tensor) -> None:
         step = int(off.any(0).nonzero()[0])
         got = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
         allowed = f"at most steps={step}" if step else None
-        raise BNetError("iterate", expected="a rollout of finite numbers", got=got, allowed=allowed)
+        raise BNetError("iterate", expected="a rollout of finite numbers", actual=got, allowed=allowed)

@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import one_of, whole
-from bnet_transformer._core.distributed import device_of, ranks
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.files import as_path
-from bnet_transformer._core.memory import within_memory
-from bnet_transformer._core.options import name_config_of_options
-from bnet_transformer._core.torch_context import own_random, with_gradients
+from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.options import suggest_config_for_options
+from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import check_has_words, infer_task, infer_trainable_task
-from bnet_transformer.declare import Network, network_of
+from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.checkpoint import NAME, Checkpoints, diverged, kept_by, read
+from bnet_transformer.learning.checkpoint import (
+    FILE_NAME,
+    Checkpoints,
+    divergence_error,
+    lock_checkpoints,
+    read_checkpoint,
+)
 from bnet_transformer.learning.training.configs import (
     AdamW,
     EarlyStopping,
@@ -66,10 +72,10 @@ class Trained(Generic[N]):
         return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p>{table}"
 
 
-@name_config_of_options(
+@suggest_config_for_options(
     optimizer=(AdamW,), early_stopping=(EarlyStopping,), checkpoints=(Checkpoints,), execution=(Execution,)
 )
-@with_gradients()
+@enable_gradients()
 def train(
     net: N,
     data: object,
@@ -133,10 +139,10 @@ def train(
     True
     """
     config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
-    loop = LoopConfig(every, Checkpoints.of(checkpoints), progress)
-    network = network_of(net)
+    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
+    network = as_network(net)
     if loss is not None and not callable(loss):
-        raise BNetError("loss", expected="a function loss(module, batch)", got=loss)
+        raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
     check_has_words(network, "train", "bt.fit")
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
     given = read_dataset(reader, data, batch, seed, words)
@@ -145,10 +151,15 @@ def train(
     measured = [] if held is None else held.in_order()
     patience = early_stopping.patience
     if patience is not None and not measured:
-        raise BNetError("patience", expected="held_out= data to measure", got="none")
-    settings, place = settings_of(config, reader, given, held, loss, total), device_of(device, network)
-    with within_memory("train"), ranks(place) as here, own_random(here.device), kept_by(loop.checkpoints, here.first):
-        if here.world > 1:
+        raise BNetError("patience", expected="held_out= data to measure", actual="none")
+    settings, place = settings_of(config, reader, given, held, loss, total), resolve_device(device, network)
+    with (
+        translate_memory_errors("train"),
+        distributed_context(place) as here,
+        fork_torch_rng(here.device),
+        lock_checkpoints(loop.checkpoints, here.is_main_process),
+    ):
+        if here.world_size > 1:
             first = given(0)
             alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
             here.assert_same("train", **alike, steps=total, loop=(loop.shared, early_stopping), execution=execution)
@@ -160,12 +171,12 @@ def train(
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
-    network, path = network_of(net), as_path(folder)
-    one_of("best", best, (True, False))
-    found = read(path / NAME if path.is_dir() else path, network)
-    parameters = found.part("best" if best else "net")
+    network, path = as_network(net), as_path(folder)
+    check_choice("best", best, (True, False))
+    found = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
+    parameters = found.get_tensors("best" if best else "net")
     if not parameters:
-        raise BNetError("best", expected="a checkpoint of a run with patience=", got="one of a run without")
+        raise BNetError("best", expected="a checkpoint of a run with patience=", actual="one of a run without")
     return _result(net, parameters, found.losses, found.held_out, found.step)
 
 
@@ -173,7 +184,7 @@ def _result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
     """The result with its net as the caller holds it, the parameters on the devices where they were."""
-    network = network_of(net)
+    network = as_network(net)
     home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
     made = network.with_parameters(home)
     held = made if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made)
@@ -184,24 +195,24 @@ def _total(steps: int | None, epochs: int | None, given: Dataset) -> int:
     """How many steps there are in all."""
     if (steps is None) == (epochs is None):
         got = f"steps={steps}, epochs={epochs}"
-        raise BNetError("steps", expected="steps= or epochs=, one of them", got=got)
+        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=got)
     if steps is not None:
-        return whole("steps", steps)
+        return check_int("steps", steps)
     if given.epoch is None:
-        raise BNetError("epochs", expected="steps=, for a function of the step has no end", got=epochs)
-    return whole("epochs", epochs) * given.epoch
+        raise BNetError("epochs", expected="steps=, for a function of the step has no end", actual=epochs)
+    return check_int("epochs", epochs) * given.epoch
 
 
 def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
     """The steps that are left."""
     path = None
     if loop.checkpoints is not None:
-        path, has_checkpoint = loop.checkpoints.begin()
+        path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
             run.restore(path, free=loop.checkpoints.changeable)
         if run.step > steps:
             got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
-            raise BNetError("steps", expected=f"at least the {run.step} of {path}", got=got, allowed=allowed)
+            raise BNetError("steps", expected=f"at least the {run.step} of {path}", actual=got, allowed=allowed)
     run.ranks.barrier()
     bar = loop.progress_bar(run.ranks, steps, run.step)
     batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
@@ -216,7 +227,7 @@ def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, s
             bar.update()
             if not bar.disable and run.losses:
                 bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
-            stop, due = stop or (run.ranks.world == 1 and bool(asked)), loop.is_pause(run.step, steps)
+            stop, due = stop or (run.ranks.world_size == 1 and bool(asked)), loop.is_pause(run.step, steps)
             if held_out and not stop and due:
                 _listen(run, path, all=True)
                 _measure(run, held_out)
@@ -264,4 +275,4 @@ def _divergence_error(run: Run, got: str, path: Path | None) -> BNetError:
     wanted = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
     rate = f"a rate= below {run.config.optimizer.highest_rate:g}"
     ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    return diverged(len(run.losses) + 1, wanted, got, ways, path, run.kept)
+    return divergence_error(len(run.losses) + 1, wanted, got, ways, path, run.kept)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bnet_transformer._core.distributed import Ranks
-from bnet_transformer._core.hashing import code_of, derive_seed
-from bnet_transformer._core.torch_context import DeferredScalars, reseed
+from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer._core.hashing import derive_seed, describe_code
+from bnet_transformer._core.torch_context import DeferredScalars, seed_rngs
 from bnet_transformer.compiler import Module
 from bnet_transformer.compiler.course import Course, Request, seen
 from bnet_transformer.compiler.told import laid_out
@@ -21,7 +21,7 @@ from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNSEEN, is_observed
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
-from bnet_transformer.declare import Member, Network
+from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.training.configs import AdamW, TrainConfig, schedule_of
@@ -36,17 +36,17 @@ class Objective(nn.Module):
     def __init__(self, module: Module, task: Task, smoothing: float = 0.0, loss: Loss | None = None) -> None:
         super().__init__()
         self.module, self.task, self.smoothing, self.loss = module, task, smoothing, loss
-        self.wanted = tuple(readout.family.name for readout in task.readouts)
+        self.wanted = tuple(readout.group.name for readout in task.readouts)
 
     def forward(self, batch: Batch) -> Tensor:
         """The sum; divided by `count` it is the mean."""
         if self.loss is not None:
             found = self.loss(self.module, batch)
             if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
-                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", got=found)
+                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=found)
             if torch.is_grad_enabled() and not found.requires_grad:
                 wanted = "a tensor that follows from parameters that training changes"
-                raise BNetError("loss", expected=wanted, got="one without a gradient")
+                raise BNetError("loss", expected=wanted, actual="one without a gradient")
             return found * len(batch)
         course, _ = self.module.run(Request(self.wanted, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
@@ -62,10 +62,10 @@ class Objective(nn.Module):
         return len(batch) if self.loss is not None else batch.count
 
 
-def _surprise(course: Course, readout: Member, observed: Tensor, smoothing: float) -> Tensor:
+def _surprise(course: Course, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
     """`- sum log P(y)` of a readout over what is observed of it."""
     at, parents = seen(course, readout)
-    index = readout.family.index
+    index = readout.group.index
     if readout.tpm.kind == "discrete":
         logits, target = readout.tpm.logits(at, *parents), laid_out(course, index, observed)
         lead = torch.broadcast_shapes(logits.shape[:-1], target.shape)
@@ -96,17 +96,23 @@ class Run:
     """
 
     def __init__(
-        self, task: Task, config: TrainConfig, steps: int, ranks: Ranks, loss: Loss | None, settings: Mapping[str, Any]
+        self,
+        task: Task,
+        config: TrainConfig,
+        steps: int,
+        ranks: DistributedContext,
+        loss: Loss | None,
+        settings: Mapping[str, Any],
     ) -> None:
         config.check(task)
         optimizer = config.optimizer
         network = task.network
-        network.one_type()
+        network.check_single_dtype()
         own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
         self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
         self.module = Module(network.with_parameters(own))
         if loss is None:
-            read = {m.owner for readout in task.readouts for m in network.ancestral_members(readout)}
+            read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
             for name, value in self.module.store.items():
                 value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
         self.objective = Objective(self.module, task, config.smoothing, loss)
@@ -115,20 +121,22 @@ class Run:
         # what is compiled is compiled once
         self.checks = not (config.execution.compile and ranks.device.type == "cuda")
         self.spread: nn.Module = self.objective
-        if ranks.world > 1:
+        if ranks.world_size > 1:
             devices = [ranks.device.index] if ranks.device.type == "cuda" else None
             self.spread = nn.parallel.DistributedDataParallel(
                 self.objective, device_ids=devices, find_unused_parameters=loss is not None
             )
         self.named = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
         if not self.named:
-            raise BNetError("net", expected="parameters that training changes", got="none")
+            raise BNetError("net", expected="parameters that training changes", actual="none")
         self.optimiser = optimiser_of(network, self.named, optimizer)
         dim = optimizer.dim or width_of(network)
         self.rate = schedule_of(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
-        self.draws = loss is not None or any(map(_draws, network.members))
+        self.draws = loss is not None or any(map(_draws, network.specs))
         self.step = 0  # how many steps are done
-        self.late = DeferredScalars.on(ranks.device)  # loss and length of the gradient of steps not heard of yet
+        self.late = DeferredScalars.for_device(
+            ranks.device
+        )  # loss and length of the gradient of steps not heard of yet
         self.losses: list[float] = []  # of a step that is done, or more: its gradient comes first
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
@@ -141,35 +149,35 @@ class Run:
         """
         count, device = self.objective.count(batch), self.ranks.device
         if not count:
-            raise BNetError("data", expected="something that is observed in every batch", got="nothing")
+            raise BNetError("data", expected="something that is observed in every batch", actual="nothing")
         self.module.check_values = self.checks and (device.type == "cpu" or not self.step)  # for a loss of the user
         if batch.mask is not None and self.objective.loss is None:
             self.module.check_mask(self.objective.wanted, batch.x, batch.mask)
-        if self.ranks.world > 1:
-            batch = batch.shard(self.ranks.rank, self.ranks.world)
+        if self.ranks.world_size > 1:
+            batch = batch.shard(self.ranks.rank, self.ranks.world_size)
         numbers = (torch.full((), float(n), dtype=torch.float64, device=device) for n in (count, asked))
         return Fed(batch.to(device, self.network.dtype), *numbers)
 
     def gradient(self, fed: Fed) -> None:
         """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
         if self.draws:
-            reseed(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+            seed_rngs(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.spread.training:
             self.spread.train()
         mean = self._sum(fed.batch).double() / fed.divisor
-        (mean * self.ranks.world).backward()  # several processes average their gradients
+        (mean * self.ranks.world_size).backward()  # several processes average their gradients
         loss, asked = self.ranks.all_reduce(torch.stack([mean.detach(), fed.asked]))
         parameters = [value for _, value in self.named]
         length = get_total_norm([value.grad for value in parameters if value.grad is not None])
         if self.config.optimizer.clip is not None:
             clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
-        self.late.put(torch.stack([loss, length.double(), asked]))
+        self.late.append(torch.stack([loss, length.double(), asked]))
 
     def follow(self) -> None:
         """Change the parameters along the gradient."""
         rate, most = self.rate(self.step + 1), torch.finfo(self.network.dtype).max
         if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > most:
-            raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", got=rate)
+            raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", actual=rate)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.step()
@@ -181,7 +189,7 @@ class Run:
 
         They are those that are there without waiting, or `all` of them.
         """
-        for loss, length, asked in self.late.read(all=all):
+        for loss, length, asked in self.late.pop_ready(all=all):
             yield loss, length, asked > 0
             self.losses.append(loss)
 
@@ -216,21 +224,21 @@ class Run:
             tensors[f"second/{name}"] = state["exp_avg_sq"]
             tensors[f"count/{name}"] = state["step"]
         tensors |= {f"best/{name}": value for name, value in self.best.items()}
-        if self.ranks.first:
+        if self.ranks.is_main_process:
             losses = tuple(self.losses[: self.step])
             found = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
-            checkpoint.write(path, self.network, found)
+            checkpoint.write_checkpoint(path, self.network, found)
         self.kept = self.step
         self.ranks.barrier()
 
     def restore(self, path: Path, *, free: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
-        found = checkpoint.read(path, self.network)
+        found = checkpoint.read_checkpoint(path, self.network)
         checkpoint.check_settings(path, found, self.settings, free)
         with torch.no_grad():
-            for name, value in found.part("net").items():
+            for name, value in found.get_tensors("net").items():
                 self.module.store[name.replace(".", "/")].copy_(value)
-        first, second, count = (found.part(heading) for heading in ("first", "second", "count"))
+        first, second, count = (found.get_tensors(heading) for heading in ("first", "second", "count"))
         for name, value in self.named:
             if name in first:
                 self.optimiser.state[value] = {
@@ -240,7 +248,7 @@ class Run:
                 }
         self.losses, self.held_out = list(found.losses), list(found.held_out)
         self.step = self.kept = found.step
-        self.best = {name: value.to(self.ranks.device) for name, value in found.part("best").items()}
+        self.best = {name: value.to(self.ranks.device) for name, value in found.get_tensors("best").items()}
 
 
 def settings_of(
@@ -251,7 +259,7 @@ def settings_of(
     settings |= {**vars(config.optimizer), "precision": config.execution.precision, "data": data.digest()}
     settings |= {"start": reader.start, "stop": reader.stop}
     settings["held_out"] = None if held_out is None else held_out.digest()
-    settings["loss"] = None if loss is None else code_of(loss)
+    settings["loss"] = None if loss is None else describe_code(loss)
     return settings | ({"steps": steps} if config.optimizer.schedule == "cosine" else {})
 
 
@@ -260,7 +268,7 @@ def _in_form(value: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like, requires_grad=False).copy_(value)
 
 
-def _draws(member: Member) -> bool:
+def _draws(member: NodeSpec) -> bool:
     """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
     own = type(member.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
     return not own or (isinstance(member.tpm, Dropout) and member.tpm.p > 0)
@@ -269,15 +277,17 @@ def _draws(member: Member) -> bool:
 def width_of(network: Network) -> int | None:
     """The width of the states, for Noam's schedule: of the last stack whose state is a vector."""
     for stack in reversed(network.declaration.stacks):
-        for member in reversed(network.members):
-            if member.family.stack == stack.name and member.family.role in stack.states and len(member.shape) == 1:
+        for member in reversed(network.specs):
+            if member.group.stack == stack.name and member.group.role in stack.states and len(member.shape) == 1:
                 return member.shape[0]
     return None
 
 
 def optimiser_of(network: Network, named: Sequence[tuple[str, nn.Parameter]], options: AdamW) -> torch.optim.AdamW:
     """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
-    forms = {f"{m.owner}.{name}": parameter.shape for m in network.members for name, parameter in m.parameters.items()}
+    forms = {
+        f"{m.param_prefix}.{name}": parameter.shape for m in network.specs for name, parameter in m.parameters.items()
+    }
     matrices = [value for name, value in named if len(forms[name]) >= 2]
     vectors = [value for name, value in named if len(forms[name]) < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -19,9 +19,9 @@ def register(family: Family) -> Family:
     To register the same family again changes nothing; another under a name that is taken is refused.
     """
     if not isinstance(family, Family):
-        raise BNetError("register", expected="a Family", got=family)
+        raise BNetError("register", expected="a Family", actual=family)
     if FAMILIES.get(family.name, family) != family:
-        raise BNetError("register", expected="a name that no other family has", got=family.name)
+        raise BNetError("register", expected="a name that no other family has", actual=family.name)
     return FAMILIES.setdefault(family.name, family)
 
 
@@ -29,5 +29,5 @@ def family_of(network: Network) -> Family:
     """The family of a pretrained net."""
     found = FAMILIES.get(network.declaration.name)
     if found is None:
-        raise BNetError("net", expected="a pretrained net of " + ", ".join(FAMILIES), got=network.declaration.name)
+        raise BNetError("net", expected="a pretrained net of " + ", ".join(FAMILIES), actual=network.declaration.name)
     return found
