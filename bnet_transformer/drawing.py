@@ -41,7 +41,7 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.page.data import MOST_WORDS, asked_of, described
 from bnet_transformer.page.page import written
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
@@ -79,8 +79,8 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
     asked = options_of(options, ("min_weight", "top", "theme", "limit"))
-    mean = np.einsum("s,stij->tij", in_numpy(result.weights), in_numpy(result.attention))
-    readable = in_numpy(result.readable)
+    mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
+    readable = to_numpy(result.readable)
     readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
     words = {"": range(len(result.tokens))}
     grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, asked)

@@ -100,7 +100,7 @@ def _bound(
 
 
 def _explain_attention(state: SentenceState, asked: Asked) -> Route:
-    member = asking.reader(state.world, asked.slice, asked.role)
+    member = asking.find_attention_spec(state.world, asked.slice, asked.role)
     return _route_with_flops(state, state.answers.reading_query(member))
 
 
@@ -125,9 +125,9 @@ def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
 
 def _explain_reads(state: SentenceState, asked: Asked) -> Route:
     slices = asked.slice if hasattr(asked, "slice") else asked.slices  # of a tree it is one
-    chosen = asking.slices_that_read(state.network, slices, asked.role)[1]
+    chosen = asking.parse_attention_slices(state.network, slices, asked.role)[1]
     query = state.with_evidence(asked.evidence).query((), asked.budget)
-    members = [asking.reader(state.world, t, asked.role) for t in chosen]
+    members = [asking.find_attention_spec(state.world, t, asked.role) for t in chosen]
     choices = open_choices(state.world, chosen, asked.role)
     if not choices:
         return _slowest(state, members)
@@ -140,7 +140,7 @@ def _explain_graph(state: SentenceState, asked: Asked) -> Route:
     is_figure = not hasattr(asked, "attention")
     if not (asked.options.get("attention") is not False if is_figure else asked.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
-    members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_reading]
+    members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
     return replace(_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows")
 
 
@@ -153,7 +153,9 @@ def _explain_separated(state: SentenceState, asked: Asked) -> Route:
     if not asked.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in (*left, *right, *known)]
-    return route_reference(question, state.world, reference.choices(state.world, nodes, {}, beyond=True))
+    return route_reference(
+        question, state.world, reference.find_open_choices(state.world, nodes, {}, include_ancestors=True)
+    )
 
 
 def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:

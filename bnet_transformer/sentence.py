@@ -130,7 +130,7 @@ class Sentence(StructureQueries):
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens', in a net with several stacks", actual=words)
         table = self.state.answers.attention(slice, role)
-        return asking.grouped(table, self.groups) if words == "words" else table
+        return asking.merge_words(table, self.groups) if words == "words" else table
 
     # a sentence like this one
 
@@ -356,7 +356,7 @@ class Sentence(StructureQueries):
         >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
-        stack, numbers = asking.slices_that_read(self.state.network, slices, role)
+        stack, numbers = asking.parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
         return reads(
             query,

@@ -47,7 +47,7 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from bnet_transformer import reference
     from bnet_transformer.reference import asking, enumeration
 
-    plain, made = reference.runs, {}
+    plain, made = reference.enumerate_runs, {}
 
     def runs(world, free, known, budget=reference.BUDGET):
         key = (id(world), tuple(free), tuple((node, id(value)) for node, value in known.items()), budget)
@@ -71,7 +71,7 @@ def without_the_reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Abstr
     @contextmanager
     def context() -> Iterator[None]:
         with monkeypatch.context() as patch:
-            patch.setattr(reference.Run, "__init__", refuse)
+            patch.setattr(reference.ReferenceRun, "__init__", refuse)
             yield
 
     return context

@@ -43,7 +43,7 @@ def nodes_of(s, family):
 def run_of(s, *off):
     """A run by the reference, node by node, in which these heads are set to zero: (family, head)."""
     done = s.do({name: Zero() for family, head in off for name in nodes_of(s, family)[head].ravel()})
-    return reference.Run(done.state.world, {})
+    return reference.ReferenceRun(done.state.world, {})
 
 
 def output_of(s, run, family):

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from bnet_transformer.tpm import TPM, At, Parameter, Parent, Product
+from bnet_transformer.tpm import TPM, EvalContext, Parameter, Parent, Product
 
 
 @final
@@ -22,7 +22,7 @@ class Gate(TPM):
     def shape(self, *parents: Parent) -> tuple[int, ...]:
         return parents[1].shape
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         g, x = parents
         return torch.sigmoid(g) * x
 
@@ -42,15 +42,17 @@ class AdditiveAttention(TPM):
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         q, k, v = parents
-        return Product((q, k), q.shape, over=(k,), own=True), Product((q, k, v), v.shape, over=(k,), own=True)
+        return Product((q, k), q.shape, over=(k,), has_parameter=True), Product(
+            (q, k, v), v.shape, over=(k,), has_parameter=True
+        )
 
-    def reading(self, at: At, *parents: Tensor) -> Tensor:
+    def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor:
         q, k, _ = parents
-        scores = torch.einsum("...d,...md->...m", at["w"], torch.tanh(q[..., None, :] + k))
-        return scores.masked_fill(~at.mask["k."], -torch.inf).softmax(-1)
+        scores = torch.einsum("...d,...md->...m", context["w"], torch.tanh(q[..., None, :] + k))
+        return scores.masked_fill(~context.mask["k."], -torch.inf).softmax(-1)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return torch.einsum("...m,...md->...d", self.reading(at, *parents), parents[2])
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return torch.einsum("...m,...md->...d", self.attention_weights(context, *parents), parents[2])
 
 
 @final
@@ -73,9 +75,9 @@ class Recurrent(TPM):
         }
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        return tuple(Product((parent,), (self.dim, *parent.shape), own=True) for parent in parents)
+        return tuple(Product((parent,), (self.dim, *parent.shape), has_parameter=True) for parent in parents)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x, h = parents
-        into = torch.einsum("...oi,...i->...o", at["W"], x)
-        return torch.tanh(into + torch.einsum("...oi,...i->...o", at["U"], h) + at["b"])
+        into = torch.einsum("...oi,...i->...o", context["W"], x)
+        return torch.tanh(into + torch.einsum("...oi,...i->...o", context["U"], h) + context["b"])

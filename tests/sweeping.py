@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import output_of
-from bnet_transformer.reference import Row
+from bnet_transformer.reference import AttentionRow
 from tests.cases import CASES
 
 D = torch.float64
@@ -77,7 +77,9 @@ class Slow:
         nodes = [self.corrupt.ground.id(name) for name in self.names]
         found = set()
         for world in (self.clean.state.world, self.corrupt.state.world):
-            found |= set(reference.choices(world, range(len(world.ground)), {}, beyond=True)) - set(nodes)
+            found |= set(
+                reference.find_open_choices(world, range(len(world.ground)), {}, include_ancestors=True)
+            ) - set(nodes)
         above = set()
         for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
             above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
@@ -91,7 +93,7 @@ class Slow:
         object.__setattr__(self, "runs", [self._both(at) for at in states])
 
     def _both(self, states):
-        return [reference.Run(each.state.world, states) for each in (self.clean, self.corrupt)]
+        return [reference.ReferenceRun(each.state.world, states) for each in (self.clean, self.corrupt)]
 
     def told(self, patch=lambda clean, corrupt: {}, base=1):
         """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
@@ -102,7 +104,9 @@ class Slow:
         for both in self.runs:
             done, (world, states) = patch(*both), (both[base].world, both[base].states)
             graph = graph or world.surgery(done)
-            run = reference.Run(valued(graph, done), {n: state for n, state in states.items() if n not in done})
+            run = reference.ReferenceRun(
+                valued(graph, done), {n: state for n, state in states.items() if n not in done}
+            )
             logs.append(
                 sum((self._log_prob(node, run, both[1 - base]) for node in self.free), torch.zeros((), dtype=D))
             )
@@ -138,7 +142,7 @@ class Slow:
 
 def valued(graph, done):
     """A sentence after surgery, with other values for what was set."""
-    rows = {node: each.weights for node, each in done.items() if isinstance(each, Row)}
+    rows = {node: each.weights for node, each in done.items() if isinstance(each, AttentionRow)}
     values = {node: each for node, each in done.items() if node not in rows}
     return replace(graph, do={**graph.do, **values}, rows={**graph.rows, **rows})
 
@@ -162,7 +166,7 @@ def reading(nodes, words=None):
             row = torch.zeros(clean.world.ground.words[stack], dtype=new.dtype)
             for word, ours, own in zip(there, new, old, strict=True):
                 row[word] = ours if words is None or word in words else own
-            done[node] = Row(row)
+            done[node] = AttentionRow(row)
         return done
 
     return patch
@@ -178,9 +182,9 @@ def along(*nodes):
         carried = clean.value(nodes[0])
         for parent, child in itertools.pairwise(nodes):
             corrupt.value(child)
-            alone = reference.Run(corrupt.world, corrupt.states)
+            alone = reference.ReferenceRun(corrupt.world, corrupt.states)
             alone.values = {**corrupt.values, parent: carried}
-            carried = alone._value(child)
+            carried = alone._compute_value(child)
         return {nodes[-1]: carried}
 
     return patch

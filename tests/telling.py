@@ -22,7 +22,7 @@ def mixed(tpm: TPM, *extra: str | bt.Node, reach: object = "every") -> bt.BNet:
     """A net whose state is an attention over itself."""
     arrow = bt.Arrow("x", reach)  # type: ignore[arg-type]
     parents = [
-        arrow if slot.endswith(".") else "x" for slot in tpm.takes() if slot in ("q", "k", "z", "x") or "." in slot
+        arrow if slot.endswith(".") else "x" for slot in tpm.get_slots() if slot in ("q", "k", "z", "x") or "." in slot
     ]
     nodes = [node for node in extra if isinstance(node, bt.Node)]
     return net(*nodes, bt.Node("x", tpm, [*parents, *(n.role for n in nodes)], plates=WORD))

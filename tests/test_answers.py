@@ -26,7 +26,7 @@ WIDE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 
 def discrete(s: bt.Sentence) -> list[int]:
     """The nodes that are choices, and neither set nor seen in a state."""
-    settled = {**reference.settling(s.state.world, s.state.evidence), **s.state.world.do}
+    settled = {**reference.get_fixed(s.state.world, s.state.evidence), **s.state.world.do}
     families = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
     return [node for family in families for node in s.ground.select_nodes(family).tolist() if node not in settled]
 
@@ -44,13 +44,13 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
     """In a joint state of all choices each answer is the reference's: the ends of each family (from `first` on), and
     what reads."""
     world = s.state.world
-    settled = reference.settling(world, s.state.evidence)
+    settled = reference.get_fixed(world, s.state.evidence)
     pick = random.Random(len(s.ground))
     states = {node: pick.randrange(world.count_states(node)) for node in discrete(s)}
-    run = reference.Run(world, {**settled, **{node: torch.tensor(state) for node, state in states.items()}})
+    run = reference.ReferenceRun(world, {**settled, **{node: torch.tensor(state) for node, state in states.items()}})
 
     def at(nodes: list[int]) -> tuple[int, ...]:
-        return tuple(states[choice] for choice in reference.choices(world, nodes, settled)) if states else ()
+        return tuple(states[choice] for choice in reference.find_open_choices(world, nodes, settled)) if states else ()
 
     for member in s.net.network.specs:
         for node in ends(s, member)[first:] or ends(s, member):
@@ -64,21 +64,25 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
                     close(getattr(ours, what)[at(reference.parents(world, node))], getattr(theirs, what))
     for t in range(s.net.network.graph.depth):
         for role in sorted({m.group.stem for m in s.net.network.specs if m.has_word_attention and m.group.step == t}):
-            member = asking.reader(world, t, role)
+            member = asking.find_attention_spec(world, t, role)
             try:
                 table = s.attention(t, role=role)
             except bt.BNetError:
                 nodes = world.ground.select_nodes(member.group).tolist()
-                above = {n: reference.choices(world, reference.reading_parents(world, n), settled) for n in nodes}
+                above = {
+                    n: reference.find_open_choices(world, reference.attention_parents(world, n), settled) for n in nodes
+                }
                 is_set = any(node in world.do for node in nodes)
-                assert is_set or not member.tpm.has_reading or asking.shared_and_own(world, above) is None
+                assert is_set or not member.tpm.has_attention or asking.split_choices(world, above) is None
                 continue
-            assert (table >= 0).all() and not table[..., ~torch.from_numpy(asking.readable(world, member))].any()
+            assert (table >= 0).all() and not table[
+                ..., ~torch.from_numpy(asking.compute_read_mask(world, member))
+            ].any()
             if role != "s":  # its normaliser is a sigmoid
                 close(table.sum(-1), torch.ones_like(table[..., 0]))
             for node in ends(s, member):
-                words, shares = run.reading(node)
-                index = at(reference.reading_parents(world, node))
+                words, shares = run.attention(node)
+                index = at(reference.attention_parents(world, node))
                 index = index or (0,) * (table.dim() - len(member.group.plates) - 2)
                 row = torch.zeros(table.shape[-1], dtype=D).index_add(0, torch.tensor(words), shares)
                 close(table[(*index, *s.ground.unravel_index(node)[1])], row)
@@ -96,7 +100,7 @@ def test_answers_are_the_references(case: Case):
     s = case.sentence
     agree(s)
     made = [m for m in s.net.network.specs if m.tpm.kind == "deterministic" and m.parents]
-    made = [m for m in made if not m.tpm.reads_by_index]
+    made = [m for m in made if not m.tpm.is_index_valued]
     if not made:
         return
     member = made[len(made) // 3]
@@ -216,7 +220,7 @@ class Loop:
     def __init__(self, s: bt.Sentence) -> None:
         world, seen = s.state.world, s.state.evidence
         self.choices = [node for node in discrete(s) if node in seen or s.ground.children(node)]
-        self.runs = [*reference.runs(world, self.choices, reference.settling(world, seen))]
+        self.runs = [*reference.enumerate_runs(world, self.choices, reference.get_fixed(world, seen))]
         logs = [sum((run.log_prob(node) for node in (*self.choices, *seen)), torch.zeros(())) for run in self.runs]
         self.total = torch.stack(logs).logsumexp(0)
         self.share = torch.stack(logs).softmax(0)
@@ -229,11 +233,11 @@ class Loop:
             table = (table[:, :, None] * each[:, None, :]).flatten(1)
         return table.sum(0).reshape([each.shape[1] for each in given_state])
 
-    def _of(self, run: reference.Run, node: int) -> torch.Tensor:
+    def _of(self, run: reference.ReferenceRun, node: int) -> torch.Tensor:
         """`P(node | joint state)`: a choice is in its state, a readout has its distribution."""
         if node not in self.choices:
             return run.distribution(node).probs
-        return torch.nn.functional.one_hot(run.states[node], run.world.count_states(node)).to(D)
+        return torch.nn.functional.one_hot(run.states[node], run.model.count_states(node)).to(D)
 
 
 @pytest.mark.parametrize("case", summed(()), **IDS)
@@ -325,7 +329,7 @@ def _check_slope(module, question: dict) -> None:
 
 def operated(s: bt.Sentence) -> bt.Sentence:
     """The sentence with half the nodes of a family set, a row of attention, and a choice of one word."""
-    members = [m for m in s.net.network.specs if m.tpm.kind != "input" and not m.tpm.reads_by_index]
+    members = [m for m in s.net.network.specs if m.tpm.kind != "input" and not m.tpm.is_index_valued]
     values = [m for m in members if m.tpm.kind == "deterministic"]
     member = values[len(values) // 3]
     names = list(s.ground.iter_names(member.group))

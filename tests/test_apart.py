@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core.torch_context import fork_torch_rng
-from bnet_transformer.tpm.arrays import own_tensor
+from bnet_transformer.tpm.arrays import copy_to_tensor
 from tests import flat_options
 
 WORDS = ["the", "cat", "sat"]
@@ -148,12 +148,12 @@ def test_a_statistic_changes_its_own_copy():
 
 def test_numbers_of_any_type_are_read():
     for dtype in ("uint16", "uint32", "uint64", ">i4", ">f8", "float16"):
-        assert own_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2], dtype
+        assert copy_to_tensor(np.array([0, 1, 2], dtype=dtype)).tolist() == [0, 1, 2], dtype
 
 
 def test_numbers_lie_on_the_host_in_their_order():
     with torch.device("meta"):
-        found = own_tensor(np.arange(6).reshape(2, 3).T[::-1])
+        found = copy_to_tensor(np.arange(6).reshape(2, 3).T[::-1])
     assert found.is_contiguous() and found.tolist() == [[2, 5], [1, 4], [0, 3]]
 
 
@@ -162,6 +162,6 @@ def test_numbers_lie_on_the_host_in_their_order():
 )
 def test_numbers_that_are_not_there_are_refused(value):
     with pytest.raises(TypeError):
-        own_tensor(value)
+        copy_to_tensor(value)
     with pytest.raises(bt.BNetError, match="expected real numbers"):
         bt.bayesuvius(2).sentence(x=value)

@@ -215,7 +215,7 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
 
 
 def _row(s, name):
-    words, shares = reference.Run(s.state.world, {}).reading(s.ground.id(name))
+    words, shares = reference.ReferenceRun(s.state.world, {}).attention(s.ground.id(name))
     return torch.zeros(2, dtype=D).index_add(0, torch.tensor(words), shares)
 
 

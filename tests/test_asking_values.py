@@ -53,7 +53,7 @@ def test_a_nets_own_values_fit_again(dim):
     net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
     s, wanted = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
     told = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
-    told.append(reference.Run(s.state.world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    told.append(reference.ReferenceRun(s.state.world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
         told.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
     part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
@@ -75,10 +75,10 @@ def test_the_rounding_is_of_the_node_itself_and_there_is_none_in_float64():
         made = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
         for share, fits in ((0.5, True), (1.5, False)):
             told = made + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * share * rounding
-            assert reference.fits(made, told, 0.0, 1).tolist() == [fits or not rounding] * 2
+            assert reference.is_close(made, told, 0.0, 1).tolist() == [fits or not rounding] * 2
         small = made + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
-        assert reference.fits(made, small, 0.0, 1).tolist() == [True, False]
-        assert bool(reference.fits(made, small, 0.25, 2))
+        assert reference.is_close(made, small, 0.0, 1).tolist() == [True, False]
+        assert bool(reference.is_close(made, small, 0.25, 2))
     with pytest.raises(bt.EvidenceError):
         s = bt.bayesuvius(4, heads=2).to(D).sentence("a b")
         s.posterior("c", {"x_1_0": s["x_1_0"][0] + 1e-9}, atol=0)
@@ -118,7 +118,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(s.do(a_0_0_1=one).do(a_0_0_1=row)["a_0_0_1"], s["v_0_0_0"])
     set_ = s.do(a_0_0_1=row).do(a_0_0_1=one)
     close(set_["a_0_0_1"], one)
-    assert set_.parents("a_0_0_1") == [] and not set_.state.world.rows
+    assert set_.parents("a_0_0_1") == [] and not set_.state.world.attention_rows
     close(set_.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
@@ -210,7 +210,7 @@ def row_for(s, name, seed=0):
     """A random row of attention over the words that a node reads."""
     member, index = place(s, name)
     values = next(given for given in member.inputs if given.slot == "v.")
-    words = reference.sources(s.state.world, member, index, values, {})[2]
+    words = reference.find_slot_parents(s.state.world, member, index, values, {})[2]
     row = torch.zeros(s.ground.words[s.net.network.members[values.parent].family.words], dtype=D)
     row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
     return Attend(row / row.sum())
@@ -249,7 +249,7 @@ def test_a_row_is_the_same_for_every_open_choice(options):
     states = ("c",) if "atoms" not in options else tuple(f"W_{r}_{t}" for t in (0, 1) for r in "qkv")
     for chosen in itertools.product((0, 1), repeat=len(states)):
         at = done.do(dict(zip(states, chosen, strict=True)))
-        run = reference.Run(at.state.world, {})
+        run = reference.ReferenceRun(at.state.world, {})
         for name in ("x_1_1", "x_2_0"):
             close(at[name], run.value(at.ground.id(name)))
     if "atoms" not in options:
@@ -289,7 +289,7 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
     for node in NETS[name]:
         member, index = place(s, node)
         kept = [given for given in member.parents if given.slot in ("v.", "x")]
-        wanted = {n for given in kept for n in reference.sources(s.state.world, member, index, given, {})[1]}
+        wanted = {n for given in kept for n in reference.find_slot_parents(s.state.world, member, index, given, {})[1]}
         assert set(graph.predecessors(node)) == set(map(s.ground.name, wanted))
     gone = set(before.edges) - set(graph.edges)
     assert gone and {child for _, child in gone} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
@@ -305,15 +305,17 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
 def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
     """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
     s, done = with_rows(name)
-    free = reference.choices(done.state.world, range(len(done.ground)), {})
+    free = reference.find_open_choices(done.state.world, range(len(done.ground)), {})
     s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
-    run = reference.Run(done.state.world, {})
+    run = reference.ReferenceRun(done.state.world, {})
     for member in done.net.network.specs:
         for node in done.ground.select_nodes(member.group).tolist() if member.tpm.kind == "deterministic" else ():
             close(done[done.ground.name(node)], run.value(node))
     for k, node in enumerate(NETS[name]):
         member, index = place(s, node)
-        slots = {given.slot: reference.sources(s.state.world, member, index, given, {}) for given in member.parents}
+        slots = {
+            given.slot: reference.find_slot_parents(s.state.world, member, index, given, {}) for given in member.parents
+        }
         _, ids, words = slots["v."]
         row = row_for(s, node, k).weights
         wanted = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
@@ -386,7 +388,7 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
         below = set().union(*(nx.descendants(graph, n) for n in starts))
         way = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
         for member in s.net.network.specs:
-            if member.tpm.kind == "deterministic" and not member.tpm.reads_by_index:
+            if member.tpm.kind == "deterministic" and not member.tpm.is_index_valued:
                 node = s.ground.name(s.ground.select_nodes(member.group).tolist()[-1])
                 asked = s.do({node: Zero()})
                 if node in way:

@@ -51,7 +51,7 @@ class Slow:
 
     def __init__(self, clean, corrupt):
         self.world, self.ground = clean.state.world, clean.ground
-        self.clean, self.corrupt = (reference.Run(each.state.world, {}) for each in (clean, corrupt))
+        self.clean, self.corrupt = (reference.ReferenceRun(each.state.world, {}) for each in (clean, corrupt))
         self.order = topological_order(self.ground).tolist()
         self.parents = {node: reference.parents(self.world, node) for node in self.order}
         self.known = {}
@@ -68,7 +68,7 @@ class Slow:
             kept = [(p, hangs[p]) for p in parents if p not in own]
             hangs[node] = hash((node, frozenset(own), tuple(kept)))  # what is gone above it: its value is kept by that
             if hangs[node] not in self.known:
-                alone = reference.Run(self.world, {})
+                alone = reference.ReferenceRun(self.world, {})
                 alone.values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
                 self.known[hangs[node]] = self._of(alone, node)
             values[node] = self.known[hangs[node]]

@@ -98,7 +98,7 @@ def known(name: str) -> tuple[bt.Sentence, Module]:
 def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data):
     """Two values of `do` that differ at one node: only that node's descendants tell them apart."""
     s, module = known(case.name)
-    families = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.reads_by_index]
+    families = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.is_index_valued]
     families += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
     member = data.draw(st.sampled_from(families), label="member")
     shape = s.ground.shapes[member.family.index]

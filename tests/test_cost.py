@@ -46,8 +46,8 @@ def drawn(net: bt.BNet, words: dict[str, int], batch: int) -> Tensor | dict[str,
     x = {}
     for stack, n in words.items():
         over = [m for m in net.network.specs if m.tpm.kind == "input" and m.group.word_stack == stack]
-        member = next(iter([m for m in over if m.tpm.reads_by_index] or over))
-        if member.tpm.reads_by_index:
+        member = next(iter([m for m in over if m.tpm.is_index_valued] or over))
+        if member.tpm.is_index_valued:
             x[stack] = torch.randint(0, member.tpm.states, (batch, n))
         else:
             x[stack] = torch.randn(batch, n, *member.shape, dtype=net.network.dtype)
@@ -72,8 +72,8 @@ def words_of(net: bt.BNet, n: int) -> dict[str, int]:
     """So many words, one more in each further stack; fewer where positions are learned, as tables have them."""
     words = {stack: n + k for k, stack in enumerate(net.network.graph.word_stacks)}
     for member in net.network.specs:
-        if member.tpm.longest is not None:
-            words[member.group.word_stack] = min(words[member.group.word_stack], member.tpm.longest)
+        if member.tpm.max_words is not None:
+            words[member.group.word_stack] = min(words[member.group.word_stack], member.tpm.max_words)
         for each in member.parents:
             if each.reach.kind == "mask":
                 parent = net.network.specs[each.index].group.word_stack
@@ -420,7 +420,7 @@ class Wordless(TPM):
     def shape(self, *parents):
         return parents[0].shape
 
-    def value(self, at, *parents):
+    def value(self, context, *parents):
         return parents[0].sum(-2) @ parents[1]
 
 

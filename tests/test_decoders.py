@@ -245,7 +245,7 @@ def test_a_turn_is_a_complex_product():
     rotary = Rotary(100.0, width=6, factor=3.0)
     angle = places[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
     turned = torch.complex(x[:, :3], x[:, 3:6]) * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(rotary.turn(x, places), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
+    torch.testing.assert_close(rotary.rotate(x, places), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
     bands = dataclasses.replace(rotary, bands=(1.0, 4.0, 100))
     plain, slow = Rotary(100.0, width=6).frequencies(8), bands.frequencies(8)
     turns = 100 * plain / (2 * math.pi)
@@ -253,14 +253,14 @@ def test_a_turn_is_a_complex_product():
         kept = min(max((float(fast) - 1) / 3, 0), 1)
         assert float(after) == pytest.approx(float(before) * (kept + (1 - kept) / 3))
     half = x.to(torch.bfloat16)
-    wanted = Rotary().turn(half.double(), places)
-    assert (Rotary().turn(half, places).double() - wanted).abs().max() < 0.05  # at word 1000 too
+    wanted = Rotary().rotate(half.double(), places)
+    assert (Rotary().rotate(half, places).double() - wanted).abs().max() < 0.05  # at word 1000 too
 
 
 def test_heads_in_groups_are_summed_as_heads():
     grouped, plain = Concat(plates=2), Concat()
     W_o, a = torch.randn(2, 3, 5, 4, dtype=D), torch.randn(7, 2, 3, 4, dtype=D)
-    at = bt.tpm.At()
+    at = bt.tpm.EvalContext()
     ours = grouped.value(at, W_o, a)
     torch.testing.assert_close(ours, plain.value(at, W_o.flatten(0, 1), a.flatten(1, 2)))
     torch.testing.assert_close(ours, torch.einsum("ghoi,bghi->bo", W_o, a))

@@ -10,7 +10,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.equations import equations
-from bnet_transformer.equations.result import aligned, width
+from bnet_transformer.equations.result import align_equations, estimate_width
 from bnet_transformer.errors import BNetError, UnknownNameError
 from bnet_transformer.tpm import Add, Affine, Attention, Bilinear, Categorical, Dot, Normal, Score, Weight
 from tests.cases import every
@@ -238,10 +238,10 @@ def test_a_row_is_found_by_name() -> None:
 
 
 def test_wide_rows_are_broken_between_left_and_right() -> None:
-    assert aligned([("a", "b"), ("P(c)", "d")]) == ["a &= b", "P(c) &= d"]
-    assert aligned([("a", "b" * 30), ("c" * 70, "d" * 30)]) == [
+    assert align_equations([("a", "b"), ("P(c)", "d")]) == ["a &= b", "P(c) &= d"]
+    assert align_equations([("a", "b" * 30), ("c" * 70, "d" * 30)]) == [
         "a &= " + "b" * 30,
         "& " + "c" * 70,
         r"& \quad = " + "d" * 30,
     ]
-    assert width(r"\frac{a + b}{c}") < width("a + b + c")
+    assert estimate_width(r"\frac{a + b}{c}") < estimate_width("a + b + c")

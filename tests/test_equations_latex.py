@@ -13,8 +13,8 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer.equations import Equations
-from bnet_transformer.equations.letters import Letters
-from bnet_transformer.equations.telling import groups, tell
+from bnet_transformer.equations.letters import Notation
+from bnet_transformer.equations.telling import render_equation, share_equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,
@@ -156,18 +156,18 @@ class Additive(Score):
 
     roles: ClassVar[tuple[str, str]] = ("q", "k")
 
-    def check(self, query: Parent, key: Parent, *extra: Parent) -> None: ...
+    def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None: ...
 
-    def against(self, query, keys, i, j, *extra):  # type: ignore[no-untyped-def]
+    def score_keys(self, query, keys, i, j, *extra):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
-    towards = against
+    score_queries = score_keys
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_strangers_tpm_is_told_in_every_form(form: str) -> None:
     def told(tpm: TPM) -> str:
-        parents = ["x", every("x")] if len(tpm.takes()) == 2 else ["x"]
+        parents = ["x", every("x")] if len(tpm.get_slots()) == 2 else ["x"]
         return right(net(bt.Node("x", tpm, parents, plates=WORD)), "x_(t+1)", form)
 
     assert told(Silent()) == r"\operatorname{Silent}(x_i^t, x_.^t)"
@@ -202,11 +202,11 @@ def test_two_roles_never_share_a_symbol() -> None:
     roles = ["q_cross", "cross_q", "w_q", "hidden_state", *"QqeAaintmTPp"]
     nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in roles]
     network = net(*nodes, bt.Node("x", Add(), roles, plates=WORD)).network
-    letters = Letters(network)
-    for name in (letters.role, letters.matrix):
+    letters = Notation(network)
+    for name in (letters.role_letter, letters.matrix_letter):
         shown = [name(role) for role in [*roles, "x"]]
         assert len(set(shown)) == len(shown)
-    told = {role: letters.role(role) for role in ("cross_q", "hidden_state", "i", "w_q")}
+    told = {role: letters.role_letter(role) for role in ("cross_q", "hidden_state", "i", "w_q")}
     assert told == {
         "cross_q": (r"\mathrm{cross\_q}", ()),
         "hidden_state": (r"\mathrm{hidden\_state}", ()),
@@ -265,13 +265,13 @@ def test_braces_balance_and_commands_are_known_everywhere(told: dict[str, Equati
 def test_every_form_mentions_every_parent(form: str) -> None:
     for name, bnet in variants():
         network = bnet.network
-        letters = Letters(network)
-        for group in groups(network, letters):
-            row, _ = tell(group, form)
-            inputs = group.first.parents
+        letters = Notation(network)
+        for group in share_equations(network, letters):
+            row, _ = render_equation(group, form)
+            inputs = group.representative.parents
             parents = {k for given in inputs for k in (given.index, *(selector for _, selector in given.pick))}
             for role in {network.graph.groups[k].role for k in parents}:
-                bases = {letters.role(role)[0], letters.matrix(role)[0]}
+                bases = {letters.role_letter(role)[0], letters.matrix_letter(role)[0]}
                 shown = [rf"(?<![A-Za-z\\]){re.escape(base)}(?![A-Za-z])" for base in bases]
                 for side in (row.left.partition("mid")[2], row.right):
                     assert any(re.search(base, side) for base in shown), (name, form, row, role)

@@ -26,13 +26,13 @@ def meeting() -> bt.Sentence:
 @pytest.fixture
 def runs(monkeypatch):
     """Counts the runs of the reference."""
-    found, made = [], reference.Run.__init__
+    found, made = [], reference.ReferenceRun.__init__
 
     def counted(self, *arguments, **options):
         found.append(1)
         made(self, *arguments, **options)
 
-    monkeypatch.setattr(reference.Run, "__init__", counted)
+    monkeypatch.setattr(reference.ReferenceRun, "__init__", counted)
     return found
 
 

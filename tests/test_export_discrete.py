@@ -18,7 +18,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.bridges.pgmpy import MOST_DIMS, state_name, to_bif, to_pgmpy, world_to_tables
-from bnet_transformer.reference import World
+from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import Categorical, Codebook, Given, Normal
 from tests.cases import CASES, Case
 
@@ -54,16 +54,16 @@ def label_of(name: str) -> str:
     return re.sub("_([0-9a-f]*)_", lambda found: chr(int(found[1], 16)) if found[1] else "", name)
 
 
-def world_of(sentence: bt.Sentence) -> World:
+def world_of(sentence: bt.Sentence) -> GroundModel:
     return sentence.state.world
 
 
-def variables(world: World) -> list[int]:
+def variables(world: GroundModel) -> list[int]:
     families = [m.group for m in world.network.specs if m.tpm.kind == "discrete"]
     return [node for family in families for node in world.ground.select_nodes(family).tolist()]
 
 
-def states_of(world: World) -> int:
+def states_of(world: GroundModel) -> int:
     """How many joint states the reference goes through for a posterior: those of all but the readouts."""
     inner = [node for node in variables(world) if world.ground.children(node)]
     return math.prod(world.count_states(node) for node in inner)
@@ -82,7 +82,7 @@ def asked(model: object, name: str, evidence: dict[str, str]) -> Tensor:
 
 
 def agree(
-    world: World, seen: dict[int, Tensor], *told: tuple[object, dict[str, str]], but: Collection[int] = ()
+    world: GroundModel, seen: dict[int, Tensor], *told: tuple[object, dict[str, str]], but: Collection[int] = ()
 ) -> None:
     """Posteriors of exported nets, given what they are told, are the reference's: of a variable in the middle, in small
     nets of all; in the largest of none, for the reference takes too long."""
@@ -129,12 +129,12 @@ def test_do_is_surgery_in_both(case: Case) -> None:
         return
     for node in {free[0], free[-1]} if states_of(world) <= 16 else free[-1:]:
         name, state = world.ground.name(node), world.count_states(node) - 1
-        done = World(world.network, world.ground.surgery([node]), world.given, {node: torch.tensor(state)})
+        done = GroundModel(world.network, world.ground.surgery([node]), world.inputs, {node: torch.tensor(state)})
         evidence = plain.graph["evidence"]
         cut = plain.do([name])
         told = cut.get_cpds(name).state_names[name][state]
         model = to_pgmpy(done, evidence=seen)
-        assert set(to_pgmpy(World(world.network, world.ground, world.given, done.do)).edges) <= set(model.edges)
+        assert set(to_pgmpy(GroundModel(world.network, world.ground, world.inputs, done.do)).edges) <= set(model.edges)
         agree(done, seen, (cut, {**evidence, name: told}), (model, evidence), but=[node])
         assert set(model.edges) == {(u, v) for u, v in plain.edges if v != name}
         np.testing.assert_array_equal(model.get_cpds(name).values, np.eye(state + 1)[state])
@@ -147,7 +147,7 @@ def test_parents_are_the_choices_that_decide() -> None:
         world = world_of(case.sentence)
         tables, _ = world_to_tables(world) if variables(world) else ([], {})
         for table in tables:
-            wanted = reference.choices(world, reference.parents(world, world.ground.id(table.name)), {})
+            wanted = reference.find_open_choices(world, reference.parents(world, world.ground.id(table.name)), {})
             assert table.parents == tuple(map(world.ground.name, wanted))
 
 

@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from torch.func import jacrev
 
 import bnet_transformer as bt
-from bnet_transformer.tpm import At, Categorical, Cayley, Given, Normal, Skew, Triangular, Weight
+from bnet_transformer.tpm import Categorical, Cayley, EvalContext, Given, Normal, Skew, Triangular, Weight
 from tests import columns
 from tests.cases import jolted
 
@@ -112,7 +112,7 @@ def test_the_nets_of_the_rigid_body_have_their_parameters(count, net):
 
 def test_packed_matrices_lie_as_in_the_julia_package():
     """The examples of its documentation."""
-    at = At({"packed": torch.arange(1.0, 7.0)})
+    at = EvalContext({"packed": torch.arange(1.0, 7.0)})
     skew = [[0, -1, -2, -4], [1, 0, -3, -5], [2, 3, 0, -6], [4, 5, 6, 0]]
     upper = [[0, 1, 2, 4], [0, 0, 3, 5], [0, 0, 0, 6], [0, 0, 0, 0]]
     assert Skew(4).value(at).tolist() == skew
@@ -192,7 +192,7 @@ def test_one_system_for_all_words_is_as_many_as_words(form):
     A = A - A.mT if form == "skew" else A
     j = torch.arange(4)
     mask = torch.tensor([True, False, True, True])
-    at = At(word=j, read={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
+    at = EvalContext(word=j, read_indices={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
     each = tpm.value(at, z[None], A)
     together = tpm.mix(j, mask, z, A)
     torch.testing.assert_close(each, together, rtol=1e-12, atol=1e-12)

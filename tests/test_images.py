@@ -10,7 +10,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.keys import entries, short
-from bnet_transformer.tpm import At, Given, Patches, Start
+from bnet_transformer.tpm import EvalContext, Given, Patches, Start
 from tests.hugging import VIT, D, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5, "qkv_bias": False}
@@ -120,7 +120,7 @@ def test_patches_are_what_a_convolution_sees(sizes):
     image = torch.randn(channels, grid.rows, grid.columns, dtype=D)
     kernel = torch.randn(2, channels, high, wide, dtype=D)
     theirs = functional.conv2d(image[None], kernel, stride=(high, wide))[0].flatten(1).mT
-    words = grid.read(image)
+    words = grid.patchify(image)
     torch.testing.assert_close(words[1:] @ kernel.flatten(1).mT, theirs, rtol=1e-10, atol=1e-10)
     assert not words[0].any() and len(words) == grid.words == len(grid.tokens)
 
@@ -128,7 +128,7 @@ def test_patches_are_what_a_convolution_sees(sizes):
 def test_the_first_word_is_of_no_patch():
     """Its own vector stands in the place of its embedding; the others pass, and no arrow leads from a patch to it."""
     x = torch.arange(6.0).reshape(3, 2)
-    made = Start().value(At({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
+    made = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
     assert made.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
     net = from_pretrained(random_model("ViTModel", VIT))
     first = net.sentence(images(net)[0])

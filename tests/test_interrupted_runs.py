@@ -140,7 +140,7 @@ class Scaled(TPM):
     def shape(self, *parents):
         return parents[0].shape
 
-    def value(self, at, *parents):
+    def value(self, context, *parents):
         return self.amount.value * parents[0]
 
 

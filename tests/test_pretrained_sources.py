@@ -13,7 +13,7 @@ from bnet_transformer import compiler
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.family import ACTIVATIONS
-from bnet_transformer.tpm import Activation, At, Categorical, Normal
+from bnet_transformer.tpm import Activation, Categorical, EvalContext, Normal
 from tests.hugging import BERT, DISTIL, GPT2, MPNET, D, T, config, random_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
@@ -178,7 +178,7 @@ def test_activations_are_those_of_transformers():
 
     x = torch.linspace(-4, 4, 81, dtype=D)
     for theirs, ours in ACTIVATIONS.items():
-        near(Activation(ours).value(At(), x), ACT2FN[theirs](x), 1e-8)
+        near(Activation(ours).value(EvalContext(), x), ACT2FN[theirs](x), 1e-8)
 
 
 @pytest.mark.parametrize(

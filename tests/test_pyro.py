@@ -94,7 +94,7 @@ def check_joint(told: Asked, tolerance: float) -> None:
             shape = () if member.tpm.kind == "discrete" else member.shape
             flat = value.reshape(-1, *shape)
             states |= {int(ground.offsets[family.index]) + k: state for k, state in enumerate(flat)}
-    run = reference.Run(told.sentence.state.world, states)
+    run = reference.ReferenceRun(told.sentence.state.world, states)
     expected = sum(float(run.log_prob(node)) for node in states)
     assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
@@ -444,7 +444,7 @@ def test_infer_discrete(temperature):
         s = net.sentence(x=x[0])
         free = [s.ground.id(name) for name in states]
         known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])}).state.evidence
-        runs = list(reference.runs(s.state.world, free, known))
+        runs = list(reference.enumerate_runs(s.state.world, free, known))
         best = max(runs, key=lambda run: sum(float(run.log_prob(node)) for node in [*free, *known]))
         assert states == {name: int(best.states[s.ground.id(name)]) for name in states}
 

@@ -151,7 +151,7 @@ def test_setting_a_state_changes_what_comes_after_it(case):
         done = s.do({node: torch.full(member.shape, 0.7, dtype=D)})
         below = {node, *s.descendants(node)}
         assert {name.rpartition("_")[2] for name in below} <= {"1", "2"}
-        run = reference.Run(done.state.world, {})
+        run = reference.ReferenceRun(done.state.world, {})
         for name in s.topological_order()[::2]:
             place = s.ground.id(name)
             if s.net.network.members[s.ground.family_of(place).index].tpm.kind == "deterministic":

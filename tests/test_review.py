@@ -33,7 +33,7 @@ class Laplace(TPM):
     def shape(self, *parents):
         return parents[0].shape
 
-    def distribution(self, at, *parents):
+    def distribution(self, context, *parents):
         return torch.distributions.Independent(torch.distributions.Laplace(parents[0], torch.ones_like(parents[0])), 1)
 
 
@@ -43,7 +43,7 @@ class Own(torch.distributions.Laplace):
 
 @dataclass(frozen=True)
 class Nameless(Laplace):
-    def distribution(self, at, *parents):
+    def distribution(self, context, *parents):
         return torch.distributions.Independent(Own(parents[0], torch.ones_like(parents[0])), 1)
 
 
@@ -173,7 +173,7 @@ class Bad(TPM):
     def parameters(self, *parents):
         return {"p": (4,)} if self.wrong == "parameters" else {}
 
-    def value(self, at, *parents):
+    def value(self, context, *parents):
         return {"sum": parents[0].sum(-1), "nothing": None}.get(self.wrong, parents[0])
 
 

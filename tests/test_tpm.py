@@ -13,7 +13,6 @@ from bnet_transformer.tpm import (
     Activation,
     Add,
     Affine,
-    At,
     Attention,
     Bilinear,
     Buckets,
@@ -23,6 +22,7 @@ from bnet_transformer.tpm import (
     Dot,
     Dropout,
     Embed,
+    EvalContext,
     FeedForward,
     Given,
     Linear,
@@ -52,10 +52,12 @@ def fill(tpm, *parents: Parent) -> dict[str, torch.Tensor]:
     return {name: rand(*p.shape, seed=k) for k, (name, p) in enumerate(tpm.parameters(*parents).items())}
 
 
-def reading(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None) -> At:
+def reading(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None) -> EvalContext:
     m = torch.arange(mask.shape[-1])
     collections = [slot for slot in slots if slot.endswith(".")]
-    return At(parameters or {}, torch.tensor(i), dict.fromkeys(collections, m), dict.fromkeys(collections, mask))
+    return EvalContext(
+        parameters or {}, torch.tensor(i), dict.fromkeys(collections, m), dict.fromkeys(collections, mask)
+    )
 
 
 def close(got, expected):
@@ -64,10 +66,10 @@ def close(got, expected):
 
 def test_linear_and_affine():
     W, x = rand(3, 4), rand(4)
-    close(Linear().value(At(), W, x), W @ x)
+    close(Linear().value(EvalContext(), W, x), W @ x)
     p = fill(Affine(3), Parent("x", (4,)))
-    close(Affine(3).value(At(p), x), F.linear(x, p["weight"], p["bias"]))
-    close(Affine().value(At({"bias": p["bias"]}), W, x), F.linear(x, W, p["bias"]))
+    close(Affine(3).value(EvalContext(p), x), F.linear(x, p["weight"], p["bias"]))
+    close(Affine().value(EvalContext({"bias": p["bias"]}), W, x), F.linear(x, W, p["bias"]))
 
 
 @pytest.mark.parametrize("i", range(4))
@@ -76,10 +78,10 @@ def test_attention_is_torchs(i, scale):
     q, k, v = rand(4, 6), rand(4, 6, seed=1), rand(4, 3, seed=2)
     mask = torch.tensor([True, i > 0, True, i > 1])
     tpm = Attention(Dot(scale))
-    at = reading(tpm.takes(), i, mask)
+    at = reading(tpm.get_slots(), i, mask)
     theirs = F.scaled_dot_product_attention(q[i : i + 1], k, v, mask[None], scale=scale)
     close(tpm.value(at, q[i], k, v), theirs[0])
-    share = tpm.reading(at, q[i], k, v)
+    share = tpm.attention_weights(at, q[i], k, v)
     close(share.sum(), torch.tensor(1.0, dtype=D))
     assert (share[~mask] == 0).all()
     close(tpm.value(at, q[i], k, v), share @ v)
@@ -93,7 +95,7 @@ def test_attention_over_queries_is_the_column_softmax():
     tpm = Attention(over="queries")
     weights = torch.softmax(q @ k.T, 0)
     for i in range(4):
-        close(tpm.value(reading(tpm.takes(), i, torch.ones(4, dtype=torch.bool)), q, k[i], v), weights[:, i] @ v)
+        close(tpm.value(reading(tpm.get_slots(), i, torch.ones(4, dtype=torch.bool)), q, k[i], v), weights[:, i] @ v)
 
 
 @pytest.mark.parametrize("over", ["keys", "queries"])
@@ -106,18 +108,18 @@ def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
     for i in range(5):
         pair = (Z[i], Z) if over == "keys" else (Z, Z[i])
         row = weights[i] if over == "keys" else weights[:, i]
-        close(tpm.value(reading(tpm.takes(), i, everything), *pair, Z, A), row @ Z)
+        close(tpm.value(reading(tpm.get_slots(), i, everything), *pair, Z, A), row @ Z)
 
 
 def test_rotary_scores_depend_on_distance_alone_and_keep_length():
     score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
-    at = [score.against(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
+    at = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
     for each in at[1:]:
         close(each, at[0])
-    close(score.against(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
+    close(score.score_keys(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
     half = torch.polar(torch.ones(3, dtype=D), 2 * 50.0 ** -(torch.arange(3, dtype=D) / 3))
     turned = torch.complex(q[:3], q[3:]) * half
-    close(score.turn(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
+    close(score.rotate(q, torch.tensor(2)), torch.cat([turned.real, turned.imag]))
 
 
 def test_relative_bias_and_normalisers():
@@ -128,11 +130,11 @@ def test_relative_bias_and_normalisers():
     for i in range(4):
         bias = torch.stack([table[max(-2, min(2, j - i)) + 2] for j in range(4)])
         weights = torch.sigmoid(k @ q[i] + bias) * mask
-        close(tpm.value(reading(tpm.takes(), i, mask), q[i], k, v, table), weights @ v)
-    assert tpm.reading(reading(tpm.takes(), 0, mask), q[0], k, v, table) is None
-    assert "no distribution" in tpm.why_no_reading()
+        close(tpm.value(reading(tpm.get_slots(), i, mask), q[i], k, v, table), weights @ v)
+    assert tpm.attention_weights(reading(tpm.get_slots(), 0, mask), q[0], k, v, table) is None
+    assert "no distribution" in tpm.no_attention_reason()
     none = Attention(Dot(), Normaliser("none"))
-    close(none.value(reading(none.takes(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
+    close(none.value(reading(none.get_slots(), 0, mask), q[0], k, v), ((k @ q[0]) * mask) @ v)
 
 
 @pytest.mark.parametrize("two_sided", [True, False])
@@ -140,19 +142,24 @@ def test_buckets_widen_with_the_distance(two_sided):
     """Small distances have buckets of their own, then each is some power of the first; the last holds all far ones."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
-    found = Buckets(count, furthest, two_sided).bias(table, torch.tensor(0), j).long().tolist()
+    found = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
     before, after = found[200::-1], found[200:]
     assert before[:5] == [0, 1, 2, 3, 4] and before[64:] == [7] * 137 and before == sorted(before)
     assert [before.index(k) for k in (5, 6, 7)] == [8, 16, 32]  # 4 (64 / 4)^(1/4), ...
     assert after == ([0, *(8 + k for k in before[1:])] if two_sided else [0] * 201)
     i = torch.arange(9)
-    pairs = [Buckets(count, furthest, two_sided).bias(table, i, i[None], from_key=each) for each in (False, True)]
+    pairs = [
+        Buckets(count, furthest, two_sided).compute_bias(table, i, i[None], from_key=each) for each in (False, True)
+    ]
     assert pairs[0].equal(pairs[1].T)
 
 
 def test_scale_and_rounded_sinusoids():
-    close(Scale(-0.5).value(At(), rand(3)), -rand(3) / 2)
-    made = [Sinusoid(5, halves=True, rounded=each).value(At(word=torch.arange(40), dtype=D)) for each in (True, False)]
+    close(Scale(-0.5).value(EvalContext(), rand(3)), -rand(3) / 2)
+    made = [
+        Sinusoid(5, halves=True, rounded=each).value(EvalContext(word=torch.arange(40), dtype=D))
+        for each in (True, False)
+    ]
     assert made[0].equal(made[1].float().double()) and not made[0].equal(made[1])
 
 
@@ -160,18 +167,18 @@ def test_read_is_attentions_categorical():
     q, k = rand(3), rand(4, 3)
     mask = torch.tensor([True, False, True, True])
     tpm = Read(Dot(None))
-    got = tpm.distribution(reading(tpm.takes(), 0, mask), q, k).probs
+    got = tpm.distribution(reading(tpm.get_slots(), 0, mask), q, k).probs
     close(got, torch.softmax((k @ q / math.sqrt(3)).masked_fill(~mask, -torch.inf), -1))
 
 
 def test_norms():
     x = rand(6)
     p = fill(Norm(), Parent("x", (6,)))
-    close(Norm(eps=1e-3).value(At(p), x), F.layer_norm(x, (6,), p["gain"], p["bias"], 1e-3))
+    close(Norm(eps=1e-3).value(EvalContext(p), x), F.layer_norm(x, (6,), p["gain"], p["bias"], 1e-3))
     assert set(Norm(bias=False).parameters(Parent("x", (6,)))) == {"gain"}
-    close(Norm(bias=False).value(At({"gain": p["gain"]}), x), F.layer_norm(x, (6,), p["gain"]))
-    close(Norm("rms").value(At(p), x), F.rms_norm(x, (6,), p["gain"], 1e-5))
-    close(Norm(affine=False).value(At(), x), F.layer_norm(x, (6,)))
+    close(Norm(bias=False).value(EvalContext({"gain": p["gain"]}), x), F.layer_norm(x, (6,), p["gain"]))
+    close(Norm("rms").value(EvalContext(p), x), F.rms_norm(x, (6,), p["gain"], 1e-5))
+    close(Norm(affine=False).value(EvalContext(), x), F.layer_norm(x, (6,)))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity"])
@@ -182,28 +189,28 @@ def test_feed_forward(activation):
     tpm = FeedForward(5, activation)
     p = fill(tpm, Parent("x", (4,)))
     hidden = act(F.linear(x, p["weight_in"], p["bias_in"]))
-    close(tpm.value(At(p), x), F.linear(hidden, p["weight_out"], p["bias_out"]))
-    close(Activation(activation).value(At(), x), act(x))
+    close(tpm.value(EvalContext(p), x), F.linear(hidden, p["weight_out"], p["bias_out"]))
+    close(Activation(activation).value(EvalContext(), x), act(x))
     gated = FeedForward(5, activation, gated=True, bias=False)
     p = fill(gated, Parent("x", (4,)))
     assert not any("bias" in name for name in p)
     hidden = act(p["weight_gate"] @ x) * (p["weight_in"] @ x)
-    close(gated.value(At(p), x), p["weight_out"] @ hidden)
+    close(gated.value(EvalContext(p), x), p["weight_out"] @ hidden)
 
 
 def test_resnet_steps():
     z, tpm = rand(3), ResNet(2)
     p = fill(tpm, Parent("x", (3,)))
     one = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
-    close(tpm.value(At(p), z), one + torch.tanh(p["weight"][1] @ one + p["bias"][1]))
+    close(tpm.value(EvalContext(p), z), one + torch.tanh(p["weight"][1] @ one + p["bias"][1]))
 
 
 def test_concat_is_concatenation_then_one_matrix():
     W, a, x = rand(3, 5, 2), rand(3, 2), rand(5)
     flat = torch.cat(list(W), 1) @ a.flatten()
-    close(Concat().value(At(), W, a), flat)
-    close(Concat(bias=True, residual=True).value(At({"bias": x}), W, a, x), flat + 2 * x)
-    close(Concat(mapped=False).value(At(), a), a.flatten())
+    close(Concat().value(EvalContext(), W, a), flat)
+    close(Concat(bias=True, residual=True).value(EvalContext({"bias": x}), W, a, x), flat + 2 * x)
+    close(Concat(mapped=False).value(EvalContext(), a), a.flatten())
 
 
 def test_the_small_ones():
@@ -211,15 +218,15 @@ def test_the_small_ones():
     mask = torch.tensor([True, False, True])
     close(Pool().value(reading(("x.",), 0, mask), many), (many[0] + many[2]) / 2)
     close(Pool("sum").value(reading(("x.",), 0, mask), many), many[0] + many[2])
-    close(Add().value(At(), x, x, x), 3 * x)
-    close(Dropout(0.5).value(At(), x), x)
-    dropped = Dropout(0.5).value(At(training=True), torch.ones(1000))
+    close(Add().value(EvalContext(), x, x, x), 3 * x)
+    close(Dropout(0.5).value(EvalContext(), x), x)
+    dropped = Dropout(0.5).value(EvalContext(training=True), torch.ones(1000))
     assert set(dropped.tolist()) == {0.0, 2.0}
     table = rand(7, 4)
-    close(Embed(4, scale=2.0).value(At({"table": table}), torch.tensor(3)), 2 * table[3])
-    close(Embed(4, tied=True).value(At(), table, torch.tensor(3)), table[3])
-    close(Positions(7, 4).value(At({"table": table}, torch.tensor(5))), table[5])
-    close(Weight((2, 2)).value(At({"value": table[:2, :2]})), table[:2, :2])
+    close(Embed(4, scale=2.0).value(EvalContext({"table": table}), torch.tensor(3)), 2 * table[3])
+    close(Embed(4, tied=True).value(EvalContext(), table, torch.tensor(3)), table[3])
+    close(Positions(7, 4).value(EvalContext({"table": table}, torch.tensor(5))), table[5])
+    close(Weight((2, 2)).value(EvalContext({"value": table[:2, :2]})), table[:2, :2])
 
 
 def test_categorical_is_a_table_and_a_readout():
@@ -227,26 +234,26 @@ def test_categorical_is_a_table_and_a_readout():
     parents = [Parent("c", states=2), Parent("d", states=3)]
     tpm = Categorical(4)
     assert {k: p.shape for k, p in tpm.parameters(*parents).items()} == {"logits": (2, 3, 4)}
-    got = tpm.distribution(At({"logits": theta}), torch.tensor(1), torch.tensor(2)).probs
+    got = tpm.distribution(EvalContext({"logits": theta}), torch.tensor(1), torch.tensor(2)).probs
     close(got, torch.softmax(theta[1, 2], -1))
     found = tpm.parameters(parents[0], Parent("x", (5,)))
     assert {k: p.shape for k, p in found.items()} == {"logits": (2, 4), "weight": (4, 5)}
-    got = tpm.logits(At({"logits": theta[:, 0], "weight": W}), torch.tensor(1), x)
+    got = tpm.logits(EvalContext({"logits": theta[:, 0], "weight": W}), torch.tensor(1), x)
     close(got, theta[1, 0] + W @ x)
-    close(Categorical(5, affine=False).logits(At(), x), x)
+    close(Categorical(5, affine=False).logits(EvalContext(), x), x)
     fixed = Categorical(2, (0.25, 0.75))
     logits = torch.tensor(fixed.parameters()["logits"].fill, dtype=D)
-    close(fixed.distribution(At({"logits": logits})).probs, torch.tensor([0.25, 0.75], dtype=D))
+    close(fixed.distribution(EvalContext({"logits": logits})).probs, torch.tensor([0.25, 0.75], dtype=D))
     assert not fixed.parameters()["logits"].learnable
 
 
 def test_weight_nodes_under_a_selector():
     bank = rand(2, 3, 4, 5)
-    close(Select((4, 5)).value(At({"values": bank}), torch.tensor(1), torch.tensor(2)), bank[1, 2])
-    close(Select((4, 5)).value(At({"values": bank[0]}), torch.tensor(2)), bank[0, 2])
+    close(Select((4, 5)).value(EvalContext({"values": bank}), torch.tensor(1), torch.tensor(2)), bank[1, 2])
+    close(Select((4, 5)).value(EvalContext({"values": bank[0]}), torch.tensor(2)), bank[0, 2])
     book, p = Codebook(3, (4, 5)), {"atoms": bank[0], "logits": rand(2, 3)}
-    close(book.distribution(At(p), torch.tensor(1)).probs, torch.softmax(p["logits"][1], -1))
-    close(book.emit(At(p), torch.tensor(2)), bank[0, 2])
+    close(book.distribution(EvalContext(p), torch.tensor(1)).probs, torch.softmax(p["logits"][1], -1))
+    close(book.emit(EvalContext(p), torch.tensor(2)), bank[0, 2])
 
 
 def test_normal():
@@ -255,7 +262,7 @@ def test_normal():
     p = {"log_sigma": torch.tensor(math.log(0.5), dtype=D), "weight": rand(2, 4), "bias": rand(2)}
     mean = p["weight"] @ x + p["bias"]
     expected = -0.5 * ((y - mean) / 0.5).square().sum() - 2 * math.log(0.5) - math.log(2 * math.pi)
-    close(tpm.distribution(At(p), x).log_prob(y), expected)
+    close(tpm.distribution(EvalContext(p), x).log_prob(y), expected)
 
 
 # one definition serves one node and a batch: leading dims broadcast
@@ -304,7 +311,9 @@ def test_one_definition_serves_a_batch(tpm, slots):
     mask = torch.tensor([True, True, False, True])
 
     def ask(at_word, parameters, values):
-        at = At(parameters, at_word, dict.fromkeys(names, torch.arange(m)), dict.fromkeys(names, mask), dtype=D)
+        at = EvalContext(
+            parameters, at_word, dict.fromkeys(names, torch.arange(m)), dict.fromkeys(names, mask), dtype=D
+        )
         if tpm.kind == "deterministic":
             return tpm.value(at, *values)
         if tpm.kind == "continuous":
@@ -329,8 +338,8 @@ def test_one_definition_serves_a_batch(tpm, slots):
 def test_softmax_attention_is_a_distribution_and_its_output_lies_in_the_hull(n, d, seed, scale):
     q, k, v = rand(d, seed=seed), rand(n, d, seed=seed + 1), rand(n, d, seed=seed + 2)
     tpm = Attention(Dot(scale))
-    at = reading(tpm.takes(), 0, torch.ones(n, dtype=torch.bool))
-    share = tpm.reading(at, q, k, v)
+    at = reading(tpm.get_slots(), 0, torch.ones(n, dtype=torch.bool))
+    share = tpm.attention_weights(at, q, k, v)
     assert (share >= 0).all() and abs(float(share.sum()) - 1) < 1e-12
     out = tpm.value(at, q, k, v)
     direction = rand(d, seed=seed + 3)
@@ -343,7 +352,7 @@ def test_a_shift_of_the_sinusoid_is_one_linear_map(half, base, n, k, halves):
     """Seed 002: for any fixed offset k the encoding at n + k is a linear map of that at n, the same for all n."""
     dim = 2 * half
     tpm = Sinusoid(dim, base, halves)
-    at = lambda i: tpm.value(At(word=torch.tensor(i), dtype=D)).numpy()  # noqa: E731
+    at = lambda i: tpm.value(EvalContext(word=torch.tensor(i), dtype=D)).numpy()  # noqa: E731
     turn = np.zeros((dim, dim))
     for e in range(half):
         angle = k * base ** (-2 * e / dim)
@@ -356,20 +365,20 @@ def test_a_shift_of_the_sinusoid_is_one_linear_map(half, base, n, k, halves):
 
 @pytest.mark.parametrize("dim", [1, 5, 8])
 def test_the_sinusoid_follows_seed_003(dim):
-    got = Sinusoid(dim).value(At(word=torch.arange(4), dtype=D))
+    got = Sinusoid(dim).value(EvalContext(word=torch.arange(4), dtype=D))
     for i in range(4):
         for feature in range(dim):
             angle = i / 10000 ** (2 * (feature // 2) / dim)
             expected = math.sin(angle) if feature % 2 == 0 else math.cos(angle)
             assert abs(float(got[i, feature]) - expected) < 1e-12
-    counted = Sinusoid(dim, first=1).value(At(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
+    counted = Sinusoid(dim, first=1).value(EvalContext(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
     for i in range(1, 5):
         for feature in range(1, dim + 1):
             angle = i / 10000 ** ((feature - feature % 2) / dim)
             expected = math.cos(angle) if feature % 2 else math.sin(angle)
             assert abs(float(counted[i - 1, feature - 1]) - expected) < 1e-12
-    halves = Sinusoid(dim, halves=True).value(At(word=torch.arange(1, 5), dtype=D))
-    close(Sinusoid(dim, halves=True, first=1).value(At(word=torch.arange(4), dtype=D)), halves)
+    halves = Sinusoid(dim, halves=True).value(EvalContext(word=torch.arange(1, 5), dtype=D))
+    close(Sinusoid(dim, halves=True, first=1).value(EvalContext(word=torch.arange(4), dtype=D)), halves)
 
 
 BAD = [

@@ -315,7 +315,7 @@ def test_buckets_are_transformers(two_sided):
 
     i = torch.arange(300)
     for count, furthest in ((4, 33), (7, 200), (16, 64), (32, 100), (32, 128), (33, 200)):
-        ours = Buckets(count, furthest, two_sided).bias(torch.arange(float(count)), i, i[None])
+        ours = Buckets(count, furthest, two_sided).compute_bias(torch.arange(float(count)), i, i[None])
         theirs = T5Attention._relative_position_bucket(i[None] - i[:, None], two_sided, count, furthest)
         assert ours.long().equal(theirs), (count, furthest)
 

@@ -32,8 +32,8 @@ from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query, of_one_sentence, pieces
-from bnet_transformer.reference import World, asking, choices
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.reference import GroundModel, asking, find_open_choices
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ WORK = 2**28  # products while paths are sought
 UNITS = 2**30  # the parts of which a flow is made
 
 
-def check_chain(world: World, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
+def check_chain(world: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
     """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
 
     It may begin at a state that is set.
@@ -60,7 +60,7 @@ def check_chain(world: World, readers: Sequence[NodeSpec], slices: Sequence[int]
         )
 
 
-def passed(world: World, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
+def passed(world: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
     """The families between the state that enters the first slice and the one that leaves the last, by way of values.
 
     What decides who is read (q, k and what they are made of) is not on the way.
@@ -86,8 +86,8 @@ def _is_state(family: NodeGroup, stack: str, slice_: int) -> bool:
 
 def _carried(member: NodeSpec) -> set[int]:
     """The families whose values go into the value of one, and not only into whom it reads."""
-    reading = set(member.tpm.reading_slots()) if member.has_word_attention else set()
-    apart = reading if reading < set(member.tpm.takes()) else set()
+    reading = set(member.tpm.attention_slots()) if member.has_word_attention else set()
+    apart = reading if reading < set(member.tpm.get_slots()) else set()
     return {given.index for given in member.parents if given.slot not in apart}
 
 
@@ -120,7 +120,7 @@ def max_flow(steps: Tensor) -> Tensor:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
         wanted, got = f"at most {FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
         raise BudgetError("reads by flow", expected=wanted, actual=got, allowed=allowed)
-    return torch.stack([_flows(in_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
+    return torch.stack([_flows(to_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
 
 
 def _flows(steps: NDArray[np.float64]) -> Tensor:
@@ -270,7 +270,7 @@ class Reads(Drawable):
     def _repr_html_(self) -> str:
         import pandas as pd
 
-        table = pd.DataFrame(in_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
+        table = pd.DataFrame(to_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
         told = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
         return f"<p>{escape(told)}</p>{table}"
 
@@ -295,7 +295,7 @@ def reads(
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
     world = query.world
-    readers = [asking.reader(world, t, role) for t in slices]
+    readers = [asking.find_attention_spec(world, t, role) for t in slices]
     check_chain(world, readers, slices)
     average = _average(readers, head, inclusion)
     free, states, shares = open_states(query, slices, role)
@@ -307,7 +307,7 @@ def reads(
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
     stack = readers[0].group.stack
-    state = asking.state_of(world.network, stack)
+    state = asking.find_state_group(world.network, stack)
     chain = with_residual(attention, residual)
     return Reads(
         torch.einsum("s,sij->ij", shares, product(chain) if method == "rollout" else max_flow(chain)),
@@ -320,7 +320,7 @@ def reads(
         _heads(world, free, head, inclusion),
         method,
         entropies,
-        torch.from_numpy(np.stack([asking.readable(world, member) for member in readers])),
+        torch.from_numpy(np.stack([asking.compute_read_mask(world, member) for member in readers])),
         join_stem(stack, "x" if state is None else state.role),
     )
 
@@ -348,7 +348,7 @@ def _average(
     return average
 
 
-def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
+def _heads(world: GroundModel, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
     """Of which heads, and over which choices, a reading is averaged."""
     plate = "head" in world.network.graph.plate_sizes
     told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
@@ -360,13 +360,15 @@ def _heads(world: World, free: Sequence[int], head: int | None, inclusion: Inclu
     return f"{told}, {over}" if told else over
 
 
-def open_choices(world: World, slices: Sequence[int], role: str | None) -> list[int]:
+def open_choices(world: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
     """The open choices that decide what is read in some slices."""
-    families = [asking.reader(world, t, role).group for t in slices]
-    if not asking.choice_above(world.network, {family.index for family in families}):
+    families = [asking.find_attention_spec(world, t, role).group for t in slices]
+    if not asking.has_ancestor_choices(world.network, {family.index for family in families}):
         return []
     nodes = [node for family in families for node in world.ground.select_nodes(family).tolist()]
-    return choices(world, {parent for node in nodes for parent in reference.reading_parents(world, node)}, {})
+    return find_open_choices(
+        world, {parent for node in nodes for parent in reference.attention_parents(world, node)}, {}
+    )
 
 
 def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
@@ -397,7 +399,7 @@ def readings_by_state(
         role: The node that reads, where a slice has several.
         answers: What was computed of this sentence before; they answer where no choice is open.
     """
-    world, readers = query.world, [asking.reader(query.world, t, role) for t in slices]
+    world, readers = query.world, [asking.find_attention_spec(query.world, t, role) for t in slices]
     answers = answers or Answers(query.module, world, {})
     if not choices:
         answers.prepare(readers)
@@ -419,7 +421,7 @@ def readings_by_state(
             yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 
 
-def _square(world: World, reading: Tensor, slice_: int, head: int | None) -> Tensor:
+def _square(world: GroundModel, reading: Tensor, slice_: int, head: int | None) -> Tensor:
     """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
     n = reading.shape[-1]
     if reading.shape[-2] != n:

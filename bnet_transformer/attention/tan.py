@@ -31,7 +31,7 @@ from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import asking
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,7 @@ def tan(
     if stack is not None and (not isinstance(stack, str) or stack not in depths):
         raise unknown_name_error("stack", stack, depths)
     if isinstance(boxes, str) or depths:
-        depth = asking.depth_of(state.network, stack)
+        depth = asking.get_depth(state.network, stack)
         if check_int("slice", slice_, minimum=0) >= depth:
             raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
     if isinstance(boxes, str):
@@ -202,7 +202,7 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
 
 def tan_tree(reading: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
     """The maximum spanning arborescence of one slice's attention, `[word, word]`; `head` says of which head."""
-    table = in_numpy(reading)
+    table = to_numpy(reading)
     table = np.where(table == 0, np.nan, table)
     parents = best_parents(table)
     kept = [float(reading[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
@@ -328,7 +328,10 @@ def tan_of_corpus(
         BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
     """
     network = states[0].network if states else None
-    if network is None or len({len(s.tokens[asking.slices_that_read(network, slice_, role)[0]]) for s in states}) != 1:
+    if (
+        network is None
+        or len({len(s.tokens[asking.parse_attention_slices(network, slice_, role)[0]]) for s in states}) != 1
+    ):
         raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
@@ -355,10 +358,10 @@ def _class_and_codes(
     """The class of a sentence, and the word that each of its words reads most."""
     if node is not None:
         number = state.ground.id(node)
-        asking.must_be_discrete(state.world, number)
+        asking.check_discrete_node(state.world, number)
         label = int(joint_posterior(state.query([number])).argmax())
         state = state if number in state.evidence else state.with_evidence({node: label})
-    stack, slices = asking.slices_that_read(state.network, slice_, role)
+    stack, slices = asking.parse_attention_slices(state.network, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
     result = reads(state.query(), state.tokens[stack], slices, **options)
     codes: list[int] = result.matrix.argmax(-1).tolist()
@@ -367,7 +370,7 @@ def _class_and_codes(
 
 def _labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
-    entries: list[Any] = asking.items(to_host("classes", classes))
+    entries: list[Any] = asking.to_list(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
         raise BNetError("classes", expected=f"{count} labels, or a discrete node", actual=classes)

@@ -17,8 +17,8 @@ from bnet_transformer import reference
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.torch_context import preserve_python_rng
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.reference import ATOL, BUDGET, Run, World, choices, parents
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
@@ -51,7 +51,7 @@ class _Plan:
 
 @preserve_python_rng()
 def to_pgmpy(
-    world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
+    world: GroundModel, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
 ) -> DiscreteBayesianNetwork:
     """The discrete part as a pgmpy network. States are named as `state_name` says, unlabelled ones "0", "1", ...
 
@@ -86,7 +86,7 @@ def to_pgmpy(
 
 
 def to_bif(
-    world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
+    world: GroundModel, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
 ) -> str:
     """The discrete part in the BIF format, each probability to its last digit; see `to_pgmpy` and `state_name`.
 
@@ -121,13 +121,13 @@ def state_name(text: str) -> str:
 
 
 def world_to_tables(
-    world: World, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
+    world: GroundModel, *, evidence: Mapping[int, Tensor] | None = None, limit: int = ENTRIES, runs: int = BUDGET
 ) -> tuple[list[Table], dict[str, str]]:
     """The tables of the discrete part, and the evidence as the state of each variable that has some."""
     seen = dict(evidence or {})
     chosen = {n: v for n, v in world.do.items() if _is_state(world, n, v)}
     free = replace(world, do={n: v for n, v in world.do.items() if n not in chosen})
-    known = {n: v for n, v in seen.items() if world.member(n).tpm.kind == "continuous"}
+    known = {n: v for n, v in seen.items() if world.spec(n).tpm.kind == "continuous"}
     plans = _plans(free, chosen, seen, known)
     _count(free, plans, check_int("limit", limit), check_int("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.seen is None}
@@ -135,10 +135,10 @@ def world_to_tables(
     with torch.no_grad():
         for parents, group in _grouped(plans).items():
             sizes = [free.count_states(parent) for parent in parents]
-            each_run = reference.runs(free, list(parents), known, runs)
+            each_run = reference.enumerate_runs(free, list(parents), known, runs)
             logs = [[_row(run, plan, chosen.get(plan.node)) for plan in group] for run in each_run]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
-                table = np.moveaxis(in_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
+                table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
                 values = _likelihood(table, plan.name, plan.seen) if plan.seen is not None else np.exp(table)
                 tables[plan.name] = Table(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: SEEN[0] for plan in plans if plan.seen is not None}
@@ -148,7 +148,7 @@ def world_to_tables(
 
 
 def _plans(
-    world: World, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor], known: Mapping[int, Tensor]
+    world: GroundModel, chosen: Mapping[int, Tensor], seen: Mapping[int, Tensor], known: Mapping[int, Tensor]
 ) -> list[_Plan]:
     """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
 
@@ -164,7 +164,7 @@ def _plans(
 
     def above(node: int) -> tuple[int, ...]:
         """The discrete random nodes that decide the distribution of a node."""
-        return tuple(choices(world, parents(world, node), known))
+        return tuple(find_open_choices(world, parents(world, node), known))
 
     plans = [_Plan(n, ground.name(n), _states(world, n), () if n in chosen else above(n)) for n in nodes]
     variables = set(nodes)
@@ -176,7 +176,7 @@ def _plans(
     return plans
 
 
-def _count(world: World, plans: Sequence[_Plan], limit: int, budget: int) -> None:
+def _count(world: GroundModel, plans: Sequence[_Plan], limit: int, budget: int) -> None:
     """Refuse tables that are too large, before any is made."""
     ways = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
     total = 0
@@ -210,10 +210,10 @@ def _grouped(plans: Sequence[_Plan]) -> dict[tuple[int, ...], list[_Plan]]:
     return groups
 
 
-def _row(run: Run, plan: _Plan, chosen: Tensor | None) -> Tensor:
+def _row(run: ReferenceRun, plan: _Plan, chosen: Tensor | None) -> Tensor:
     """The log probability of each state, or of what is seen."""
     if plan.seen is not None:
-        if run.world.member(plan.node).tpm.kind == "continuous":
+        if run.model.spec(plan.node).tpm.kind == "continuous":
             return run.log_prob(plan.node).reshape(1)
         same = torch.allclose(run.value(plan.node).double(), plan.seen.double(), rtol=0, atol=ATOL)
         return torch.tensor([0.0 if same else -math.inf], dtype=torch.float64)
@@ -236,9 +236,9 @@ def _likelihood(table: NDArray[np.float64], name: str, told: Tensor) -> NDArray[
     return np.concatenate([seen, 1 - seen])
 
 
-def _states(world: World, node: int) -> tuple[str, ...]:
+def _states(world: GroundModel, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
-    member, count = world.member(node), world.count_states(node)
+    member, count = world.spec(node), world.count_states(node)
     labels = getattr(member.tpm, "labels", None)
     words = world.network.vocabularies.get(member.group.stack, ())
     is_last = member.group.step == world.network.graph.slices.get(member.group.stack)
@@ -250,6 +250,6 @@ def _states(world: World, node: int) -> tuple[str, ...]:
     return names
 
 
-def _is_state(world: World, node: int, value: Tensor) -> bool:
+def _is_state(world: GroundModel, node: int, value: Tensor) -> bool:
     """True for a value that is a state of a discrete random node, and not an atom by its matrix."""
-    return world.member(node).tpm.kind == "discrete" and not value.is_floating_point()
+    return world.spec(node).tpm.kind == "discrete" and not value.is_floating_point()

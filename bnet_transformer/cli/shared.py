@@ -148,7 +148,7 @@ def _in_shape(net: BNet, name: str, value: object) -> object:
     if family is None or not isinstance(value, int | float):
         return value
     member = net.network.specs[family.index]
-    return [value] if member.shape == (1,) and not member.tpm.reads_by_index else value
+    return [value] if member.shape == (1,) and not member.tpm.is_index_valued else value
 
 
 def along(items: Sequence[T], what: str) -> Iterable[T]:

@@ -16,7 +16,7 @@ from bnet_transformer._core.checks import set_frozen
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import open_parent
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.tpm import At
+from bnet_transformer.tpm import EvalContext
 
 Values = Tensor | Mapping[str, Tensor]
 SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
@@ -144,15 +144,15 @@ class Course:
         return self._counted[n]
 
 
-def brought(course: Course, at: At, parents: Sequence[Tensor]) -> tuple[At, list[Tensor]]:
+def brought(course: Course, at: EvalContext, parents: Sequence[Tensor]) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, all of it where its node is computed."""
     device = _home(course, at, parents)
-    read = {slot: value.to(device) for slot, value in at.read.items()}
+    read = {slot: value.to(device) for slot, value in at.read_indices.items()}
     mask = {slot: value.to(device) for slot, value in at.mask.items()}
     return replace(at, word=at.word.to(device), read=read, mask=mask), [parent.to(device) for parent in parents]
 
 
-def _home(course: Course, at: At, parents: Sequence[Tensor]) -> torch.device:
+def _home(course: Course, at: EvalContext, parents: Sequence[Tensor]) -> torch.device:
     """The device of a node's own parameters; else that of the greatest of what it reads, the last of several."""
     for value in at.parameters.values():
         return value.device
@@ -183,7 +183,7 @@ def full(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
     return course.layout.full(value, len(member.shape))
 
 
-def seen(course: Course, member: NodeSpec, word: int | None = None) -> tuple[At, list[Tensor]]:
+def seen(course: Course, member: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
     read: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -216,7 +216,7 @@ def seen(course: Course, member: NodeSpec, word: int | None = None) -> tuple[At,
 def nothing(course: Course, given: ParentSpec) -> Tensor:
     """What is read of a word that is not there yet: zero, or state 0."""
     parent = course.network.specs[given.index]
-    dtype = torch.long if parent.tpm.reads_by_index else course.dtype
+    dtype = torch.long if parent.tpm.is_index_valued else course.dtype
     return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
 
 
@@ -355,7 +355,7 @@ def standing(
     read: Mapping[str, Tensor] | None = None,
     mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
-) -> At:
+) -> EvalContext:
     """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
     layout, family = course.layout, member.group
     parameters = {}
@@ -374,4 +374,4 @@ def standing(
     else:
         place = course.count(1 if family.word_stack is None else course.words[family.word_stack])
     turns = course.turns if word is None else {}
-    return At(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)
+    return EvalContext(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)

@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.tpm import Affine, At, Attention, Bias, Cayley, Dot, Linear
-from bnet_transformer.tpm.base import broadcast
-from bnet_transformer.tpm.combine import apply
+from bnet_transformer.tpm import Affine, Attention, Bias, Cayley, Dot, EvalContext, Linear
+from bnet_transformer.tpm.base import broadcast_shapes
+from bnet_transformer.tpm.combine import apply_linear
 
 FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
 
 
-def fused(member: NodeSpec, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
+def fused(member: NodeSpec, at: EvalContext, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
 
     `whole` says that every word reads every word, `causal` that it reads those up to itself: no mask is needed then.
@@ -36,9 +36,9 @@ def fused(member: NodeSpec, at: At, parents: Sequence[Tensor], *, whole: bool, c
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
         mix = mix_of(reading_of(tpm, at, parents, whole=whole, causal=causal))
         return mix + parents[-1] if tpm.residual else mix
-    if isinstance(tpm, Cayley) and all(x.shape[-3] == 1 for x in parents) and at.word is at.read["z."]:
+    if isinstance(tpm, Cayley) and all(x.shape[-3] == 1 for x in parents) and at.word is at.read_indices["z."]:
         mask = None if whole else at.mask["z."].any(-2, keepdim=True)  # every word reads the same: all that are there
-        return tpm.mix(at.read["z."], mask, *parents).squeeze(-3)
+        return tpm.mix(at.read_indices["z."], mask, *parents).squeeze(-3)
     return None
 
 
@@ -75,7 +75,7 @@ def _each(W: Tensor, x: Tensor) -> Tensor:
     rank = x.dim() - 1
     wide = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
     if not wide or any(x.shape[d] != W.shape[d] for d in wide):
-        return apply(W, x)
+        return apply_linear(W, x)
     rest = [d for d in range(rank) if d not in wide]
     count = math.prod([W.shape[d] for d in wide])
     order = [*wide, *rest]
@@ -138,11 +138,11 @@ class Reading:
     bias: Tensor | None = None
 
 
-def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
+def reading_of(tpm: Attention, at: EvalContext, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
     """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
-    q, v = tpm.score.turn(parents[0], at.word, at.turns), parents[2].squeeze(-3)
-    k = tpm.score.turn(parents[1].squeeze(-3), at.read["k."], at.turns)
+    q, v = tpm.score.rotate(parents[0], at.word, at.rotary), parents[2].squeeze(-3)
+    k = tpm.score.rotate(parents[1].squeeze(-3), at.read_indices["k."], at.rotary)
     if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
         causal = False
     bias = None
@@ -150,17 +150,17 @@ def reading_of(tpm: Attention, at: At, parents: Sequence[Tensor], *, whole: bool
         bias = _bias(tpm.bias, at, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
-    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.factor(q.shape[-1]), bias)
+    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.get_scale(q.shape[-1]), bias)
 
 
-def _bias(bias: Bias, at: At, b: Tensor) -> Tensor:
+def _bias(bias: Bias, at: EvalContext, b: Tensor) -> Tensor:
     """What is added to the scores, made once for all slices that have it from the same parent."""
-    i, j = at.word, at.read["k."]
-    made: list[tuple[Tensor, ...]] = at.turns.setdefault(bias, [])
+    i, j = at.word, at.read_indices["k."]
+    made: list[tuple[Tensor, ...]] = at.rotary.setdefault(bias, [])
     for *of, found in made:
         if all(mine is other for mine, other in zip(of, (b, i, j), strict=True)):
             return found
-    made.append((b, i, j, bias.bias(b, i, j)))
+    made.append((b, i, j, bias.compute_bias(b, i, j)))
     return made[-1][-1]
 
 
@@ -184,7 +184,7 @@ def told_apart(r: Reading) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
     n, m = r.q.shape[-2], r.k.shape[-2]
     added = _added(r)
-    lead = broadcast(r.q.shape[:-2], r.k.shape[:-2], () if added is None else added.shape[:-2])
+    lead = broadcast_shapes(r.q.shape[:-2], r.k.shape[:-2], () if added is None else added.shape[:-2])
     grouped = _are_grouped(r, lead)
     own, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
     Q = r.q.expand(*lead, n, -1).reshape(-1, rows, r.q.shape[-1])
@@ -211,7 +211,7 @@ def _added(r: Reading) -> Tensor | None:
 def _are_grouped(r: Reading, lead: Sequence[int]) -> bool:
     """True where the heads of a group share k and v: their words are then rows of one product."""
     shared = min(r.q.dim(), r.k.dim(), r.v.dim()) > 3 and r.k.shape[-3] == 1 == r.v.shape[-3] and lead[-1] > 1
-    return shared and tuple(broadcast(lead, r.v.shape[:-2])) == tuple(lead)
+    return shared and tuple(broadcast_shapes(lead, r.v.shape[:-2])) == tuple(lead)
 
 
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
@@ -229,11 +229,11 @@ def _scaled_dot_product(r: Reading) -> Tensor:
         Q, K, V = dims.rows(q, dims.of_q), dims.rows(k, ()), dims.rows(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
         return dims.back(mix[:, 0], n, v.shape[-1])
-    lead = broadcast(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    lead = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
     if _are_grouped(r, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
         return _grouped_product(r, lead, mask, causal=causal)
     if mask is not None and mask.dim() > 2:
-        lead = broadcast(lead, mask.shape[:-2])
+        lead = broadcast_shapes(lead, mask.shape[:-2])
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
     q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale)

@@ -30,7 +30,7 @@ from bnet_transformer.data.encode import check_reads
 from bnet_transformer.data.words import main_input
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.tpm.arrays import is_dense
 
 T = TypeVar("T")
 
@@ -277,8 +277,8 @@ class Module(nn.Module):
                 raise unknown_name_error("stack", stack, stacks)
             what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
             member = self._main(stack, what, check_mapping("given", given))
-            if not is_plain(value) or value.dim() < 2:
-                got = tuple(value.shape) if is_plain(value) else value
+            if not is_dense(value) or value.dim() < 2:
+                got = tuple(value.shape) if is_dense(value) else value
                 raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", actual=got)
             words[stack] = value.shape[1]
             if member is not None:
@@ -286,8 +286,8 @@ class Module(nn.Module):
         for index, (what, value) in inputs.items():
             family = self.network.specs[index].group
             if family.word_stack is not None:
-                if not is_plain(value) or value.dim() < 2 + len(family.plates):
-                    got = tuple(value.shape) if is_plain(value) else value
+                if not is_dense(value) or value.dim() < 2 + len(family.plates):
+                    got = tuple(value.shape) if is_dense(value) else value
                     raise BNetError(what, expected=form(self.network.specs[index]), actual=got)
                 words.setdefault(family.word_stack, value.shape[1 + len(family.plates)])
         return self._complete(inputs, words, by_stack)

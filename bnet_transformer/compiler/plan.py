@@ -102,7 +102,7 @@ def _fold(network: Network, member: NodeSpec, spread: Spread, free: set[int]) ->
             W_v = weights
             inputs[2] = replace(member.parents[2], parent=x_v.index)
             away.add(v.group.index)
-    scored = replace(tpm, score=Dot(tpm.score.factor(key)), residual=False)
+    scored = replace(tpm, score=Dot(tpm.score.get_scale(key)), residual=False)
     return Fold(replace(member, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
 
 

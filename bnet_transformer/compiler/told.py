@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.course import Course, Values, present_alone
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.tpm.arrays import is_dense
 
 
 def wanted(want: object) -> tuple[str, ...]:
@@ -49,16 +49,16 @@ def check_value(
 
     `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
     """
-    if not is_plain(value):
+    if not is_dense(value):
         raise BNetError(
             what, expected="a tensor", actual=value, allowed="a dense one" if torch.is_tensor(value) else None
         )
     whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    states = member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    states = member.tpm.kind == "discrete" or member.tpm.is_index_valued
     if whole and not states:
         wanted_type = "" if like is None else f" ({like.dtype}, as the parameters)"
         raise BNetError(what, expected=f"real numbers{wanted_type}", actual=f"{value.dtype}")
-    if not whole and (member.tpm.reads_by_index or not value.is_floating_point()):
+    if not whole and (member.tpm.is_index_valued or not value.is_floating_point()):
         kind = "ids" if member.tpm.kind == "input" else "states"
         raise BNetError(
             what, expected=f"whole numbers, the {kind}" if states else "real numbers", actual=f"{value.dtype}"
@@ -105,7 +105,7 @@ def batch_of(network: Network, told: Mapping[int, tuple[str, Tensor]], least: in
         member = network.specs[index]
         shape = member.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
         rank = len(member.group.plates) + (member.group.word_stack is not None) + len(shape)
-        if is_plain(value) and value.dim() == rank + 1:
+        if is_dense(value) and value.dim() == rank + 1:
             found.append(value.shape[0])
     return max(found)
 
@@ -146,11 +146,11 @@ def told_gates(network: Network, gates: object, batch: int, like: Tensor | None)
             got = "words one after another" if after else "states" if states else "one that is random"
             raise UnsupportedError(what, expected="vectors, a function of their parents, all words at once", actual=got)
         sizes = tuple(network.graph.plate_sizes[plate] for plate in member.group.plates)
-        fits = is_plain(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
+        fits = is_dense(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
         fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
         if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
             shape = f"[{', '.join(['batch', *member.group.plates])}] of shape {(batch, *sizes)}"
-            told = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_plain(value) else value
+            told = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
             where = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
             raise BNetError(what, expected=f"real numbers {shape}{where}", actual=told)
         found[index] = value
@@ -201,9 +201,9 @@ def check_mask(
             raise unknown_name_error("stack of mask", stack, words)
         what = f"mask[{stack!r}]" if stack else "mask"
         wanted_shape = (batch, words[stack])
-        fits = is_plain(present) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
+        fits = is_dense(present) and is_one_of(present.shape, [wanted_shape, (1, words[stack])])
         if not fits or present.dtype != torch.bool:
-            told = f"{present.dtype} of shape {tuple(present.shape)}" if is_plain(present) else present
+            told = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
             raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", actual=told)
         if check_values and readable(present) and not bool((some := present.any(-1)).all()):
             which = int((~some).nonzero()[0])
@@ -215,7 +215,7 @@ def check_read(course: Course, members: Iterable[NodeSpec]) -> None:
     """Refuse a mask that leaves a present word nothing to read, where its TPM cannot read nothing."""
     done = set()
     for member in members:
-        if member.group.index in course.known or member.tpm.may_read_nothing:
+        if member.group.index in course.known or member.tpm.can_read_empty:
             continue
         for given in member.parents:
             parent = course.network.specs[given.index].group

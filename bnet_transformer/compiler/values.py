@@ -23,8 +23,8 @@ from bnet_transformer.compiler.fused import Reading, entries, fused, is_plain, m
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
-from bnet_transformer.tpm import Affine, At, Attention, Recur, Select
-from bnet_transformer.tpm.base import broadcast
+from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
+from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
@@ -99,22 +99,22 @@ def _all_states(course: Course, member: NodeSpec) -> list[int]:
     return [enumerated.index(given.index) for given in member.parents]
 
 
-def _with_reading(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Tensor:
+def _with_reading(course: Course, member: NodeSpec, at: EvalContext, parents: list[Tensor]) -> Tensor:
     """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
     tpm = member.tpm
     if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
         weights, mix = told_apart(_reading(course, member, at, parents))
         found = mix + parents[-1] if tpm.residual else mix
     else:
-        told = tpm.reading(at, *parents)
+        told = tpm.attention_weights(at, *parents)
         if told is None:
-            raise UnsupportedError(member.group.name, expected="attention P(j | i)", actual=tpm.why_no_reading())
+            raise UnsupportedError(member.group.name, expected="attention P(j | i)", actual=tpm.no_attention_reason())
         weights, found = told, computed(course, member, at, parents)
     course.readings[member.group.index] = course.layout.full(weights, 1)
     return found
 
 
-def computed(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Tensor:
+def computed(course: Course, member: NodeSpec, at: EvalContext, parents: list[Tensor]) -> Tensor:
     """What a TPM makes of what it sees, by a fused operation where there is one."""
     whole, causal = _unmasked(course, member)
     found = fused(member, at, parents, whole=whole, causal=causal)
@@ -146,7 +146,7 @@ def folded(course: Course, fold: Fold) -> Tensor:
     return full(course, fold.member, mix if residual is None else mix + residual)
 
 
-def _folded_in(course: Course, fold: Fold) -> tuple[At, list[Tensor], Tensor | None]:
+def _folded_in(course: Course, fold: Fold) -> tuple[EvalContext, list[Tensor], Tensor | None]:
     """What the attention of a fold sees, and the residual that is added to what it makes."""
     at, parents = seen(course, fold.member)
     residual = parents.pop() if fold.residual else None
@@ -166,7 +166,7 @@ def attended(course: Course, member: NodeSpec, fold: Fold | None) -> tuple[Readi
     return _reading(course, member, at, parents), None, parents[-1] if member.tpm.residual else None
 
 
-def _reading(course: Course, member: NodeSpec, at: At, parents: list[Tensor]) -> Reading:
+def _reading(course: Course, member: NodeSpec, at: EvalContext, parents: list[Tensor]) -> Reading:
     """What a plain attention reads, from what it sees."""
     assert isinstance(member.tpm, Attention)
     whole, causal = _unmasked(course, member)
@@ -229,7 +229,7 @@ class Scan:
         """Values at words one after another, broadcast to one shape."""
         shapes = {each.shape for each in parts}
         if len(shapes) > 1:
-            shape = broadcast(*shapes)
+            shape = broadcast_shapes(*shapes)
             parts = [each.expand(shape) for each in parts]
         return torch.cat(list(parts), self.axis)
 
@@ -261,7 +261,7 @@ class Scan:
             return lambda word: self.put(index, word, self.slowly(member, word))
         reads = [self.reader(given) for given in member.parents]
         at = standing(self.course, member)
-        ats = [At(at.parameters, place, {}, {}, at.training, at.dtype) for place in self.places]
+        ats = [EvalContext(at.parameters, place, {}, {}, at.training, at.dtype) for place in self.places]
         put = self.course.layout.full
         return lambda word: self.put(index, word, put(tpm.value(ats[word], *(read(word) for read in reads)), own))
 

@@ -244,7 +244,7 @@ def _row(counting: Counting, block: str, members: Sequence[NodeSpec]) -> Row:
     flops = counting.flops(member.group.index for member in members)
     first = members[0]
     weights = first.group.index in network.graph.word_independent
-    size = 8 if first.tpm.reads_by_index else network.dtype.itemsize
+    size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
     made = [m.group.index for m in members if m.group.index in counting.products and not weights]
     kept = sum((counting.values[index] for index in made), Amount()).exact * number(size)
     return Row(

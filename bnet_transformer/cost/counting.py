@@ -266,7 +266,7 @@ class Counting:
         own: Dims = frozenset(family.plates)
         word: Dims = NONE if family.word_stack is None else frozenset({WORD})
         if family.index in self.plan.enumerated:
-            return frozenset({family.index}) | (NONE if tpm.reads_by_index else own)
+            return frozenset({family.index}) | (NONE if tpm.is_index_valued else own)
         if tpm.kind == "input" or family.index in self.known:
             return own | {BATCH} | word
         return _dims_made(member, seen)
@@ -302,7 +302,7 @@ class Counting:
 
     def _valued(self, member: NodeSpec, dims: Dims) -> None:
         self.dims[member.group.index] = dims
-        shape = () if member.tpm.reads_by_index else member.shape
+        shape = () if member.tpm.is_index_valued else member.shape
         self.values[member.group.index] = self.sizes.of(member, dims, shape)
 
     def _computed(self, member: NodeSpec, seen: Sequence[Seen]) -> Amount | None:
@@ -337,8 +337,8 @@ class Counting:
         def place(parent: Parent) -> int:
             return next(k for k, told in enumerate(member.tpm_parents) if told is parent)
 
-        dims: Dims = frozenset(member.group.plates) if product.own else NONE
-        for parent in product.of:
+        dims: Dims = frozenset(member.group.plates) if product.has_parameter else NONE
+        for parent in product.parents:
             each = seen[place(parent)]
             dims |= each.dims
             if each.collected and all(parent is not other for other in product.over):

@@ -28,7 +28,7 @@ from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.words import is_text_array, to_integers
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.tpm.arrays import is_plain, own_tensor
+from bnet_transformer.tpm.arrays import copy_to_tensor, is_dense
 
 PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
@@ -354,7 +354,7 @@ def to_host(what: str, data: object) -> object:
         return tuple(to_host(what, part) for part in data)
     if not isinstance(data, Tensor):
         return data
-    if data.is_meta or not is_plain(data):
+    if data.is_meta or not is_dense(data):
         raise BNetError(what, expected="arrays with a number in each place", actual=data)
     return data.cpu()
 
@@ -366,7 +366,7 @@ def own_arrays(data: object, what: str) -> object:
     ):
         return data
     try:
-        return tuple(own_tensor(part) for part in data)
+        return tuple(copy_to_tensor(part) for part in data)
     except (TypeError, ValueError) as problem:
         raise BNetError(what, expected=PAIRS, actual=str(problem)) from problem
 

@@ -17,8 +17,8 @@ from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_
 from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
-from bnet_transformer.reference import World, words_read
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.reference import GroundModel, find_readable_words
+from bnet_transformer.tpm.arrays import is_dense
 
 Tokens = dict[str, tuple[str, ...]]
 
@@ -53,7 +53,7 @@ class EncodedSentence:
             member = None if encoder is None else encoder.member
             if stack in self.tokenized:
                 flags += self.tokenized[stack].special
-            elif member and member.tpm.reads_by_index and tokenizer and tokenizer.can_encode(stack, first):
+            elif member and member.tpm.is_index_valued and tokenizer and tokenizer.can_encode(stack, first):
                 flags += tokenizer.special_tokens_mask(self.given[member.group.name].tolist())
             else:
                 is_image = member is not None and member.tpm.image is not None
@@ -228,7 +228,7 @@ def _count_words(network: Network, stack: str, extra: Mapping[str, object]) -> l
     """Numbers for words, where all that is given of a stack is the value of its input nodes."""
     for name, value in extra.items():
         family = network.get_spec(name).group
-        if isinstance(value, Tensor) and not is_plain(value):
+        if isinstance(value, Tensor) and not is_dense(value):
             continue  # which is refused where it is read
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
         if family.word_stack == stack and len(shape) > len(family.plates):
@@ -262,7 +262,7 @@ def _given(network: Network, member: NodeSpec, extra: Mapping[str, object], word
         raise BNetError(family.name, expected=wanted, actual="none", allowed=allowed)
     shape = (*lead, *member.shape)
     value = extra[family.name]
-    if member.tpm.reads_by_index:
+    if member.tpm.is_index_valued:
         tensor = to_integers(family.name, value, "whole numbers")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
             raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", actual=value)
@@ -273,20 +273,20 @@ def _given(network: Network, member: NodeSpec, extra: Mapping[str, object], word
     return tensor
 
 
-def encode_value(world: World, node: int, value: object, *, evidence: bool) -> Tensor:
+def encode_value(world: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = world.ground.name(node)
     family = world.ground.group_of(node)
     member = world.network.specs[family.index]
-    discrete = member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    discrete = member.tpm.kind == "discrete" or member.tpm.is_index_valued
     if isinstance(value, str):
         value = _state_of_label(world.network, member, name, value)
-    if discrete and (member.tpm.reads_by_index or _is_index(value)):
+    if discrete and (member.tpm.is_index_valued or _is_index(value)):
         count = world.count_states(node)
         state = operator.index(value) if _is_index(value) else -1  # type: ignore[arg-type]
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", actual=value)
-        read = range(count) if evidence or member.tpm.states is not None else words_read(world, node)
+        read = range(count) if evidence or member.tpm.states is not None else find_readable_words(world, node)
         if state not in read:
             raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", actual=value)
         return torch.tensor(state, device=world.network.device)
@@ -320,7 +320,7 @@ def check_reads(network: Network, words: Mapping[str, int]) -> None:
     for member in network.specs:
         family = member.group
         n = 1 if family.word_stack is None else words[family.word_stack]
-        longest = member.tpm.longest
+        longest = member.tpm.max_words
         if longest is not None and n > longest:
             raise BNetError(
                 family.name, expected=f"at most {longest} words, its learned positions", actual=f"{n} words"
@@ -330,7 +330,7 @@ def check_reads(network: Network, words: Mapping[str, int]) -> None:
             if parent.word_stack is not None:
                 given.reach.check_word_counts(n, words[parent.word_stack], f"{parent.name} -> {family.name}, ")
                 empty = given.reach.first_empty_row(n, words[parent.word_stack])
-                if WORD in given.over and empty is not None and not member.tpm.may_read_nothing:
+                if WORD in given.over and empty is not None and not member.tpm.can_read_empty:
                     wanted = f"at least one word of {parent.name} to read"
                     got = f"none (reach {given.reach}, {words[parent.word_stack]} words)"
                     raise BNetError(f"word {empty} of {family.name}", expected=wanted, actual=got)

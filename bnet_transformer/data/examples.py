@@ -16,7 +16,7 @@ from bnet_transformer.data.task import Task
 from bnet_transformer.data.words import is_text_array, to_integers, to_reals
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 COLUMNS = (
     "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
@@ -139,7 +139,7 @@ class ExampleReader:
     def observed(self, readout: NodeSpec | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
-            array = in_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
+            array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
             return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
         family = readout.group
         if readout.tpm.kind == "continuous":
@@ -277,7 +277,7 @@ def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[s
             got = "one that is drawn once for the corpus"
             raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", actual=got)
         if name in inputs:
-            read = to_integers if member.tpm.reads_by_index else to_reals
+            read = to_integers if member.tpm.is_index_valued else to_reals
             given[name] = read(f"{what}, {name}", _of_series(member, column))
         else:
             observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
@@ -346,7 +346,7 @@ def _with_missing(network: Network, member: NodeSpec, column: object) -> object:
 def _whole_states(column: Any) -> Any:
     """States with None for NaN, 0 and 1 for booleans, and whole numbers for those in a floating type."""
     if isinstance(column, Tensor | np.ndarray):
-        array = in_numpy(column) if isinstance(column, Tensor) else column
+        array = to_numpy(column) if isinstance(column, Tensor) else column
         return _whole_states(array.tolist()) if array.dtype.kind in "bfO" else column
     if isinstance(column, list | tuple):
         return [_whole_states(value) for value in column]
@@ -361,7 +361,7 @@ def _check_shape(
     network: Network, member: NodeSpec, value: Tensor, what: str, lead: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
     """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
-    family, is_state = member.group, member.tpm.kind == "discrete" or member.tpm.reads_by_index
+    family, is_state = member.group, member.tpm.kind == "discrete" or member.tpm.is_index_valued
     shape = (*lead, *(network.graph.plate_sizes[plate] for plate in family.plates))
     shape += (len(words[family.word_stack]),) if family.word_stack is not None else ()
     shape += () if is_state else member.shape

@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import own_tensor
+from bnet_transformer.tpm.arrays import copy_to_tensor
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class WordEncoder:
         what = what or self.name
         value, image = to_reals(what, vectors), self.member.tpm.image
         if image is not None and value.dim() != 2:
-            value = image.read(value)
+            value = image.patchify(value)
         if not value.dim() or tuple(value.shape[1:]) != self.member.shape or not len(value):
             wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))}), at least one word"
             raise BNetError(what, expected=wanted, actual=f"shape {tuple(value.shape)}")
@@ -179,7 +179,7 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
     # A family with a default is filled by words only where no other family of the net would be.
     if main is None or (main.tpm.default is not None and main is not main_input(over)):
         return None
-    bounds = [m.tpm.longest for m in network.specs if m.group.word_stack == stack and m.tpm.longest is not None]
+    bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
     longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.group.stack)
     return WordEncoder(stack, main, vocabulary, longest, tokenizer, _table_length(network, stack), network.seed)
@@ -188,7 +188,7 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
 def main_input(members: Sequence[NodeSpec]) -> NodeSpec | None:
     """Of a stack's input families over words, the one that its words fill: the discrete one, none with a default."""
     needed = [m for m in members if m.tpm.default is None]
-    return next(iter([m for m in needed if m.tpm.reads_by_index] or needed or members), None)
+    return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or members), None)
 
 
 def _table_length(network: Network, stack: str) -> int | None:
@@ -252,7 +252,7 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
 def to_integers(what: str, value: object, wanted: str = "text, a list of words, or ids") -> Tensor:
     """Whole numbers as a tensor of ids, `int64`; messages call them `what`."""
     try:
-        ids = own_tensor(value)
+        ids = copy_to_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
         raise BNetError(what, expected=wanted, actual=value) from problem
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -265,7 +265,7 @@ def to_reals(what: str, value: object) -> Tensor:
     if value is None:
         raise BNetError(what, expected="real numbers", actual=value)
     try:
-        reals = own_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
+        reals = copy_to_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError) as problem:
         raise BNetError(what, expected="real numbers", actual=value) from problem
     if reals.is_complex() or reals.dtype == torch.bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_sequence, set_frozen
 from bnet_transformer._core.naming import Reach, as_reach
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import TPM, Shape, shape_of
+from bnet_transformer.tpm.base import TPM, Shape, check_shape
 
 SLICE_RULES = ("same", "next", "first", "last")
 
@@ -100,7 +100,7 @@ class Node:
         check_choice("shared", self.shared, (True, False))
         check_choice("scope", self.scope, ("sentence", "corpus"))
         if self.shape is not None:
-            set_frozen(self, shape=shape_of("shape", self.shape))
+            set_frozen(self, shape=check_shape("shape", self.shape))
 
     @property
     def arrows(self) -> tuple[Arrow, ...]:

@@ -20,7 +20,7 @@ from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
 from bnet_transformer.graph.folded import NodeGroup, TemplateGraph
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.tpm.arrays import is_dense
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
 MAX_GROUPS = 50_000
@@ -63,7 +63,7 @@ class NodeSpec:
     @cached_property
     def has_word_attention(self) -> bool:
         """True where the TPM has an attention distribution `P(j | i)` over words."""
-        return type(self.tpm).reading is not TPM.reading and bool(self.word_parents)
+        return type(self.tpm).attention_weights is not TPM.attention_weights and bool(self.word_parents)
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def _describe_parents(
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
             return None
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
-        states = (tpm.states or 0) if tpm.reads_by_index else None
+        states = (tpm.states or 0) if tpm.is_index_valued else None
         reads = (parent.word_stack or "", given.reach) if WORD in given.over else None
         told.append(Parent(parent.name, shape, states, over, reads))
     return told
@@ -396,7 +396,7 @@ def check_parameters(
     for name, shape in shapes.items():
         value = parameters.get(name)
         node = name.rpartition(".")[0]
-        if not is_plain(value):
+        if not is_dense(value):
             got = "nothing" if value is None else format_value(value)
             faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
         elif tuple(value.shape) != shape:

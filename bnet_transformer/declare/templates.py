@@ -44,7 +44,7 @@ class NodeTemplate:
     @property
     def slots(self) -> tuple[str, ...]:
         """The names of its slots, one for each parent; a last `*x` is repeated."""
-        names = self.node.tpm.takes()
+        names = self.node.tpm.get_slots()
         if names and names[-1].startswith("*"):
             rest = max(len(self.parents) - len(names) + 1, 0)
             return (*names[:-1], *([names[-1][1:]] * rest))
@@ -219,7 +219,7 @@ def _check_pick(
     if plate in child.plates:
         symbols.add_fault(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
     tpm = selector.node.tpm
-    if not tpm.reads_by_index:
+    if not tpm.is_index_valued:
         symbols.add_fault(child.name, "a pick by a discrete node", f"{selector.name}, which is {tpm.kind}")
     sizes = {p.name: p.size for p in symbols.declaration.plates}
     if plate in sizes and tpm.states != sizes[plate]:
@@ -365,7 +365,7 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
     """Faults of arity, of single slots that would get a collection and the reverse, and of reaches without words."""
     faults: list[Fault] = []
     for child in templates:
-        takes = child.node.tpm.takes()
+        takes = child.node.tpm.get_slots()
         open_ended = bool(takes) and takes[-1].startswith("*")
         wrong = len(child.parents) < len(takes) - 1 if open_ended else len(child.parents) != len(takes)
         kind = type(child.node.tpm).__name__

@@ -14,37 +14,37 @@ from functools import cached_property
 
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Network, Stack
-from bnet_transformer.tpm.symbols import Symbol, escaped, scripts
+from bnet_transformer.tpm.symbols import Symbol, add_scripts, escape_latex
 
-Name = tuple[str, tuple[str, ...]]
+Letter = tuple[str, tuple[str, ...]]
 
-RESERVED = frozenset("imntTP")
+RESERVED_LETTERS = frozenset("imntTP")
 TAKEN_CAPITALS = frozenset("EIMPRT")
-SPARE = "ZHGQ"
+SPARE_CAPITALS = "ZHGQ"
 GREEK = ["alpha", "beta", "zeta", "eta", "kappa", "lambda", "mu", "nu", "rho", "tau", "phi", "chi", "psi", "omega"]
 
 
 @dataclass(frozen=True)
-class Letters:
+class Notation:
     """The letters of one net."""
 
     network: Network
 
     @cached_property
-    def _roles(self) -> dict[str, Name]:
+    def _role_letters(self) -> dict[str, Letter]:
         roles = list(dict.fromkeys(family.role for family in self.network.graph.groups))
-        names = {role: _name(role) for role in roles}
+        names = {role: _parse_role(role) for role in roles}
         count = Counter(names.values())
-        return {role: (upright(role), ()) if count[name] > 1 else name for role, name in names.items()}
+        return {role: (format_upright(role), ()) if count[name] > 1 else name for role, name in names.items()}
 
     @cached_property
-    def _capitals(self) -> dict[str, Name]:
+    def _capitals(self) -> dict[str, Letter]:
         """The letter of the matrix of all words, for roles whose own letter is small."""
-        taken = set(self._roles.values())
+        taken = set(self._role_letters.values())
         letters = {base.upper() for base, _ in taken}
-        spare = [letter for letter in SPARE if letter not in letters]
+        spare = [letter for letter in SPARE_CAPITALS if letter not in letters]
         found = {}
-        for role, (base, sub) in self._roles.items():
+        for role, (base, sub) in self._role_letters.items():
             if len(base) == 1 and base.islower():
                 capital, clashes = base.upper(), (base.upper(), sub) in taken
                 if clashes and spare:
@@ -54,48 +54,48 @@ class Letters:
                 found[role] = (capital, sub)
         return found
 
-    def role(self, role: str) -> Name:
+    def role_letter(self, role: str) -> Letter:
         """The letter and subscripts of one word's value, and of what has no words."""
-        return self._roles[role]
+        return self._role_letters[role]
 
-    def matrix(self, role: str) -> Name:
+    def matrix_letter(self, role: str) -> Letter:
         """The letter and subscripts of the matrix of all words."""
-        return self._capitals.get(role, self._roles[role])
+        return self._capitals.get(role, self._role_letters[role])
 
     @cached_property
-    def plates(self) -> dict[str, str]:
+    def plate_indices(self) -> dict[str, str]:
         """The index of each plate: h for heads, Greek letters for the others."""
         others = [plate for plate in self.network.graph.plate_sizes if plate != "head"]
         greek = [rf"\{name}" for name in GREEK] + [rf"\omega_{{{k}}}" for k in range(1, len(others))]
         return {"head": "h", **dict(zip(others, greek, strict=False))}
 
-    def stack(self, name: str) -> tuple[str, ...]:
+    def stack_superscript(self, name: str) -> tuple[str, ...]:
         """The superscript of a stack: none where it has no name."""
-        return (upright(name),) if name else ()
+        return (format_upright(name),) if name else ()
 
-    def words(self, stack: str) -> str:
+    def word_set(self, stack: str) -> str:
         """The set of a stack's words."""
-        return scripts(r"\mathcal{S}", self.stack(stack))
+        return add_scripts(r"\mathcal{S}", self.stack_superscript(stack))
 
-    def count(self, stack: str) -> str:
+    def word_count(self, stack: str) -> str:
         """The number of a stack's words."""
-        return scripts("n", self.stack(stack))
+        return add_scripts("n", self.stack_superscript(stack))
 
-    def depth(self, stack: str) -> str:
+    def slice_count(self, stack: str) -> str:
         """The number of a stack's slices."""
-        return scripts("T", self.stack(stack))
+        return add_scripts("T", self.stack_superscript(stack))
 
     @cached_property
-    def tables(self) -> dict[Reach, int]:
+    def mask_tables(self) -> dict[Reach, int]:
         """The tables that serve as masks, numbered."""
         reaches = [given.reach for member in self.network.specs for given in member.parents]
         return {reach: k for k, reach in enumerate(dict.fromkeys(r for r in reaches if r.kind == "mask"))}
 
-    def table(self, reach: Reach) -> str:
+    def mask_set(self, reach: Reach) -> str:
         """The set of words that word i reads by a table."""
-        return self._numbered(reach, r"\mathcal{M}", ("i",))
+        return self._add_number(reach, r"\mathcal{M}", ("i",))
 
-    def mask(self, reach: Reach) -> tuple[str, ...]:
+    def mask_superscript(self, reach: Reach) -> tuple[str, ...]:
         """The superscript of a reach's mask; none where every word is read."""
         match reach.kind:
             case "every":
@@ -103,54 +103,63 @@ class Letters:
             case "window" | "recent":
                 return (rf"\mathrm{{{reach.kind}}}\,{reach.width}",)
             case "mask":
-                return (self._numbered(reach, r"\mathrm{mask}", ()),)
+                return (self._add_number(reach, r"\mathrm{mask}", ()),)
             case kind:
                 return (rf"\mathrm{{{kind}}}",)
 
-    def _numbered(self, reach: Reach, base: str, sub: tuple[str, ...]) -> str:
-        number = (f"({self.tables[reach] + 1})",) if len(self.tables) > 1 else ()
-        return scripts(base, sub, number)
+    def _add_number(self, reach: Reach, base: str, sub: tuple[str, ...]) -> str:
+        number = (f"({self.mask_tables[reach] + 1})",) if len(self.mask_tables) > 1 else ()
+        return add_scripts(base, sub, number)
 
 
-def upright(name: str) -> str:
+def format_upright(name: str) -> str:
     """A name of several letters, as an equation shows it."""
-    return rf"\mathrm{{{escaped(name)}}}"
+    return rf"\mathrm{{{escape_latex(name)}}}"
 
 
-def _name(role: str) -> Name:
+def _parse_role(role: str) -> Letter:
     parts = [part for part in role.split("_") if part]
     letter = next((k for k, part in enumerate(parts) if len(part) == 1), None)
-    if letter is None or (len(parts) == 1 and role in RESERVED):
-        return upright(role), ()
+    if letter is None or (len(parts) == 1 and role in RESERVED_LETTERS):
+        return format_upright(role), ()
     rest = parts[:letter] + parts[letter + 1 :]
-    return parts[letter], tuple(part if len(part) == 1 else upright(part) for part in rest)
+    return parts[letter], tuple(part if len(part) == 1 else format_upright(part) for part in rest)
 
 
-def meanings(network: Network, letters: Letters, form: str) -> list[str]:
+def describe_notation(network: Network, notation: Notation, form: str) -> list[str]:
     """What the letters of a net stand for."""
-    lines = [_stack(network, letters, stack) for stack in network.declaration.stacks]
+    lines = [_describe_stack(network, notation, stack) for stack in network.declaration.stacks]
     used = [plate for plate in network.graph.plate_sizes if any(plate in f.plates for f in network.graph.groups)]
     for plate in used:
         last = network.graph.plate_sizes[plate] - 1
         several = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
-        lines.append(rf"{letters.plates[plate]} \in \{{{several}\}} \quad \text{{({escaped(plate)})}}")
-    lines += [line for reach in letters.tables for line in _table(letters, reach)]
-    return lines + _before(network, letters) + _rest(network, letters) + _convention(network, letters, form)
+        lines.append(rf"{notation.plate_indices[plate]} \in \{{{several}\}} \quad \text{{({escape_latex(plate)})}}")
+    lines += [line for reach in notation.mask_tables for line in _describe_mask(notation, reach)]
+    return (
+        lines
+        + _describe_initial_values(network, notation)
+        + _describe_first_words(network, notation)
+        + _describe_matrices(network, notation, form)
+    )
 
 
-def _stack(network: Network, letters: Letters, stack: Stack) -> str:
-    depth, words, count = letters.depth(stack.name), letters.words(stack.name), letters.count(stack.name)
+def _describe_stack(network: Network, notation: Notation, stack: Stack) -> str:
+    depth, words, count = (
+        notation.slice_count(stack.name),
+        notation.word_set(stack.name),
+        notation.word_count(stack.name),
+    )
     slices = "t = 0" if stack.slices == 1 else rf"t = 0, \ldots, {depth}-1"
     line = rf"{slices}, \quad {depth} = {stack.slices}"
     if any(family.word_stack == stack.name for family in network.graph.groups):
         index = "" if stack.name else r"i, j \in "
         line += rf", \qquad {index}{words} = \{{0, \ldots, {count}-1\}}"
-    return rf"\text{{in }} {letters.stack(stack.name)[0]}: \; {line}" if stack.name else line
+    return rf"\text{{in }} {notation.stack_superscript(stack.name)[0]}: \; {line}" if stack.name else line
 
 
-def _table(letters: Letters, reach: Reach) -> list[str]:
+def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
     """Who is read by a table: in full where it is small."""
-    name = letters.table(reach)
+    name = notation.mask_set(reach)
     if len(reach.table) > 6:
         size = rf"{len(reach.table)} \times {len(reach.table[0])}"
         return [rf"{name} \text{{ holds the words that row }} i \text{{ of the mask }} ({size}) \text{{ marks}}"]
@@ -161,16 +170,16 @@ def _table(letters: Letters, reach: Reach) -> list[str]:
     return [r", \quad ".join(rows)]
 
 
-def _convention(network: Network, letters: Letters, form: str) -> list[str]:
+def _describe_matrices(network: Network, notation: Notation, form: str) -> list[str]:
     """How words stand in a matrix, said of the first that there is, and of those that have another letter."""
     vectors = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vectors:
         return []
-    letters_of = {role: (letters.role(role)[0], letters.matrix(role)[0]) for role in vectors}
+    letters_of = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vectors}
     renamed = [role for role, (one, many) in letters_of.items() if len(many) == 1 and many not in (one, one.upper())]
     roles = dict.fromkeys([vectors[0], *renamed])
-    ones = [Symbol(*letters.role(role), word="i") for role in roles]
-    manies = [Symbol(*letters.matrix(role), word="i", form=form, whole=False) for role in roles]
+    ones = [Symbol(*notation.role_letter(role), word="i") for role in roles]
+    manies = [Symbol(*notation.matrix_letter(role), word="i", form=form, is_full_matrix=False) for role in roles]
     pairs = list(zip(manies, ones, strict=True))
     match form:
         case "row":
@@ -186,16 +195,19 @@ def _convention(network: Network, letters: Letters, form: str) -> list[str]:
             ]
 
 
-def _rest(network: Network, letters: Letters) -> list[str]:
+def _describe_first_words(network: Network, notation: Notation) -> list[str]:
     """Of what a first word reads nothing."""
     read = {(m.group.role, given.index) for m in network.specs for given in m.parents if given.reach.kind == "rest"}
     pairs = dict.fromkeys((role, network.graph.groups[k].role) for role, k in sorted(read))
-    symbols = [(Symbol(*letters.role(one), word="0"), Symbol(*letters.role(other), word="0")) for one, other in pairs]
+    symbols = [
+        (Symbol(*notation.role_letter(one), word="0"), Symbol(*notation.role_letter(other), word="0"))
+        for one, other in pairs
+    ]
     return [rf"{one} \text{{ does not read }} {other}" for one, other in symbols]
 
 
-def _before(network: Network, letters: Letters) -> list[str]:
+def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
     """What a word before the first one is worth, where one is read."""
     read = {given.index for m in network.specs for given in m.parents if given.reach.kind == "before"}
     roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
-    return [f"{Symbol(*letters.role(role), word='-1')} = 0" for role in roles]
+    return [f"{Symbol(*notation.role_letter(role), word='-1')} = 0" for role in roles]

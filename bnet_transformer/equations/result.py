@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from bnet_transformer.errors import unknown_name_error
 
-PAGE = 82.0
+PAGE_WIDTH = 82.0
 PAGE_SETUP = r"""\setlength{\textwidth}{17.5cm}
 \setlength{\textheight}{24cm}
 \setlength{\oddsidemargin}{-0.8cm}
@@ -18,7 +18,7 @@ PAGE_SETUP = r"""\setlength{\textwidth}{17.5cm}
 \allowdisplaybreaks
 \pagestyle{empty}
 """
-HEAD = rf"""\documentclass{{article}}
+DOCUMENT_HEAD = rf"""\documentclass{{article}}
 \usepackage{{amsmath,amssymb}}
 {PAGE_SETUP}\begin{{document}}
 """
@@ -78,7 +78,7 @@ class Equations:
 
     def document(self) -> str:
         """A document of its own, for pdflatex."""
-        return f"{HEAD}{self.latex}\n\\end{{document}}\n"
+        return f"{DOCUMENT_HEAD}{self.latex}\n\\end{{document}}\n"
 
     def __str__(self) -> str:
         return self.latex
@@ -100,8 +100,8 @@ class Equations:
         return f"$$\n\\begin{{aligned}}\n{self._body()}\n\\end{{aligned}}\n$$"
 
     def _body(self) -> str:
-        lines = aligned([(row.left, row.right + row.condition) for row in self.rows])
-        told = packed(self.where)
+        lines = align_equations([(row.left, row.right + row.condition) for row in self.rows])
+        told = pack_statements(self.where)
         lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(told)]
         return " \\\\\n".join(lines)
 
@@ -109,7 +109,7 @@ class Equations:
 # how equations stand on a page
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s]")
-_WIDTHS = {  # of commands that are neither letters nor relations
+_WIDTH_TABLE = {  # of commands that are neither letters nor relations
     0.0: r"\right \mathbb \mathrm \text \bar \hat \overline \widehat",
     0.1: r"\mathbf",
     0.3: r"\, \mathcal \operatorname",
@@ -122,13 +122,13 @@ _WIDTHS = {  # of commands that are neither letters nor relations
     3.5: r"\tanh",
     4.0: r"\qquad",
 }
-_SPACES = {token: width for width, tokens in _WIDTHS.items() for token in _TOKEN.findall(tokens)}
-_WIDE = frozenset({"=", "+", "-", "<", r"\mid", r"\in", r"\sim", r"\le", r"\ge", r"\odot", r"\circ", r"\cdot"})
+_TOKEN_WIDTHS = {token: width for width, tokens in _WIDTH_TABLE.items() for token in _TOKEN.findall(tokens)}
+_RELATIONS = frozenset({"=", "+", "-", "<", r"\mid", r"\in", r"\sim", r"\le", r"\ge", r"\odot", r"\circ", r"\cdot"})
 _UPRIGHT = frozenset({r"\mathrm", r"\text", r"\operatorname"})
-_THIN = frozenset("ijl.,:;()[]|'")
+_NARROW = frozenset("ijl.,:;()[]|'")
 
 
-def width(latex: str) -> float:
+def estimate_width(latex: str) -> float:
     """About how wide a formula is, in letters.
 
     >>> width("x") < width("x_i^t") < width(r"x_i^t + x_j^t") < 8
@@ -144,58 +144,62 @@ def _measure(tokens: Iterator[str], closing: str | None = None) -> float:
         if token == closing:
             break
         if token in "_^":
-            scripts[token] = 0.62 * _argument(tokens)
+            scripts[token] = 0.62 * _measure_argument(tokens)
             continue
         total += max(scripts.values(), default=0.0)
         scripts = {}
-        total += _TALL[token](tokens) if token in _TALL else _one(token, tokens)
+        total += (
+            _COMMANDS_WITH_ARGUMENTS[token](tokens)
+            if token in _COMMANDS_WITH_ARGUMENTS
+            else _measure_token(token, tokens)
+        )
     return total + max(scripts.values(), default=0.0)
 
 
-def _one(token: str, tokens: Iterator[str]) -> float:
+def _measure_token(token: str, tokens: Iterator[str]) -> float:
     if token == "{":
         return _measure(tokens, "}")
-    if token in _WIDE:
+    if token in _RELATIONS:
         return 2.2
     if token in _UPRIGHT:
-        return _SPACES[token] + 0.88 * _argument(tokens)
-    if token in _THIN:
+        return _TOKEN_WIDTHS[token] + 0.88 * _measure_argument(tokens)
+    if token in _NARROW:
         return 0.9 if token in ",;" else 0.6
-    return _SPACES.get(token, 1.35 if token.isupper() else 1.1)
+    return _TOKEN_WIDTHS.get(token, 1.35 if token.isupper() else 1.1)
 
 
-def _argument(tokens: Iterator[str]) -> float:
-    return _one(next(tokens, ""), tokens)
+def _measure_argument(tokens: Iterator[str]) -> float:
+    return _measure_token(next(tokens, ""), tokens)
 
 
-def _fraction(tokens: Iterator[str]) -> float:
-    return max(_argument(tokens), _argument(tokens)) + 0.5
+def _measure_fraction(tokens: Iterator[str]) -> float:
+    return max(_measure_argument(tokens), _measure_argument(tokens)) + 0.5
 
 
-def _brace(tokens: Iterator[str]) -> float:
-    body = _argument(tokens)
+def _measure_underbrace(tokens: Iterator[str]) -> float:
+    body = _measure_argument(tokens)
     next(tokens, "")
-    return max(body, 0.62 * _argument(tokens))
+    return max(body, 0.62 * _measure_argument(tokens))
 
 
-def _cases(tokens: Iterator[str]) -> float:
-    _argument(tokens)
+def _measure_cases(tokens: Iterator[str]) -> float:
+    _measure_argument(tokens)
     rows = " ".join(takewhile(lambda token: token != r"\end", tokens)).split(r"\\")
-    _argument(tokens)
-    return 3.0 + max(map(width, rows))
+    _measure_argument(tokens)
+    return 3.0 + max(map(estimate_width, rows))
 
 
-_TALL = {r"\frac": _fraction, r"\underbrace": _brace, r"\begin": _cases}
+_COMMANDS_WITH_ARGUMENTS = {r"\frac": _measure_fraction, r"\underbrace": _measure_underbrace, r"\begin": _measure_cases}
 
 
-def aligned(pairs: Sequence[tuple[str, str]], page: float = PAGE) -> list[str]:
+def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_WIDTH) -> list[str]:
     """Lines of an `align` from left and right sides; a pair too wide for the page is broken between them."""
-    lefts, rights = [width(left) for left, _ in pairs], [width(right) + 2.2 for _, right in pairs]
+    lefts, rights = [estimate_width(left) for left, _ in pairs], [estimate_width(right) + 2.2 for _, right in pairs]
     options = []
     for column in sorted({*lefts, 0.0}, reverse=True):
-        broken = frozenset(k for k, left in enumerate(lefts) if left > column or column + rights[k] > page)
+        broken = frozenset(k for k, left in enumerate(lefts) if left > column or column + rights[k] > page_width)
         reach = [column + (max(lefts[k], rights[k] + 2) if k in broken else rights[k]) for k in range(len(pairs))]
-        options.append((max(0.0, max(reach, default=0.0) - page), len(broken), broken))
+        options.append((max(0.0, max(reach, default=0.0) - page_width), len(broken), broken))
     *_, cut = min(options, key=lambda option: option[:2])
     lines = []
     for k, (left, right) in enumerate(pairs):
@@ -203,12 +207,12 @@ def aligned(pairs: Sequence[tuple[str, str]], page: float = PAGE) -> list[str]:
     return lines
 
 
-def packed(statements: Sequence[str], column: float = PAGE / 2) -> list[str]:
+def pack_statements(statements: Sequence[str], column_width: float = PAGE_WIDTH / 2) -> list[str]:
     """Short statements side by side, long ones on a line of their own."""
     lines: list[str] = []
     for statement in statements:
         longer = rf"{lines[-1]}, \qquad {statement}" if lines else ""
-        if longer and width(longer) <= column:
+        if longer and estimate_width(longer) <= column_width:
             lines[-1] = longer
         else:
             lines.append(statement)

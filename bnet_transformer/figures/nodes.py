@@ -18,7 +18,7 @@ from bnet_transformer.figures.options import Options, marks_of, named, part
 from bnet_transformer.figures.picture import Arrow, Box, Frame, Picture, Text, bounds
 from bnet_transformer.figures.style import HEIGHT, SIZE, finished, hue, link
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection, TemplateGraph
-from bnet_transformer.reference.asking import slices_of
+from bnet_transformer.reference.asking import parse_slices
 
 WORDLESS = 28.0  # between the boxes of a row in a net without words
 DEEP = 3  # slices up to which a folded net is drawn whole ...
@@ -82,7 +82,7 @@ def net_picture(network: Network, asked: Options) -> Picture:
     kept = list(graph)
     caption, leave_last = "", set[str]()
     if asked.slices is not None:
-        kept = _in_slices(network, slices_of(asked.slices, network))
+        kept = _in_slices(network, parse_slices(asked.slices, network))
         gone = len(graph) - len(kept)
         caption = f"{gone} of {len(graph)} families of nodes are not drawn" if gone else ""
     elif depth > DEEP or (depth > 1 and len(graph) > TALL):

@@ -27,7 +27,7 @@ from bnet_transformer.inference import SentenceState, arrow_weights
 from bnet_transformer.inference.joint_posterior import expected_reading
 from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.reference import asking
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 PLAIN = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 OPEN = 64  # joint states of open choices over which attention is averaged unasked
@@ -236,7 +236,7 @@ def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weight
     for read, arrows in reads.items():
         family, index = places[read[0]]
         if family.index not in rows:
-            rows[family.index] = asking.readable(state.world, state.network.specs[family.index]).sum(1)
+            rows[family.index] = asking.compute_read_mask(state.world, state.network.specs[family.index]).sum(1)
         share = max(weights[arrow] for arrow in arrows)
         if share >= least:
             gain[read] = share * float(rows[family.index][index[-1]])
@@ -291,15 +291,15 @@ def _has_grid(state: SentenceState, selection: NodeSelection) -> bool:
     """True where a reading grid can be drawn: words are read by distributions, between states over words."""
     readers = _readers(state, selection)
     stacks = {stack for member in readers for stack, _ in ends_of(state.network, member)}
-    has_states = all(asking.state_of(state.network, stack) is not None for stack in stacks)
-    return bool(readers) and has_states and all(member.tpm.has_reading for member in readers)
+    has_states = all(asking.find_state_group(state.network, stack) is not None for stack in stacks)
+    return bool(readers) and has_states and all(member.tpm.has_attention for member in readers)
 
 
 def _grid_names(state: SentenceState, selection: NodeSelection) -> dict[str, tuple[str, int]]:
     """The stack and the word of each node of the reading grid of a selection."""
     network, found = state.network, dict[str, tuple[str, int]]()
     for stack, slice_ in {end for member in _readers(state, selection) for end in ends_of(network, member)}:
-        if (family := asking.state_of(network, stack)) is not None:
+        if (family := asking.find_state_group(network, stack)) is not None:
             for word in selection.words.get(stack, range(len(state.tokens[stack]))):
                 found[join_name(family.stem, (slice_, int(word)))] = stack, int(word)
     return found
@@ -326,7 +326,8 @@ def _words(state: SentenceState, asked: Options) -> Picture:
             raise BudgetError("reading grid", expected=f"at most {most} {what} of words", actual=count, allowed=allowed)
     heads = selection.plates.get("head")
     readings = [
-        StateReads(*both, _mean(state, member, heads), asking.readable(state.world, member)) for member, both in ends
+        StateReads(*both, _mean(state, member, heads), asking.compute_read_mask(state.world, member))
+        for member, both in ends
     ]
     grid = _grid_names(state, selection) if asked.highlight is not None else {}
     marked = {grid[node] for name in named(asked.highlight) for node in meant(name, grid)}
@@ -338,9 +339,9 @@ def _words(state: SentenceState, asked: Options) -> Picture:
 
 def _mean(state: SentenceState, member: NodeSpec, heads: Any) -> NDArray[np.float64]:
     """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
-    if not member.tpm.has_reading:
-        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
-    table: NDArray[np.float64] = in_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
+    if not member.tpm.has_attention:
+        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.no_attention_reason())
+    table: NDArray[np.float64] = to_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
     if heads is not None and "head" in member.group.plates:
         table = np.take(table, list(heads), axis=member.group.plates.index("head"))
     return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1
@@ -348,7 +349,7 @@ def _mean(state: SentenceState, member: NodeSpec, heads: Any) -> NDArray[np.floa
 
 def _stem(network: Network, stack: str) -> str:
     """The stem of the states of a stack's words."""
-    family = asking.state_of(network, stack)
+    family = asking.find_state_group(network, stack)
     if family is None:
         expected, got = "a stack with a state over words", stack or "none"
         raise UnsupportedError("detail", expected=expected, actual=got, allowed="detail='nodes'")

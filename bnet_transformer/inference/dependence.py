@@ -26,7 +26,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import route_reference
-from bnet_transformer.reference import ATOL, BUDGET, Run, World
+from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
 K = TypeVar("K")
 LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
@@ -34,7 +34,12 @@ RANK = 1e-10
 
 
 def over_choices(
-    world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int], budget: int = BUDGET, atol: float = ATOL
+    world: GroundModel,
+    x: Sequence[int],
+    y: Sequence[int],
+    given: Sequence[int],
+    budget: int = BUDGET,
+    atol: float = ATOL,
 ) -> float | None:
     """The greatest `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
 
@@ -42,13 +47,13 @@ def over_choices(
     where there are no choices, or a random real node, which has no states to count.
     """
     nodes = [*x, *y, *given]
-    free = reference.choices(world, nodes, {}, beyond=True)
+    free = reference.find_open_choices(world, nodes, {}, include_ancestors=True)
     if not free or any(_kind(world, node) == "continuous" for node in ancestral_order(world.ground, nodes)):
         return None
     route_reference("separation, verified", world, free).warn_if_slow()
     logs, codes = [], []
     books: list[list[Tensor]] = [[] for _ in nodes]
-    for run in reference.runs(world, free, {}, budget):
+    for run in reference.enumerate_runs(world, free, {}, budget):
         logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
         values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
         codes.append([_code(book, value, atol) for book, value in zip(books, values, strict=True)])
@@ -73,12 +78,12 @@ def _code(book: list[Tensor], value: Tensor, atol: float) -> int:
     return len(book) - 1
 
 
-def _kind(world: World, node: int) -> str:
-    return "set" if node in world.do else world.member(node).tpm.kind
+def _kind(world: GroundModel, node: int) -> str:
+    return "set" if node in world.do else world.spec(node).tpm.kind
 
 
 @enable_gradients()
-def over_roots(world: World, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
+def over_roots(world: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The greatest partial correlation of a number of x and one of y given others, to first order."""
     varied = _Varied(_in_double(world), frozenset(given))
     varied.run_through([*x, *y, *given])
@@ -106,20 +111,20 @@ def _scaled(rest: Tensor, whole: Tensor) -> Tensor:
     return torch.where(left > LEAST * whole.norm(dim=1, keepdim=True), rest / left, 0.0)
 
 
-def _in_double(world: World) -> World:
+def _in_double(world: GroundModel) -> GroundModel:
     """The same in float64."""
 
     def double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
         return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
-    return replace(world, network=world.network.to(torch.float64), given=double(world.given), do=double(world.do))
+    return replace(world, network=world.network.to(torch.float64), given=double(world.inputs), do=double(world.do))
 
 
 @dataclass
 class _Varied:
     """The sentence with noise: `noise` of each root and random node, `told`, what stands for a node that is asked."""
 
-    world: World
+    world: GroundModel
     given: frozenset[int]
     noise: list[Tensor] = field(default_factory=list)
     told: dict[int, Tensor] = field(default_factory=dict)
@@ -127,9 +132,9 @@ class _Varied:
     def run_through(self, nodes: Sequence[int]) -> None:
         """Give every node above some its value, parents first."""
         states: dict[int, Tensor] = {}
-        run = Run(self.world, states)
+        run = ReferenceRun(self.world, states)
         for node in ancestral_order(self.world.ground, nodes):
-            member, kind = self.world.member(node), _kind(self.world, node)
+            member, kind = self.world.spec(node), _kind(self.world, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]
                 states[node] = logits.argmax()
@@ -137,7 +142,7 @@ class _Varied:
             elif kind == "continuous":
                 normal = normal_of(member, run.distribution(node))
                 self.told[node] = run.values[node] = self._noisy(normal.mean, normal.stddev)
-            elif kind != "set" and member.tpm.reads_by_index:
+            elif kind != "set" and member.tpm.is_index_valued:
                 self.told[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
             elif kind != "set" and self._is_root(node, member):
                 self._vary(run, node)
@@ -148,14 +153,14 @@ class _Varied:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
         if member.tpm.kind == "input":
             return True
-        above = [self.world.member(parent) for parent in self.world.ground.parents(node)]
+        above = [self.world.spec(parent) for parent in self.world.ground.parents(node)]
         return member.group.word_stack is not None and all(
-            m.group.word_stack is None or m.tpm.reads_by_index for m in above
+            m.group.word_stack is None or m.tpm.is_index_valued for m in above
         )
 
-    def _vary(self, run: Run, node: int) -> None:
+    def _vary(self, run: ReferenceRun, node: int) -> None:
         """A root with its noise, which is that of its ids where it has some; none where these are given."""
-        ids = [parent for parent in self.world.ground.parents(node) if self.world.member(parent).tpm.reads_by_index]
+        ids = [parent for parent in self.world.ground.parents(node) if self.world.spec(parent).tpm.is_index_valued]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
             varied = self._noisy(value)

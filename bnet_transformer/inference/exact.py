@@ -31,7 +31,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.factors import NEVER, Factor, question_to_factors
 from bnet_transformer.reference import ATOL, BUDGET
-from bnet_transformer.tpm.base import broadcast
+from bnet_transformer.tpm.base import broadcast_shapes
 
 MOST_NUMBERS = 2**30
 
@@ -261,7 +261,7 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
             choices = [k for k in range(layout.batch) if table.shape[k] > 1]
             greatest = _greatest(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
-            whole = constant.expand(broadcast(constant.shape, full_shape(course, *over, batch)))
+            whole = constant.expand(broadcast_shapes(constant.shape, full_shape(course, *over, batch)))
             constants.append(whole.sum(axes, keepdim=True))
             if not choices:
                 continue
@@ -271,7 +271,7 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
     for (plates, words), tables in groups.items():
         own = {i for i in local if (members[i].group.plates, members[i].group.word_stack) == (plates, words)}
         shape = full_shape(course, plates, words, batch)
-        wide = [table.expand(broadcast(table.shape, shape)) for table in tables]
+        wide = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
         total = _sum_out(course, wide, sorted(own))
         rest.append(total.sum(axes, keepdim=True))
     apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.group.index in corpus]
@@ -294,7 +294,9 @@ def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor
     while left:
         places = {i: layout.enumerated.index(i) for i in left}
         touching = {i: [table for table in tables if table.shape[place] > 1] for i, place in places.items()}
-        costs = {i: math.prod(broadcast(*(t.shape for t in some))) if some else 0 for i, some in touching.items()}
+        costs = {
+            i: math.prod(broadcast_shapes(*(t.shape for t in some))) if some else 0 for i, some in touching.items()
+        }
         chosen = min(left, key=lambda i: costs[i])
         if costs[chosen] > MOST_NUMBERS:
             name = course.network.specs[chosen].group.name

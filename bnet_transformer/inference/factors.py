@@ -18,9 +18,9 @@ from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.readout import attentions_below, log_likelihood
-from bnet_transformer.reference import fits
-from bnet_transformer.tpm import At
-from bnet_transformer.tpm.base import broadcast
+from bnet_transformer.reference import is_close
+from bnet_transformer.tpm import EvalContext
+from bnet_transformer.tpm.base import broadcast_shapes
 
 OVER_BUDGET = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
@@ -324,7 +324,7 @@ def _along(course: Course, index: int, table: Tensor) -> Tensor:
 
 def _picked(table: Tensor, told: Evidence) -> Tensor:
     """The entries of a table `[*layout, states]` for the states that were seen."""
-    lead = broadcast(table.shape[:-1], told.value.shape)
+    lead = broadcast_shapes(table.shape[:-1], told.value.shape)
     return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
 
 
@@ -347,7 +347,7 @@ def likelihood_of(course: Course, index: int, member: NodeSpec, told: Evidence, 
 
 def _agreement(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
-    near = fits(course.values[index], told.value, atol, len(member.shape))
+    near = is_close(course.values[index], told.value, atol, len(member.shape))
     return torch.where(near, 0.0, NEVER).to(course.log_dtype)
 
 
@@ -357,7 +357,7 @@ def _is_half(module: Module) -> bool:
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
-def _seen_in_logs(course: Course, member: NodeSpec) -> tuple[At, list[Tensor]]:
+def _seen_in_logs(course: Course, member: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, in the type of log probabilities."""
     at, parents = seen(course, member)
     return at.to(course.log_dtype), [p.to(course.log_dtype) if p.is_floating_point() else p for p in parents]

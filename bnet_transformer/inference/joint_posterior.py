@@ -46,8 +46,8 @@ from bnet_transformer.inference.query import (
     with_cost,
     without_barren_choices,
 )
-from bnet_transformer.reference import Run, World, asking
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.reference import GroundModel, ReferenceRun, asking
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def joint_log_evidence(query: Query) -> Tensor:
     if total > -math.inf:
         return total
     last = bisect_left(range(1, len(query.evidence)), True, key=lambda count: bool(of_first(count) == -math.inf))
-    raise reference.impossible(query.world, query.evidence, last)
+    raise reference.impossible_evidence_error(query.world, query.evidence, last)
 
 
 def eliminated_posterior(query: Query) -> Tensor:
@@ -183,7 +183,7 @@ def _of_all_choices(query: Query, algorithm: str, supports: Sequence[Sequence[in
         batch = without_barren_choices(world, {*choices, *query.nodes, *query.evidence})
         logs = _log_probs(replace(query, world=batch), nodes, states)
     else:
-        runs = (Run(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
+        runs = (ReferenceRun(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
         each = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
         logs = torch.tensor(each, dtype=torch.float64)
     return logs.reshape(*shape[: len(supports)], -1).logsumexp(-1)
@@ -210,7 +210,7 @@ def _name_nan(query: Query, nodes: Sequence[int], states: Tensor) -> None:
     """Raise the error that names the node whose log probability is no number, in one joint state."""
     known = {**query.settled, **dict(zip(nodes, states, strict=True))}
     choices = [node for node in query.choices if node in known]
-    reference.log_joint(Run(query.world, known), choices, query.evidence, query.atol)
+    reference.log_joint(ReferenceRun(query.world, known), choices, query.evidence, query.atol)
     raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
 
 
@@ -241,7 +241,7 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
     if route.algorithm == "reference":
         route.warn_if_slow()
         for node in nodes:
-            row = asking.expected_reading(world, node, query.evidence, query.budget)
+            row = asking.expected_attention(world, node, query.evidence, query.budget)
             if row is not None:
                 table[node - first, row[0]] = row[1]
         return table.reshape(shape)
@@ -263,7 +263,7 @@ def expected_reading(query: Query, reading: NodeQuery) -> Tensor:
 def route_expected_reading(reading: NodeQuery) -> Route:
     """How `P(j | i)` of a family is averaged: from its tables in every state, or node by node by the reference."""
     world, route = reading.answers.world, reading.answers.route(reading)
-    if asking.shared_and_own(world, reading.choices) is not None or route.algorithm == "reference":
+    if asking.split_choices(world, reading.choices) is not None or route.algorithm == "reference":
         return route
     count = len(reading.above) * route.states * len(world.ground)
     reason = "its words depend on different choices, for which no table of the family has a dim each"
@@ -287,12 +287,12 @@ def arrow_weights(query: Query, answers: Answers, selection: NodeSelection) -> d
     reading = {
         member.group.index: answers.reading_query(member)
         for member in members
-        if member.has_word_attention and member.tpm.has_reading and ground.is_selected(member.group, selection)
+        if member.has_word_attention and member.tpm.has_attention and ground.is_selected(member.group, selection)
     }
     answers.prepare([each.member for each in reading.values() if answers.route(each).algorithm == "compiled"])
     rows, weights = {}, dict[tuple[int, int], float]()
     for index, each in reading.items():
-        table = in_numpy(expected_reading(query, each))
+        table = to_numpy(expected_reading(query, each))
         rows[index] = table.reshape(-1, table.shape[-1])
     for bundle, sources, targets in ground.arrows(selection):
         if bundle.child not in rows:
@@ -304,7 +304,7 @@ def arrow_weights(query: Query, answers: Answers, selection: NodeSelection) -> d
         shares = rows[bundle.child][targets - int(ground.offsets[bundle.child]), words]
         arrows = dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), shares.tolist(), strict=True))
         if any(WORD not in given.over for given in inputs):
-            arrows = {(s, t): w for (s, t), w in arrows.items() if s not in asking.single_parents(query.world, t)}
+            arrows = {(s, t): w for (s, t), w in arrows.items() if s not in asking.find_single_parents(query.world, t)}
         weights |= arrows
     return weights
 
@@ -330,9 +330,9 @@ class Samples:
         columns = {}
         for name, drawn in self.states.items():
             if drawn.dim() == 1:
-                columns[name] = in_numpy(drawn)
+                columns[name] = to_numpy(drawn)
             else:
-                columns |= {f"{name}[{k}]": in_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
+                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
 
     def _repr_html_(self) -> str:
@@ -408,11 +408,11 @@ def _by_own_tpms(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int]
             drawn |= _zeros(world, nodes)
 
 
-def _zeros(world: World, nodes: Sequence[int]) -> Drawn:
+def _zeros(world: GroundModel, nodes: Sequence[int]) -> Drawn:
     """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
     found = Drawn()
     for node in nodes:
-        member = world.member(node)
+        member = world.spec(node)
         shape, dtype = ((), torch.long) if member.tpm.kind == "discrete" else (member.shape, world.network.dtype)
         found[node] = torch.zeros(1, *shape, dtype=dtype, device=world.network.device)
     return found
@@ -425,7 +425,7 @@ def _is_chain(query: Query) -> bool:
     return count > FEW and all(question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
 
 
-def _batch_fault(module: Module, world: World, group: Sequence[int], drawn: Drawn) -> Fault | None:
+def _batch_fault(module: Module, world: GroundModel, group: Sequence[int], drawn: Drawn) -> Fault | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
     members = [world.network.specs[index] for index in group]
@@ -468,7 +468,7 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
 
 
 def _at_once(
-    module: Module, world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
+    module: Module, world: GroundModel, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
 ) -> Drawn:
     """Draws of the nodes of one family, which do not read each other."""
     family = world.ground.group_of(nodes[0])
@@ -495,7 +495,9 @@ def _drawn(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
 
 
-def _one_after_another(world: World, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator) -> Drawn:
+def _one_after_another(
+    world: GroundModel, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
+) -> Drawn:
     """Draws by the reference, node after node; draws that agree so far go on together."""
     found: dict[int, Tensor] = {}
     groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
@@ -504,7 +506,7 @@ def _one_after_another(world: World, nodes: Sequence[int], drawn: Drawn, n: int,
     for node in nodes:
         after: list[tuple[Tensor, dict[int, Tensor]]] = []
         for rows, known in groups:
-            states = _drawn_by(Run(world, known), node, len(rows), generator)
+            states = _drawn_by(ReferenceRun(world, known), node, len(rows), generator)
             found.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
             after += _split(rows, states, known, node) if world.ground.children(node) else [(rows, known)]
         groups = after
@@ -520,9 +522,9 @@ def _split(
         yield rows[same], {**known, node: state}
 
 
-def _drawn_by(run: Run, node: int, n: int, generator: torch.Generator) -> Tensor:
+def _drawn_by(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
     """n draws of a node from its TPM, its parents known."""
-    distribution, member = run.distribution(node), run.world.member(node)
+    distribution, member = run.distribution(node), run.model.spec(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
     normal = normal_of(member, distribution)

@@ -38,7 +38,7 @@ from bnet_transformer.inference.query import (
     set_families,
     word_counts,
 )
-from bnet_transformer.reference import BUDGET, World, asking
+from bnet_transformer.reference import BUDGET, GroundModel, asking
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ def normal_of(member: NodeSpec, found: object) -> TorchNormal:
 
 def inputs_of(table: str, member: NodeSpec) -> list[ParentSpec]:
     """What the logits or the reading of a family depend on."""
-    slots = member.tpm.reading_slots()
+    slots = member.tpm.attention_slots()
     return [given for given in member.parents if table != "reading" or given.slot in slots]
 
 
@@ -83,9 +83,9 @@ def table_of(table: str, member: NodeSpec, course: Course) -> FamilyTable:
         normal = normal_of(member, member.tpm.distribution(at, *parents))
         both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
         return course.layout, course.layout.full(both, 2)
-    entries = member.tpm.reading(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
+    entries = member.tpm.attention_weights(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
     if entries is None:
-        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
+        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.no_attention_reason())
     entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
     entries = course.layout.full(entries, 1)
     if table == "reading" and member.group.index in course.rows:
@@ -118,14 +118,14 @@ class NodeQuery:
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
         answers = self.answers
-        if not asking.choice_above(answers.world.network, [self.member.group.index]):
+        if not asking.has_ancestor_choices(answers.world.network, [self.member.group.index]):
             return {key: [] for key in self.above}
         return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
 
     @cached_property
     def shared_and_own(self) -> tuple[list[int], list[int]]:
         """The open choices that decide all the nodes, and the families of which each node depends on its own word's."""
-        return asking.shared_and_own(self.answers.world, self.choices) or ([], [])
+        return asking.split_choices(self.answers.world, self.choices) or ([], [])
 
     @property
     def one_state(self) -> Answers:
@@ -142,8 +142,8 @@ def kind_fault(query: NodeQuery) -> Fault | None:
         return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
         return Obstacle(name, "neither a Normal nor a choice with a number of states")
-    if query.table == "reading" and not tpm.has_reading:
-        return Obstacle(name, f"without P(j | i): {tpm.why_no_reading()}")
+    if query.table == "reading" and not tpm.has_attention:
+        return Obstacle(name, f"without P(j | i): {tpm.no_attention_reason()}")
     if query.table != "value" and tpm.kind == "input":
         return Obstacle(name, "an input")
     if query.table != "value" and query.node in world.do:
@@ -197,7 +197,7 @@ class Answers:
     """
 
     module: Module
-    world: World
+    world: GroundModel
     evidence: Mapping[int, Tensor]
     before: Answers | None = None
     states: Mapping[int, Tensor] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class Answers:
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        found = self._answer(query, lambda: asking.distribution(self.world, node, self.evidence))
+        found = self._answer(query, lambda: asking.conditional_distribution(self.world, node, self.evidence))
         return distribution_of(query.member, found) if isinstance(found, Tensor) else found
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
@@ -219,16 +219,16 @@ class Answers:
         Raises:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
-        member, ground = asking.reader(self.world, slice_, role), self.world.ground
+        member, ground = asking.find_attention_spec(self.world, slice_, role), self.world.ground
         query, what = self.reading_query(member), f"attention of {member.group.name}"
         is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.world.do]
         if is_set:
             allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
             raise BNetError(what, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
-        if asking.shared_and_own(self.world, query.choices) is None:  # no tensor has a dim for each
+        if asking.split_choices(self.world, query.choices) is None:  # no tensor has a dim for each
             wanted, got = "words that depend on the same open choices", "words that depend on others"
             raise BNetError(what, expected=wanted, actual=got, allowed="do(...) or observe(...) on these choices first")
-        table = self._answer(query, lambda: asking.attention(self.world, member, self.evidence))
+        table = self._answer(query, lambda: asking.conditional_attention(self.world, member, self.evidence))
         return table.to(self.world.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
@@ -244,11 +244,11 @@ class Answers:
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery("value", self, "value", self.world.member(node), node, {node: [node]})
+        return NodeQuery("value", self, "value", self.world.spec(node), node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self.world.member(node)
+        member = self.world.spec(node)
         if member.tpm.kind == "deterministic" and node not in self.world.do:
             return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
@@ -257,9 +257,9 @@ class Answers:
     def reading_query(self, member: NodeSpec) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
         above = {}
-        if asking.choice_above(self.world.network, [member.group.index]):  # else no node depends on a choice
+        if asking.has_ancestor_choices(self.world.network, [member.group.index]):  # else no node depends on a choice
             nodes = [n for n in self.world.ground.select_nodes(member.group).tolist() if n not in self.world.do]
-            above = {n: reference.reading_parents(self.world, n) for n in nodes if n not in self.world.rows}
+            above = {n: reference.attention_parents(self.world, n) for n in nodes if n not in self.world.attention_rows}
         return NodeQuery("attention", self, "reading", member, None, above)
 
     def family(self, table: str, member: NodeSpec) -> Tensor:
@@ -273,7 +273,7 @@ class Answers:
 
     def open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
-        return reference.choices(self.world, nodes, reference.settling(self.world, self.evidence))
+        return reference.find_open_choices(self.world, nodes, reference.get_fixed(self.world, self.evidence))
 
     def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
@@ -333,9 +333,9 @@ class Answers:
         return plan_flops(network, plan, words, closed, batch)
 
     @cached_property
-    def _settled(self) -> World:
+    def _settled(self) -> GroundModel:
         """The sentence in which the nodes are set as well of which evidence says outright what they came to."""
-        return replace(self.world, do={**reference.settling(self.world, self.evidence), **self.world.do})
+        return replace(self.world, do={**reference.get_fixed(self.world, self.evidence), **self.world.do})
 
     def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
@@ -466,7 +466,7 @@ class Answers:
             do=closed,
             patched=patched,
             rows=arguments["rows"],
-            given={name: value[None] for name, value in world.given.items()},
+            given={name: value[None] for name, value in world.inputs.items()},
             enumerate_too=is_open,
         )
         return self.module.run(request)[0]
@@ -491,7 +491,7 @@ class Answers:
                 stack.extend(bundle.parent for bundle in network.graph.in_edges[index])
         functions = (member for member in map(network.specs.__getitem__, sorted(same)) if member.parents)
         functions = (member for member in functions if member.tpm.kind == "deterministic")
-        kept = [member for member in functions if not asking.choice_above(network, [member.group.index])]
+        kept = [member for member in functions if not asking.has_ancestor_choices(network, [member.group.index])]
         if self.before.table_fault("value", kept, ()) is not None:
             return {}
         self.before._compute("value", kept)
@@ -505,7 +505,7 @@ class Answers:
     def _touched(self) -> set[int]:
         """The families that the surgery set or freed, and all that descend from them."""
         assert self.before is not None
-        mine, theirs = ({**world.do, **world.rows} for world in (self.world, self.before.world))
+        mine, theirs = ({**world.do, **world.attention_rows} for world in (self.world, self.before.world))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
         families = {self.world.ground.group_of(node).index for node in nodes}
         return families | self.world.network.graph.descendants(families)

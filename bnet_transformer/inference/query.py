@@ -46,7 +46,7 @@ from bnet_transformer.cost.count import plan_flops
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.factors import Question, analyse_question, check_count
-from bnet_transformer.reference import ATOL, BUDGET, World, choices, fits, where
+from bnet_transformer.reference import ATOL, BUDGET, GroundModel, find_open_choices, is_close, locate_node
 
 NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
 
@@ -65,7 +65,7 @@ class Query:
     """
 
     module: Module
-    world: World
+    world: GroundModel
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()
     budget: int = BUDGET
@@ -78,12 +78,14 @@ class Query:
     @cached_property
     def settled(self) -> dict[int, Tensor]:
         """The evidence that says outright which state or value a random node has."""
-        return reference.settling(self.world, self.evidence)
+        return reference.get_fixed(self.world, self.evidence)
 
     @cached_property
     def choices(self) -> list[int]:
         """The open choices above the nodes and the evidence, and those that decide their distributions in turn."""
-        return reference.choices(self.world, [*self.nodes, *self.evidence], self.settled, beyond=True)
+        return reference.find_open_choices(
+            self.world, [*self.nodes, *self.evidence], self.settled, include_ancestors=True
+        )
 
     def without_own_evidence(self) -> Query:
         """The same query without evidence on the nodes that it asks for."""
@@ -98,30 +100,30 @@ class Query:
         """
         rest = dict(self.evidence)
         for k, (node, observed) in enumerate(self.evidence.items()):
-            member, index = where(self.world, node)
+            member, index = locate_node(self.world, node)
             if member.tpm.kind == "input":
-                value = self.world.given[member.group.name][index]
-                if not bool(fits(value, observed, self.atol, value.dim())):
-                    raise reference.impossible(self.world, self.evidence, k)
+                value = self.world.inputs[member.group.name][index]
+                if not bool(is_close(value, observed, self.atol, value.dim())):
+                    raise reference.impossible_evidence_error(self.world, self.evidence, k)
                 del rest[node]
         return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
 
 
-def word_counts(world: World) -> dict[str, Tensor]:
+def word_counts(world: GroundModel) -> dict[str, Tensor]:
     """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
-    filled = {world.network.get_spec(name).group.word_stack for name in world.given}
+    filled = {world.network.get_spec(name).group.word_stack for name in world.inputs}
     device, words = world.network.device, world.ground.word_counts
     return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
 
 
-def sentence_arguments(world: World) -> dict[str, Any]:
+def sentence_arguments(world: GroundModel) -> dict[str, Any]:
     """A sentence after its interventions as the arguments `x`, `do`, `patched`, `rows`, `given` of a batch of one."""
-    given = {name: value[None] for name, value in world.given.items()}
+    given = {name: value[None] for name, value in world.inputs.items()}
     return {"x": word_counts(world), "given": given, **interventions(world)}
 
 
 def evidence_by_family(
-    world: World, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
+    world: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
 ) -> dict[str, Evidence]:
     """Evidence on nodes as evidence on families.
 
@@ -135,7 +137,7 @@ def evidence_by_family(
     return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
 
 
-def interventions(world: World, above: Collection[int] | None = None) -> dict[str, Any]:
+def interventions(world: GroundModel, above: Collection[int] | None = None) -> dict[str, Any]:
     """The nodes that are set, as `do`, `patched` and `rows`: whole families, some nodes of a family, attention rows.
 
     Args:
@@ -149,11 +151,11 @@ def interventions(world: World, above: Collection[int] | None = None) -> dict[st
             whole[name] = value
         else:
             patched[name] = value, which
-    return {"do": whole, "patched": patched, "rows": node_values_by_family(world, world.rows, above)}
+    return {"do": whole, "patched": patched, "rows": node_values_by_family(world, world.attention_rows, above)}
 
 
 def node_values_by_family(
-    world: World,
+    world: GroundModel,
     values: Mapping[int, Tensor],
     above: Collection[int] | None = None,
     states: Mapping[int, Tensor] | None = None,
@@ -184,19 +186,19 @@ def node_values_by_family(
     return families
 
 
-def set_families(world: World, above: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def set_families(world: GroundModel, above: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
     whole, some = list[str](), list[str]()
     for index, nodes in nodes_by_family(world, world.do, above).items():
         family = world.network.specs[index].group
         is_whole = len(nodes) == math.prod(world.ground.shapes[index])
         (whole if is_whole and world.network.specs[index].tpm.kind != "input" else some).append(family.name)
-    rows = (world.network.specs[index].group.name for index in nodes_by_family(world, world.rows, above))
+    rows = (world.network.specs[index].group.name for index in nodes_by_family(world, world.attention_rows, above))
     return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
 
 
 def evidence_forms(
-    world: World, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
+    world: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
 ) -> dict[str, tuple[bool, bool]]:
     """Family -> whether evidence and set nodes are all its nodes, and whether the evidence is in real numbers.
 
@@ -215,7 +217,9 @@ def evidence_forms(
     return forms
 
 
-def nodes_by_family(world: World, nodes: Iterable[int], above: Collection[int] | None = None) -> dict[int, list[int]]:
+def nodes_by_family(
+    world: GroundModel, nodes: Iterable[int], above: Collection[int] | None = None
+) -> dict[int, list[int]]:
     """Nodes by their family."""
     families: dict[int, list[int]] = {}
     for node in nodes:
@@ -233,7 +237,7 @@ def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([grid.reshape(-1) for grid in grids], -1)
 
 
-def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
+def pieces(world: GroundModel, count: int, asked: Iterable[int]) -> Iterator[slice]:
     """Parts of a batch of so many states, each small enough to be computed at once.
 
     `asked` are the families whose values or distributions are computed; those above them count as well.
@@ -244,7 +248,7 @@ def pieces(world: World, count: int, asked: Iterable[int]) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _numbers(world: World, index: int) -> int:
+def _numbers(world: GroundModel, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
     member, words = world.network.specs[index], max(world.ground.word_counts.values(), default=1)
     states = world.network.count_states(index, world.ground.word_counts) if member.tpm.kind == "discrete" else 0
@@ -374,9 +378,9 @@ def own_tpm_fault(query: Query) -> Fault | None:
     name = query.world.ground.name(node)
     if others or query.evidence:
         return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
-    if where(query.world, node)[0].tpm.states is None:
+    if locate_node(query.world, node)[0].tpm.states is None:
         return Obstacle(name, "a choice of a word of the sentence")
-    above = choices(query.world, reference.parents(query.world, node), {})
+    above = find_open_choices(query.world, reference.parents(query.world, node), {})
     if above:
         return Obstacle(query.world.ground.name(above[0]), f"an open choice above {name}")
     return None
@@ -468,7 +472,7 @@ def question_fault(query: Query, node: int | None, states: Collection[int] = ())
 
 
 def mixed_fault(
-    world: World, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
+    world: GroundModel, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
 ) -> Obstacle | None:
     """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
@@ -479,18 +483,18 @@ def mixed_fault(
     return None
 
 
-def relevant_world(world: World, nodes: Collection[int]) -> World:
+def relevant_world(world: GroundModel, nodes: Collection[int]) -> GroundModel:
     """The sentence with only the interventions above some nodes."""
     families = {world.ground.group_of(node).index for node in nodes}
     above = world.network.graph.ancestral_set(families)
     do, rows = (
         {node: value for node, value in values.items() if world.ground.group_of(node).index in above}
-        for values in (world.do, world.rows)
+        for values in (world.do, world.attention_rows)
     )
     return replace(world, do=do, rows=rows)
 
 
-def without_barren_choices(world: World, relevant: Collection[int]) -> World:
+def without_barren_choices(world: GroundModel, relevant: Collection[int]) -> GroundModel:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
     families = {world.ground.group_of(node).index for node in relevant}
     above = world.network.graph.ancestral_set(families)
@@ -500,7 +504,7 @@ def without_barren_choices(world: World, relevant: Collection[int]) -> World:
     return replace(world, do={**{node: zero for node in nodes if node not in relevant}, **world.do})
 
 
-def route_reference(question: str, world: World, choices: Collection[int]) -> Route:
+def route_reference(question: str, world: GroundModel, choices: Collection[int]) -> Route:
     """The route of a question that has no compiled algorithm: a run of the net for each joint state of the choices."""
     states = math.prod(world.count_states(choice) for choice in choices)
     reason = "the compiled net has no algorithm for it"

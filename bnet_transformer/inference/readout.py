@@ -23,9 +23,9 @@ from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.told import readable
 from bnet_transformer.compiler.values import attended
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.tpm import At, Attention, Categorical, Dot, Normal
-from bnet_transformer.tpm.base import broadcast
-from bnet_transformer.tpm.combine import apply
+from bnet_transformer.tpm import Attention, Categorical, Dot, EvalContext, Normal
+from bnet_transformer.tpm.base import broadcast_shapes
+from bnet_transformer.tpm.combine import apply_linear
 from bnet_transformer.tpm.random import squared_distance
 
 SHARP = -2.5  # the log of the least sigma at which Gram matrices are used in float32
@@ -78,9 +78,9 @@ def log_likelihood(course: Course, plan: Plan, member: NodeSpec, y: Tensor, obse
     own = standing(course, member)
     W = own.parameters.get("weight")
     if W is not None:
-        residual = None if residual is None else apply(W, residual)
+        residual = None if residual is None else apply_linear(W, residual)
         if after is None and _narrows(W, reading):
-            reading = replace(reading, v=apply(W, reading.v))
+            reading = replace(reading, v=apply_linear(W, reading.v))
         else:
             after = W if after is None else W @ after
     if isinstance(member.tpm, Normal):
@@ -92,7 +92,7 @@ def log_likelihood(course: Course, plan: Plan, member: NodeSpec, y: Tensor, obse
 
 
 def _normal(
-    tpm: Normal, own: At, reading: Reading, after: Tensor | None, target: Tensor, observed: Tensor | None
+    tpm: Normal, own: EvalContext, reading: Reading, after: Tensor | None, target: Tensor, observed: Tensor | None
 ) -> Tensor:
     if after is None and _is_precise(own["log_sigma"]) and _pays(reading, target):
         square = _by_gram_matrices(reading, target, observed)
@@ -106,7 +106,7 @@ def _normal(
 
 
 def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
-    lead = broadcast(logits.shape[:-1], y.shape)
+    lead = broadcast_shapes(logits.shape[:-1], y.shape)
     # Relative to the greatest logit, a constant of every derivative: `exp(logits - logsumexp)`, the derivative of
     # torch.logsumexp, loses its sum of 1 where logits are large. (log_softmax takes longer where states are few.)
     logits = logits - logits.detach().amax(-1, keepdim=True)

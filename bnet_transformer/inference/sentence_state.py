@@ -25,9 +25,9 @@ from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
-from bnet_transformer.reference import ATOL, BUDGET, Row, World, asking, sources, where
+from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, asking, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
-from bnet_transformer.tpm.arrays import own_tensor
+from bnet_transformer.tpm.arrays import copy_to_tensor
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Attend:
 
     def __init__(self, weights: object) -> None:
         try:
-            row = own_tensor(weights)
+            row = copy_to_tensor(weights)
             if row.is_complex():
                 raise TypeError("complex")
             row = row.to(torch.float64)
@@ -153,12 +153,12 @@ def is_own(value: object) -> bool:
     return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
 
 
-def value_for(world: World, node: int, value: object) -> Tensor | Row:
+def value_for(world: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
     """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
-    name, member = world.ground.name(node), world.member(node)
+    name, member = world.ground.name(node), world.spec(node)
     match value:
         case Zero():
-            if member.tpm.reads_by_index:
+            if member.tpm.is_index_valued:
                 raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
             return torch.zeros(member.shape, dtype=world.network.dtype, device=world.network.device)
         case Mean(sentences=others):
@@ -172,7 +172,7 @@ def value_for(world: World, node: int, value: object) -> Tensor | Row:
 class OwnValues:
     """What `Noise` and `Mean()` set nodes of a sentence to (`is_own`); the mean of each family is computed once."""
 
-    world: World
+    world: GroundModel
     value: Callable[[int], Tensor]
     _means: dict[int, Tensor] = field(default_factory=dict)
 
@@ -190,7 +190,7 @@ class OwnValues:
 
     def _own(self, node: int) -> Tensor:
         """The value that a node has."""
-        name, tpm = self.world.ground.name(node), self.world.member(node).tpm
+        name, tpm = self.world.ground.name(node), self.world.spec(node).tpm
         if tpm.is_random and node not in self.world.do:
             expected = "a node with a value: a function of its parents"
             raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} one")
@@ -216,9 +216,9 @@ def _has_values(value: object) -> bool:
     return not plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
-def _settled(world: World, node: int, value: Tensor) -> Tensor:
+def _settled(world: GroundModel, node: int, value: Tensor) -> Tensor:
     """A value that is real numbers, and the same for each state of the choices."""
-    name, shape = world.ground.name(node), world.member(node).shape
+    name, shape = world.ground.name(node), world.spec(node).shape
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
     if tuple(value.shape) != shape:
@@ -228,15 +228,15 @@ def _settled(world: World, node: int, value: Tensor) -> Tensor:
     return value
 
 
-def _row(world: World, node: int, weights: Tensor) -> Row:
+def _row(world: GroundModel, node: int, weights: Tensor) -> AttentionRow:
     """A row of attention, a weight for each word that there is."""
-    (member, index), name = where(world, node), world.ground.name(node)
+    (member, index), name = locate_node(world, node), world.ground.name(node)
     values = next((given for given in member.parents if given.slot == "v."), None)
     plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
     if not plain or values is None or values.over != (WORD,):
         wanted = "a node that is the mix of an Attention over words, without picks"
         raise EvidenceError(name, expected=wanted, actual=type(member.tpm).__name__)
-    words = sources(world, member, index, values, {})[2]
+    words = find_slot_parents(world, member, index, values, {})[2]
     row = torch.zeros(world.ground.word_counts[world.network.specs[values.index].group.word_stack or ""])
     if len(weights) not in (len(row), len(words)):
         raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
@@ -245,7 +245,7 @@ def _row(world: World, node: int, weights: Tensor) -> Row:
         raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=got)
     row = row.to(world.network.device, world.network.dtype)
     row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
-    return Row(row)
+    return AttentionRow(row)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,7 +270,7 @@ class SentenceState:
 
     module: Module
     encoded: EncodedSentence
-    interventions: Mapping[int, Tensor | Row] = field(default_factory=dict)
+    interventions: Mapping[int, Tensor | AttentionRow] = field(default_factory=dict)
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     before: Answers | None = None
 
@@ -290,10 +290,10 @@ class SentenceState:
         return self.world.ground
 
     @cached_property
-    def world(self) -> World:
+    def world(self) -> GroundModel:
         """The ground graph, the given values and the interventions: the model after surgery."""
         ground = GroundGraph(self.network.graph, self.encoded.words)
-        return World(self.network, ground, self.encoded.given).surgery(self.interventions)
+        return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
     def answers(self) -> Answers:
@@ -303,7 +303,7 @@ class SentenceState:
             raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
         return Answers(self.module, self.world, self.evidence, self.before)
 
-    def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | Row]:
+    def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
         """What each node is set to, by ground id.
 
         Args:
@@ -409,7 +409,7 @@ class SentenceState:
             raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
         for node in nodes:
-            asking.must_be_discrete(self.world, node)
+            asking.check_discrete_node(self.world, node)
         return query
 
     def selection(
@@ -428,18 +428,18 @@ class SentenceState:
             words: The words that are in it, by number or as words, or a mapping from stacks to them; all where None.
             heads: The heads that are in it; all where None.
         """
-        chosen = None if slices is None else asking.slices_of(slices, self.network)
+        chosen = None if slices is None else asking.parse_slices(slices, self.network)
         sizes, plates, kept = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
                 raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
-            plates["head"] = asking.numbers_of("heads", heads, sizes["head"])
+            plates["head"] = asking.parse_indices("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
         for stack, wanted in by_stack.items():
             if stack not in self.tokens:
                 raise unknown_name_error("stack", stack, self.tokens)
             if wanted is not None:
-                kept[stack] = asking.places_of(self.tokens[stack], wanted)
+                kept[stack] = asking.parse_words(self.tokens[stack], wanted)
         return NodeSelection(chosen, kept, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
@@ -448,7 +448,7 @@ class SentenceState:
         Args:
             node: A ground id.
         """
-        network, member = self.network, self.world.member(node)
+        network, member = self.network, self.world.spec(node)
         if member.tpm.kind != "discrete":
             return None
         if member.tpm.states is None:

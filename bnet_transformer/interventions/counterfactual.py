@@ -21,8 +21,8 @@ from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_queries import normal_of
 from bnet_transformer.inference.query import Query, route_reference
-from bnet_transformer.reference import Done, Run, World
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +60,10 @@ class Counterfactual:
         import pandas as pd
 
         if self.probabilities is not None:
-            return pd.DataFrame({"probability": in_numpy(self.probabilities)}).rename_axis("state")
+            return pd.DataFrame({"probability": to_numpy(self.probabilities)}).rename_axis("state")
         assert self.values is not None and self.weights is not None
-        frame = pd.DataFrame(in_numpy(self.values.reshape(len(self.weights), -1)))
-        frame.insert(0, "weight", in_numpy(self.weights))
+        frame = pd.DataFrame(to_numpy(self.values.reshape(len(self.weights), -1)))
+        frame.insert(0, "weight", to_numpy(self.weights))
         return frame
 
     def _repr_html_(self) -> str:
@@ -81,7 +81,7 @@ class _Branch:
     assumed: bool
 
 
-def counterfactual(question: Query, done: Done) -> Counterfactual:
+def counterfactual(question: Query, done: Interventions) -> Counterfactual:
     """What a node would have been under other interventions, by enumeration.
 
     Args:
@@ -94,14 +94,14 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
     reference.log_evidence(world, evidence, None, question.budget, question.atol)
     other, settled = world.surgery(done), question.settled
     order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
-    random = [node for node in order if world.member(node).tpm.is_random]
+    random = [node for node in order if world.spec(node).tpm.is_random]
     for node in random:
-        if world.member(node).tpm.kind == "continuous" and node not in settled and node != query:
+        if world.spec(node).tpm.kind == "continuous" and node not in settled and node != query:
             wanted = "what a random real node came to, for others read it"
             raise UnsupportedError(world.ground.name(node), expected=wanted, actual="neither evidence nor do")
     found: list[_Branch] = []
     twins = _Twins(other)
-    for run in reference.runs(world, free, settled, question.budget):
+    for run in reference.enumerate_runs(world, free, settled, question.budget):
         log = reference.log_joint(run, free, evidence, question.atol)
         if log > -math.inf:
             branches = [_Branch(math.exp(log), {}, False)]
@@ -118,16 +118,16 @@ def counterfactual(question: Query, done: Done) -> Counterfactual:
 class _Twins:
     """The world as it might have been, run once for each joint state of its choices."""
 
-    world: World
-    runs: dict[tuple[tuple[int, int], ...], Run] = field(default_factory=dict)
-    distributions: dict[tuple[Run, int], Distribution] = field(default_factory=dict)
+    world: GroundModel
+    runs: dict[tuple[tuple[int, int], ...], ReferenceRun] = field(default_factory=dict)
+    distributions: dict[tuple[ReferenceRun, int], Distribution] = field(default_factory=dict)
 
-    def run(self, states: Mapping[int, Tensor]) -> Run:
+    def run(self, states: Mapping[int, Tensor]) -> ReferenceRun:
         """The run of these states, kept where they are all choices."""
         if any(state.is_floating_point() for state in states.values()):
-            return Run(self.world, states)
+            return ReferenceRun(self.world, states)
         key = tuple((node, int(state)) for node, state in states.items())
-        return self.runs.setdefault(key, Run(self.world, states))
+        return self.runs.setdefault(key, ReferenceRun(self.world, states))
 
     def distribution(self, states: Mapping[int, Tensor], node: int) -> Distribution:
         """`P(node | its parents)` in that run."""
@@ -140,8 +140,8 @@ class _Twins:
 def _stepped(twins: _Twins, branch: _Branch, node: int, before: Distribution, state: Tensor) -> list[_Branch]:
     """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
     other, after = twins.world, twins.distribution(branch.states, node)
-    if other.member(node).tpm.kind == "continuous":
-        was, would_be = (normal_of(other.member(node), each) for each in (before, after))
+    if other.spec(node).tpm.kind == "continuous":
+        was, would_be = (normal_of(other.spec(node), each) for each in (before, after))
         value = would_be.mean + would_be.stddev * (state - was.mean) / was.stddev
         return [_Branch(branch.weight, {**branch.states, node: value}, branch.assumed)]
     p, q = (each.probs.double() for each in (before, after))  # type: ignore[attr-defined]
@@ -183,7 +183,7 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     name = other.ground.name(query)
     convention = GUMBEL_MAX if any(branch.assumed for branch in found) else None
     state = other.do.get(query)
-    if other.member(query).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
+    if other.spec(query).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[query] if state is None else state for branch in found])
         share = torch.zeros(other.count_states(query), dtype=torch.float64)
         share = share.index_add(0, states, weights).to(other.network.log_dtype)
@@ -191,8 +191,8 @@ def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
     values, sigmas = [], []
     for branch in found:
         run = twins.run(branch.states)
-        if other.member(query).tpm.kind == "continuous" and query not in branch.states and query not in other.do:
-            normal = normal_of(other.member(query), run.distribution(query))
+        if other.spec(query).tpm.kind == "continuous" and query not in branch.states and query not in other.do:
+            normal = normal_of(other.spec(query), run.distribution(query))
             values.append(normal.mean)
             sigmas.append(normal.stddev)
         else:

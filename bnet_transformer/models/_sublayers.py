@@ -43,8 +43,8 @@ from bnet_transformer.tpm import (
     Sinusoid,
     Weight,
 )
-from bnet_transformer.tpm.checks import Checked, below_one, choice, flag, optional
-from bnet_transformer.tpm.steps import ACTIVATIONS, activation_name
+from bnet_transformer.tpm.checks import CheckedDataclass, check_below_one, check_bool, choice, optional
+from bnet_transformer.tpm.steps import ACTIVATIONS, check_activation
 
 Vocabulary = Sequence[str] | int | None
 TABLE = "W_embed"
@@ -63,16 +63,16 @@ def observed(observe: TPM | None, role: str = "x", over: Sequence[str] = WORD) -
 
 
 @dataclass(frozen=True)
-class Ends(Checked):
+class Ends(CheckedDataclass):
     """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
 
     `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
     """
 
     dim: Annotated[int, check_int]
-    bias: Annotated[bool, flag] = True
+    bias: Annotated[bool, check_bool] = True
     features: Annotated[int | None, optional(check_int)] = None
-    dropout: Annotated[float, below_one] = 0.0
+    dropout: Annotated[float, check_below_one] = 0.0
     eps: float = field(default=1e-5, kw_only=True)
     form: str = field(default="layer", kw_only=True)
 
@@ -204,7 +204,7 @@ class Sublayers(Ends):
     hidden: Annotated[int | None, optional(check_int)] = None
     norm: Annotated[str, choice("post", "pre", "parallel")] = "post"
     final_norm: Annotated[bool | None, choice(None, True, False)] = None
-    activation: Annotated[str, activation_name] = "relu"
+    activation: Annotated[str, check_activation] = "relu"
     _: KW_ONLY
     gated: bool = False
     key_dim: Annotated[int | None, optional(check_int)] = None
@@ -329,7 +329,7 @@ def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TP
     name = positions if isinstance(positions, str) else None
     if words is not None and name != "learned":
         raise BNetError("words", expected="None, unless positions='learned'", actual=words)
-    if positions is None or (isinstance(positions, TPM) and not positions.takes()):
+    if positions is None or (isinstance(positions, TPM) and not positions.get_slots()):
         return positions
     if name == "sinusoidal":
         return Sinusoid(dim)

@@ -33,7 +33,7 @@ from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.page.reading import Reading, formulas, included, prepare, reading_of
-from bnet_transformer.reference import World, asking
+from bnet_transformer.reference import GroundModel, asking
 
 STEPS = 255  # a probability p is the byte round(255 p), so it is exact to 1/510
 MOST_WORDS = 512  # of a stack
@@ -109,7 +109,7 @@ def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes
         "cut": sorted(world.ground.cut_nodes),
         "stacks": [_stack(state, name) for name in world.network.graph.slices],
         "done": {world.ground.name(node): _said_value(value) for node, value in world.do.items()}
-        | {world.ground.name(node): "a row of attention" for node in world.rows},
+        | {world.ground.name(node): "a row of attention" for node in world.attention_rows},
         "seen": {world.ground.name(node): _said_value(value, state, node) for node, value in state.evidence.items()},
         "heads": None if heads is None else [int(head) for head in heads],
         "readings": told,
@@ -133,7 +133,7 @@ def _check_words(state: SentenceState) -> None:
             raise BudgetError("page", expected=f"a sentence of at most {MOST_WORDS} words", actual=got, allowed=allowed)
 
 
-def _check_bytes(world: World, readers: Sequence[NodeSpec], heads: int | None) -> None:
+def _check_bytes(world: GroundModel, readers: Sequence[NodeSpec], heads: int | None) -> None:
     """Refuse more reads than a page can hold, and say which slices and heads fit."""
     sizes = [_reads(world, member, heads) for member in readers]
     if sum(sizes) <= MOST_BYTES:
@@ -149,8 +149,8 @@ def _check_bytes(world: World, readers: Sequence[NodeSpec], heads: int | None) -
     raise BudgetError("page", expected=expected, actual=got, allowed=", or ".join(fits) or "a shorter sentence")
 
 
-def _reads(world: World, member: NodeSpec, heads: int | None) -> int:
-    pairs = int(asking.readable(world, member).sum())
+def _reads(world: GroundModel, member: NodeSpec, heads: int | None) -> int:
+    pairs = int(asking.compute_read_mask(world, member).sum())
     plates = [
         world.network.graph.plate_sizes[p] if p != "head" or heads is None else heads for p in member.group.plates
     ]
@@ -176,7 +176,7 @@ def _number(tables: Tables, table: NDArray[np.bool_]) -> int:
     return tables.setdefault(key, len(tables))
 
 
-def _links(world: World, tables: Tables) -> list[list[Any]]:
+def _links(world: GroundModel, tables: Tables) -> list[list[Any]]:
     """Every arrow: parents' and children's family, the tables of plates and of words, and the colour."""
     graph, ground, found = world.network.graph, world.ground, []
     for bundle in graph.edges:
@@ -206,7 +206,7 @@ def _plate_pairs(ground: GroundGraph, bundle: EdgeTemplate) -> NDArray[np.bool_]
     return agree
 
 
-def _family(world: World, member: NodeSpec, row: int, depth: int, equation: int) -> dict[str, Any]:
+def _family(world: GroundModel, member: NodeSpec, row: int, depth: int, equation: int) -> dict[str, Any]:
     own, network = member.group, world.network
     into = network.graph.in_edges[own.index]
     letter, below = letter_of(own.role)
@@ -253,14 +253,14 @@ def _stack(state: SentenceState, name: str) -> dict[str, Any]:
 # what is read
 
 
-def _packed(world: World, readings: Sequence[Reading], tables: Tables) -> tuple[list[dict[str, Any]], bytes]:
+def _packed(world: GroundModel, readings: Sequence[Reading], tables: Tables) -> tuple[list[dict[str, Any]], bytes]:
     """Each reading with where its bytes begin, and the bytes of all: of each slot and plate the pairs that can be."""
     told: list[dict[str, Any]] = []
     parts: list[bytes] = []
     at = 0
     for reading in readings:
         member, family = reading.member, reading.member.group
-        pairs = asking.readable(world, member)
+        pairs = asking.compute_read_mask(world, member)
         block = quantised(reading.table[..., pairs]).tobytes()
         into, out = _states_between(world.network, member)
         told.append(
@@ -299,7 +299,7 @@ def _states_between(network: Network, member: NodeSpec) -> tuple[int | None, int
     out, into = ends_of(network, member)
     found: list[int | None] = []
     for stack, slice_ in (into, out):
-        state = asking.state_of(network, stack)
+        state = asking.find_state_group(network, stack)
         named = None if state is None else network.graph.by_stem[state.stem]
         found.append(next((f.index for f in named or () if f.slice == slice_), None))
     return found[0], found[1]
@@ -315,7 +315,7 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     wanted = [told] if isinstance(told, str) else check_sequence("posterior", told, str)
     ids = [state.ground.id(name) for name in wanted]
     for node in ids:
-        asking.must_be_discrete(state.world, node)
+        asking.check_discrete_node(state.world, node)
     found = [_posterior(state, node) for node in dict.fromkeys(ids)]
     network, ground = state.network, state.ground
     wordless = not network.graph.word_stacks

@@ -18,14 +18,14 @@ from torch import Tensor
 from bnet_transformer.attention.heads.gates import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.equations import equations
-from bnet_transformer.equations.letters import Letters
-from bnet_transformer.equations.telling import groups
+from bnet_transformer.equations.letters import Notation
+from bnet_transformer.equations.telling import share_equations
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
 from bnet_transformer.inference.node_queries import NodeQuery
-from bnet_transformer.reference import World, asking
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.reference import GroundModel, asking
+from bnet_transformer.tpm.arrays import to_numpy
 
 OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
 SLOW = 4_096  # nodes whose mean is computed one by one
@@ -62,22 +62,22 @@ class Reading:
 def prepare(state: SentenceState, members: Sequence[NodeSpec]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
     set_ = {state.ground.group_of(node).index for node in state.world.do}
-    state.answers.prepare([m for m in members if m.tpm.has_reading and m.group.index not in set_])
+    state.answers.prepare([m for m in members if m.tpm.has_attention and m.group.index not in set_])
 
 
 def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | None = None) -> Reading | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
     world, family = state.world, member.group
     set_ = [node for node in world.do if world.ground.group_of(node).index == family.index]
-    if not member.tpm.has_reading:
-        return f"{family.name}: expected attention P(j | i); got {member.tpm.why_no_reading()}"
+    if not member.tpm.has_attention:
+        return f"{family.name}: expected attention P(j | i); got {member.tpm.no_attention_reason()}"
     if family.index in world.network.graph.recurrent and set_:
         return f"{family.name} reads what is set in it: no P(j | i) is shown"
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
         rest = {node: value for node, value in state.interventions.items() if node not in set_}
         state = replace(state, interventions=rest, before=None)
     reading = state.answers.reading_query(member)
-    apart = asking.shared_and_own(state.world, reading.choices)
+    apart = asking.split_choices(state.world, reading.choices)
     choices = _named(state.world, reading, [] if apart is None else apart[1])
     count = math.prod(choices.values())
     is_told = apart is not None and count <= OPEN and 0 <= (family.step or 0) < world.network.graph.depth
@@ -89,7 +89,7 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
             note = f"{family.name}: no posterior mean ({error})"
     has_mean = bool(parts and choices)
     if is_told:
-        values = in_numpy(state.answers.attention(family.step or 0, family.stem).detach())
+        values = to_numpy(state.answers.attention(family.step or 0, family.stem).detach())
         parts.append(values.reshape(-1, *values.shape[len(choices) :]))
     elif not parts:
         return note
@@ -106,7 +106,7 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
     return Reading(member, flat, tuple(choices.items()) if is_told else (), has_mean, note)
 
 
-def _named(world: World, reading: NodeQuery, own: Collection[int]) -> dict[str, int]:
+def _named(world: GroundModel, reading: NodeQuery, own: Collection[int]) -> dict[str, int]:
     """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
     named = {}
     for choice in sorted(set().union(*reading.choices.values())):
@@ -120,7 +120,7 @@ def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     nodes = len(state.ground.select_nodes(reading.member.group))
     if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
         raise BudgetError(reading.member.group.name, expected=f"at most {SLOW} nodes for a mean", actual=nodes)
-    return in_numpy(expected_reading(state.query(), reading))
+    return to_numpy(expected_reading(state.query(), reading))
 
 
 # how the heads are in: a table that a user made, or the posterior that `inclusion` found
@@ -152,7 +152,7 @@ def _found(network: Network, told: Inclusion) -> dict[str, Any]:
         "note": f"By {told.sentences:,} sentence{s}: the mean of rho, its interval of {told.interval:.0%} as a line. "
         f"{told.likelihood}{sigma}.",
         "rows": list(told.slices),
-        **{name: in_numpy(values.double()).round(6).tolist() for name, values in parts.items()},
+        **{name: to_numpy(values.double()).round(6).tolist() for name, values in parts.items()},
     }
 
 
@@ -186,8 +186,8 @@ def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
         for row in told.rows
     ]
     which = [-1] * len(network.specs)
-    for k, group in enumerate(groups(network, Letters(network))):
-        for member in group.members:
+    for k, group in enumerate(share_equations(network, Notation(network))):
+        for member in group.specs:
             which[member.group.index] = k
     return rows, which
 

@@ -17,7 +17,7 @@ from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import PAGE, Canvas
 from bnet_transformer.plots.heat import Map, Numbers, framed, heat_map, heat_maps
 from bnet_transformer.plots.tables import Series, bars
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 SHOWN = ("pi", "theta", "history")
 NOISY = 120  # more steps than this are drawn pale, with their running mean over them
@@ -86,7 +86,7 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     if not result.cosine:
         raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
-    maps = [Map(in_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
+    maps = [Map(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     told: Any = {"what": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
         heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
@@ -98,7 +98,7 @@ def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
 
 def comparison(result: Comparison, canvas: Canvas) -> None:
     """How many sentences a head of each fit answers for, the matches framed."""
-    overlap = in_numpy(result.overlap.double())
+    overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
     told: Any = {"what": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
     ax = heat_map(canvas, Map(overlap, rows, columns), **told, square=True)
@@ -175,7 +175,7 @@ def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float)
 
 def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None = None, high: Numbers | None = None) -> None:
     labels = [f"{k} (dead)" if k in found.dead else str(k) for k in range(len(found.usage))]
-    usage = in_numpy(found.usage.double()).reshape(-1)
+    usage = to_numpy(found.usage.double()).reshape(-1)
     bars(canvas, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector, ax=ax)
 
 
@@ -203,7 +203,7 @@ def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) ->
         owner = (below or list(tables) or [""])[0]
     if owner not in tables:
         raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or "none")
-    values = in_numpy(tables[owner].double())
+    values = to_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
     low, high = _interval(result, f"{owner}.logits", share)
     if low is not None and high is not None:
@@ -219,7 +219,7 @@ def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None
     if name not in result.samples:
         return None, None
     low, high = result.interval(name, share)
-    return in_numpy(low.double()), in_numpy(high.double())
+    return to_numpy(low.double()), to_numpy(high.double())
 
 
 def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:

@@ -23,7 +23,7 @@ from bnet_transformer.attention.heads.reading import OTHER
 from bnet_transformer.plots.canvas import PAGE, SMALL, Canvas, scaled
 from bnet_transformer.plots.heat import Map, Numbers, heat_map, room, shared_limits, up_to
 from bnet_transformer.plots.tables import numbers_of
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 MAPS = {  # of each measure: its scale, the title, and which numbers are its errors
     "rho": ("share of sentences, rho", "Where heads are in", None),
@@ -278,7 +278,7 @@ def _cells(
 ) -> None:
     """A rectangle for each head, with its sign and share where there is room."""
     rows, columns = result.probability.shape
-    strength, sure, share = (in_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
+    strength, sure, share = (to_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
     paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), side
     for t, h in np.ndindex(rows, columns):
         name = result.role[t][h]

@@ -30,7 +30,7 @@ from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import PAGE, SMALL, Canvas
 from bnet_transformer.plots.heat import Map, Numbers, framed, heat_map, room, up_to
 from bnet_transformer.plots.tables import table, table_of
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 SHOWN = ("matrix", "flow", "entropy")
 TALL = 0.86  # the height of the whole mass, in rows
@@ -59,13 +59,13 @@ def reads(
     if show == "matrix":
         capacity = result.method == "flow"
         what = "greatest flow" if capacity else "P(source | output)"
-        values = in_numpy(result.matrix.masked_fill(~reached(result), torch.nan))
+        values = to_numpy(result.matrix.masked_fill(~reached(result), torch.nan))
         found = Map(values, result.tokens, result.tokens)
         limits = None if capacity else up_to([values])
         heat_map(canvas, found, what=what, x="source word", y="output word", limits=limits, square=True)
         canvas.headline(f"What is read over {where}")
     elif show == "entropy":
-        found = Map(in_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
+        found = Map(to_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
         heat_map(canvas, found, what="entropy of P(j | i), nats", x="word i that reads", y="slice")
         return
     else:
@@ -163,7 +163,7 @@ def samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: in
     for k, values in enumerate(drawn.flatten(1).unbind(1) if drawn.dim() > 1 else [drawn]):
         colour = canvas.heads[k % len(canvas.heads)]
         name = f"{chosen}[{k}]" if drawn.dim() > 1 else chosen
-        ax.hist(in_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=name)
+        ax.hist(to_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=name)
     canvas.named(ax, chosen, f"of {result.n:,} draws")
     if drawn.dim() > 1 and drawn[0].numel() <= 8:
         canvas.legend(ax)
@@ -222,7 +222,7 @@ def shares_of(chain: Numbers, weights: Numbers, word: int) -> tuple[Numbers, Num
 def flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], least: float | None) -> None:
     """What a word reads, slice below slice, as ribbons as thick as their share; the most probable path in red."""
     tokens, last = result.tokens, len(result.slices)
-    mass, flows = shares_of(in_numpy(result.chain), in_numpy(result.weights), word)
+    mass, flows = shares_of(to_numpy(result.chain), to_numpy(result.weights), word)
     drawn = drawn_of(mass, flows, path, least)
     ends = np.zeros(mass.shape, dtype=bool)
     ends[1:] |= drawn.any(2)

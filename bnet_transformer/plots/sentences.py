@@ -20,7 +20,7 @@ from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat import Map, heat_map, heat_maps, up_to
 from bnet_transformer.plots.tables import Series, bars, table, table_of, top_of
 from bnet_transformer.reference import asking
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 TOKENS = "tokens"
 ABSENT = "Blank: no arrow, word i does not read word j."
@@ -61,7 +61,7 @@ def sentence(
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
         raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
     check_choice("words", words, (TOKENS, "words"))
-    chosen = asking.slices_that_read(s.state.network, "all" if slice is None else slice, role)[1]
+    chosen = asking.parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
     several = {t: attention_maps(s, t, head, role, words) for t in chosen}
     maps = [each for found in several.values() for each in found]
     told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
@@ -98,16 +98,16 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
     """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
     world = s.state.world
     found = s.attention(slice_, role=role, words=words).double()
-    member = asking.reader(world, slice_, role)
+    member = asking.find_attention_spec(world, slice_, role)
     stacks = (
         member.group.word_stack or "",
         world.network.get_source_stack(member),
     )  # of those that read, and that are read
     rows, columns = (_words(s, stack, words) for stack in stacks)
     names = _choices_and_plates(s, member, found.dim() - 2)
-    readable = torch.from_numpy(asking.readable(world, member))
+    readable = torch.from_numpy(asking.compute_read_mask(world, member))
     if words != TOKENS:
-        readable = asking.grouped(readable.double(), s.state.encoded.groups()) > 0
+        readable = asking.merge_words(readable.double(), s.state.encoded.groups()) > 0
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
@@ -124,7 +124,7 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
             continue
         name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
         short = ", ".join(str(k) for k in told.values())
-        maps.append(Map(in_numpy(kept[states]), rows, columns, name, short=short))
+        maps.append(Map(to_numpy(kept[states]), rows, columns, name, short=short))
     return maps
 
 
@@ -143,9 +143,9 @@ def posterior(
         called = {name: labels_of(s, name) for name in names}
         table(table_of(s.posterior(names, evidence), names, labels=called, what=what), canvas)
         return
-    series = [Series(in_numpy(s.posterior(names[0], evidence).double()), what)]
+    series = [Series(to_numpy(s.posterior(names[0], evidence).double()), what)]
     if evidence:
-        before = in_numpy(s.posterior(names[0]).double())
+        before = to_numpy(s.posterior(names[0]).double())
         prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
         series = [Series(before, prior, colour="prior"), *series]
     series, labels, told = top_of(series, labels_of(s, names[0]), top)
@@ -191,7 +191,9 @@ def _choices_and_plates(s: AnySentence, member: NodeSpec, dims: int) -> list[str
     if len(plates) == dims:
         return plates
     node = int(world.ground.select_nodes(member.group)[0])
-    free = reference.choices(world, reference.reading_parents(world, node), reference.settling(world, s.state.evidence))
+    free = reference.find_open_choices(
+        world, reference.attention_parents(world, node), reference.get_fixed(world, s.state.evidence)
+    )
     families = list(dict.fromkeys(world.ground.group_of(each).name for each in free))
     for choices in (families, [world.ground.name(each) for each in free]):
         if len(choices) + len(plates) == dims:

@@ -15,7 +15,7 @@ from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Swee
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat import Map, Numbers, heat_map, heat_maps, room
 from bnet_transformer.plots.tables import Series, bars, numbers_of
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 FEW = 12  # cells whose direct and indirect effects stand side by side as bars
 STACKED = 12  # panels that stand one above the other on a page
@@ -140,7 +140,7 @@ def _unit(*several: Numbers) -> tuple[float, str]:
 
 def _ends(result: Sweep, confidence: float, unit: float) -> Ends:
     low, high = result.interval(confidence)
-    return in_numpy(low) * unit, in_numpy(high) * unit
+    return to_numpy(low) * unit, to_numpy(high) * unit
 
 
 def _series(result: Sweep | Mediation, values: Numbers, ends: Ends, **style: Any) -> Series:

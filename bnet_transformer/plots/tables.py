@@ -19,7 +19,7 @@ from bnet_transformer.figures.fonts import width
 from bnet_transformer.figures.labels import shown
 from bnet_transformer.plots.canvas import LONGEST, PAGE, SMALL, Canvas
 from bnet_transformer.plots.heat import Map, Numbers, heat_map, heat_maps, room, up_to
-from bnet_transformer.tpm.arrays import in_numpy, own_tensor
+from bnet_transformer.tpm.arrays import copy_to_tensor, to_numpy
 
 UPRIGHT = 16  # more bars than this lie on their side
 
@@ -90,7 +90,7 @@ def table_of(
 def numbers_of(what: str, value: object, shape: tuple[int, ...] | None = None) -> Numbers:
     """An array or tensor as real numbers, NaN where there is none."""
     try:
-        found = np.asarray(in_numpy(own_tensor(value)) if isinstance(value, Tensor) else value)
+        found = np.asarray(to_numpy(copy_to_tensor(value)) if isinstance(value, Tensor) else value)
     except (TypeError, ValueError):  # rows of different lengths, a tensor that does not show its numbers
         found = np.asarray(None)
     if found.dtype.kind not in "biuf":

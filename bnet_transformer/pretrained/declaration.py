@@ -25,12 +25,12 @@ from bnet_transformer.tpm import (
     Activation,
     Add,
     Affine,
-    At,
     Bias,
     Buckets,
     Categorical,
     Dot,
     Embed,
+    EvalContext,
     Given,
     Linear,
     Patches,
@@ -323,7 +323,7 @@ def _check_sinusoids(family: TwoStacks, dim: int, weights: Weights, part: str) -
     if key not in present:
         return
     table = weights.tensor(present[key])
-    made = _sinusoid(dim).value(At(word=torch.arange(len(table)), dtype=torch.float64))
+    made = _sinusoid(dim).value(EvalContext(word=torch.arange(len(table)), dtype=torch.float64))
     close = 4 * max(torch.finfo(table.dtype).eps, torch.finfo(torch.float32).eps)
     if table.shape != made.shape or not torch.allclose(table.double(), made.to(table.device), rtol=0, atol=close):
         raise FileError(f"{weights.where}: {family.where(part).key}", expected="sinusoids", actual="other positions")

@@ -185,7 +185,7 @@ def _from_theirs(net: BNet, kind: str, key: str, places: Sequence[Place], others
 def _check_indices(network: Network, at: Mapping[str, str], role: str, name: str) -> None:
     """Refuse a slice, a head or a word that a net does not have; there is one more slice of states."""
     stack, role, _ = owner_of(network, role)
-    longest = [m.tpm.longest for m in network.specs if m.tpm.longest is not None]
+    longest = [m.tpm.max_words for m in network.specs if m.tpm.max_words is not None]
     slices = network.graph.slices[stack] + (role == "x")
     counts = {**network.graph.plate_sizes, "slice": slices, "word": min(longest, default=math.inf)}
     for axis, index in at.items():

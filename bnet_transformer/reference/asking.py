@@ -23,104 +23,106 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.reference import (
     BUDGET,
-    World,
-    choices,
+    GroundModel,
+    attention_parents,
+    enumerate_runs,
+    find_open_choices,
+    find_slot_parents,
+    get_fixed,
     log_evidence,
     log_joint,
     parents,
-    reading_parents,
-    runs,
-    settling,
-    sources,
 )
 
 
-def must_be_discrete(world: World, node: int) -> None:
+def check_discrete_node(model: GroundModel, node: int) -> None:
     """Refuse a node without a finite number of states."""
-    member = world.member(node)
-    if node in world.do:
-        got = f"one that is set to {world.do[node].tolist()}"
-        raise BNetError(world.ground.name(node), expected="a node that is still random", actual=got)
+    member = model.spec(node)
+    if node in model.do:
+        got = f"one that is set to {model.do[node].tolist()}"
+        raise BNetError(model.ground.name(node), expected="a node that is still random", actual=got)
     if member.tpm.kind != "discrete":
-        names = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete"]
+        names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete"]
         raise BNetError(
-            world.ground.name(node),
+            model.ground.name(node),
             expected="a discrete random node",
             actual=f"{'an' if member.tpm.kind == 'input' else 'a'} {member.tpm.kind} one ({type(member.tpm).__name__})",
             allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
         )
 
 
-def distribution(world: World, node: int, seen: Mapping[int, Tensor]) -> Distribution:
+def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[int, Tensor]) -> Distribution:
     """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
-    seen = settling(world, seen)
-    free = choices(world, parents(world, node), seen)
-    sizes = [world.count_states(choice) for choice in free]
-    found = [run.distribution(node) for run in runs(world, free, seen)]
+    evidence = get_fixed(model, evidence)
+    free = find_open_choices(model, parents(model, node), evidence)
+    sizes = [model.count_states(choice) for choice in free]
+    found = [run.distribution(node) for run in enumerate_runs(model, free, evidence)]
     if not free:
         return found[0]
     first = found[0]
 
-    def of_states(name: str) -> Tensor:
+    def stack_states(name: str) -> Tensor:
         table = torch.stack([getattr(each, name) for each in found])
         return table.reshape((*sizes, *table.shape[1:]))
 
     if isinstance(first, Categorical):
-        return Categorical(logits=of_states("logits"), validate_args=False)
+        return Categorical(logits=stack_states("logits"), validate_args=False)
     if isinstance(first, Independent) and isinstance(first.base_dist, TorchNormal):
-        normal = TorchNormal(of_states("mean"), of_states("stddev"), validate_args=False)
+        normal = TorchNormal(stack_states("mean"), stack_states("stddev"), validate_args=False)
         return Independent(normal, first.mean.dim(), validate_args=False)
     from pyro.distributions import Delta
 
     if isinstance(first, Delta):
-        return Delta(of_states("v"), event_dim=first.v.dim())
-    names = ", ".join(world.ground.name(choice) for choice in free)
+        return Delta(stack_states("v"), event_dim=first.v.dim())
+    names = ", ".join(model.ground.name(choice) for choice in free)
     raise BNetError(
-        world.ground.name(node),
+        model.ground.name(node),
         expected=f"{names} settled (do or observe)",
         actual="open choices",
         allowed=f"a batch is made of categoricals, deltas and normals, not of {type(first).__name__}",
     )
 
 
-def attention(world: World, member: NodeSpec, seen: Mapping[int, Tensor]) -> Tensor:
+def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
     """`P(j | i)` of a family that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
-    seen = settling(world, seen)
-    base, shape = int(world.ground.offsets[member.group.index]), world.ground.shapes[member.group.index]
-    given = next(given for given in member.parents if WORD in given.over or dict(given.pick).get(WORD) is not None)
-    width = world.ground.word_counts[world.network.specs[given.index].group.word_stack or ""]
+    evidence = get_fixed(model, evidence)
+    base, shape = int(model.ground.offsets[spec.group.index]), model.ground.shapes[spec.group.index]
+    given = next(given for given in spec.parents if WORD in given.over or dict(given.pick).get(WORD) is not None)
+    width = model.ground.word_counts[model.network.specs[given.index].group.word_stack or ""]
     rows = []
-    for offset in range(len(world.ground.select_nodes(member.group))):
+    for offset in range(len(model.ground.select_nodes(spec.group))):
         node = base + offset
-        free = choices(world, reading_parents(world, node), seen)
+        free = find_open_choices(model, attention_parents(model, node), evidence)
         table = []
-        for run in runs(world, free, seen):
-            reading = run.reading(node)
+        for run in enumerate_runs(model, free, evidence):
+            reading = run.attention(node)
             if reading is None:
-                raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.why_no_reading())
+                raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
             row = torch.zeros(width, dtype=reading[1].dtype)
             row[reading[0]] = reading[1]
             table.append(row)
-        rows.append(torch.stack(table).reshape((*(world.count_states(choice) for choice in free), width)))
+        rows.append(torch.stack(table).reshape((*(model.count_states(choice) for choice in free), width)))
     states = max((row.shape[:-1] for row in rows), key=len)
     stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
 
 
-def grouped(reading: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+def merge_words(attention: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
     """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
-    read = torch.stack([reading[..., list(group)].sum(-1) for group in groups], -1)
+    read = torch.stack([attention[..., list(group)].sum(-1) for group in groups], -1)
     return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
 
 
-def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[list[int], list[int]] | None:
+def split_choices(
+    model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
+) -> tuple[list[int], list[int]] | None:
     """The choices that decide all of some nodes, and the families of which each node has that of its own word beside
     them; None where nodes depend on other choices. `above` has the choices that decide each node."""
-    shared = set.intersection(*map(set, above.values())) if above else set()
+    shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     families = set()
-    for node, free in above.items():
-        word = world.ground.unravel_index(node)[1][-1:]
-        own = [world.ground.unravel_index(choice) for choice in free if choice not in shared]
+    for node, free in ancestor_choices.items():
+        word = model.ground.unravel_index(node)[1][-1:]
+        own = [model.ground.unravel_index(choice) for choice in free if choice not in shared]
         if any(index[-1:] != word for _, index in own):
             return None
         families.add(tuple(family.index for family, _ in own))
@@ -128,12 +130,12 @@ def shared_and_own(world: World, above: Mapping[int, Sequence[int]]) -> tuple[li
     return None if families or len(set(apart)) < len(apart) else (sorted(shared), sorted(apart))
 
 
-def reader(world: World, slice_: int, role: str | None) -> NodeSpec:
+def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> NodeSpec:
     """The member that reads words in a slice: the one whose TPM is an attention."""
-    depth = depth_of(world.network)
+    depth = get_depth(model.network)
     if check_int("slice", slice_, minimum=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
-    found = [m for m in world.network.specs if m.group.step == slice_ and m.has_word_attention]
+    found = [m for m in model.network.specs if m.group.step == slice_ and m.has_word_attention]
     names = {member.group.stem: member for member in found}
     if role is not None:
         if not isinstance(role, str) or role not in names:
@@ -142,27 +144,27 @@ def reader(world: World, slice_: int, role: str | None) -> NodeSpec:
     if len(found) > 1:
         raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(names))
     if not found:
-        here = [m for m in world.network.specs if m.group.step == slice_]
-        collect = [m.tpm.why_no_reading() for m in here if m.word_parents]
+        here = [m for m in model.network.specs if m.group.step == slice_]
+        collect = [m.tpm.no_attention_reason() for m in here if m.word_parents]
         got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
         raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", actual=got)
     return found[0]
 
 
-def choice_above(network: Network, families: Collection[int]) -> bool:
+def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
     """True where a discrete family stands above some families."""
-    return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(families))
+    return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
 
 
-def state_of(network: Network, stack: str) -> NodeGroup | None:
+def find_state_group(network: Network, stack: str) -> NodeGroup | None:
     """The first state of a stack's words, if it has one without plates."""
     return next((each for each in network.graph.groups if each.stack == stack and network.is_word_state(each)), None)
 
 
-def readable(world: World, member: NodeSpec) -> NDArray[np.bool_]:
+def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
     """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
-    ground, family = world.ground, member.group
-    over = {given.index for given in member.word_parents}
+    ground, family = model.ground, spec.group
+    over = {given.index for given in spec.word_parents}
     bundles = [bundle for bundle in ground.template.in_edges[family.index] if bundle.parent in over]
     pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.word_adjacency(bundle) for bundle in bundles])
     cut, rows = ground.get_cut_nodes(family.index), ground.get_partly_cut_nodes(family.index)
@@ -177,41 +179,41 @@ def readable(world: World, member: NodeSpec) -> NDArray[np.bool_]:
     return pairs
 
 
-def expected_reading(
-    world: World, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
+def expected_attention(
+    model: GroundModel, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
     """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
-    settled = settling(world, evidence)
-    free = choices(world, [*reading_parents(world, node), *evidence], settled, beyond=True)
+    settled = get_fixed(model, evidence)
+    free = find_open_choices(model, [*attention_parents(model, node), *evidence], settled, include_ancestors=True)
     words: list[int] = []
     found, logs = [], []
-    for run in runs(world, free, settled, budget):
-        reading = run.reading(node)
+    for run in enumerate_runs(model, free, settled, budget):
+        reading = run.attention(node)
         if reading is None:
             return None
         words = reading[0]
         found.append(reading[1].double())
         logs.append(log_joint(run, free, evidence))
     if evidence and max(logs) == -math.inf:
-        log_evidence(world, evidence, budget=budget)
+        log_evidence(model, evidence, budget=budget)
     share = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
     return words, torch.einsum("s,sm->m", share, torch.stack(found))
 
 
-def single_parents(world: World, node: int) -> set[int]:
+def find_single_parents(model: GroundModel, node: int) -> set[int]:
     """The parents of a node that fill a slot of a single parent (its query, its residual)."""
-    family, index = world.ground.unravel_index(node)
-    member = world.network.specs[family.index]
+    family, index = model.ground.unravel_index(node)
+    member = model.network.specs[family.index]
     single = [given for given in member.parents if not given.over and not given.pick]
-    return {parent for given in single for parent in sources(world, member, index, given, {})[1]}
+    return {parent for given in single for parent in find_slot_parents(model, member, index, given, {})[1]}
 
 
-def slices_of(wanted: object, network: Network) -> list[int]:
+def parse_slices(slices: object, network: Network) -> list[int]:
     """Slices of a net, from one or several."""
-    return numbers_of("slices", wanted, depth_of(network))
+    return parse_indices("slices", slices, get_depth(network))
 
 
-def slices_that_read(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
+def parse_attention_slices(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
     """The stack and the numbers of the slices in which words read words.
 
     Args:
@@ -223,20 +225,20 @@ def slices_that_read(network: Network, slices: object, role: str | None) -> tupl
     if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
         raise unknown_name_error("role", role, graph.by_stem)
     stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
-    depth = depth_of(network, stack)
+    depth = get_depth(network, stack)
     if stack not in graph.word_stacks:
         got = f"the stack {stack!r}, without words" if stack else "a net without words"
         raise BNetError("slice", expected="slices in which words read words", actual=got)
     if isinstance(slices, str):
         check_choice("slices", slices, ("all",))
         return stack, list(range(depth))
-    numbers = sorted({check_int("slice", item, minimum=0) for item in items(slices)})
+    numbers = sorted({check_int("slice", item, minimum=0) for item in to_list(slices)})
     if not numbers or numbers[-1] >= depth:
         raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", actual=slices)
     return stack, numbers
 
 
-def depth_of(network: Network, stack: str | None = None) -> int:
+def get_depth(network: Network, stack: str | None = None) -> int:
     """The number of slices of a stack, by default of the deepest; refused where a net has none."""
     depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
     if not depth:
@@ -245,9 +247,9 @@ def depth_of(network: Network, stack: str | None = None) -> int:
     return depth
 
 
-def places_of(tokens: Sequence[str], wanted: object) -> list[int]:
+def parse_words(tokens: Sequence[str], words: object) -> list[int]:
     """Indices of words, from indices or the words themselves (every place where a word stands)."""
-    asked = items(wanted)
+    asked = to_list(words)
     found: list[int] = []
     for item in asked:
         if isinstance(item, str):
@@ -256,26 +258,26 @@ def places_of(tokens: Sequence[str], wanted: object) -> list[int]:
                 raise unknown_name_error("word", item, tokens)
             found.extend(places)
         else:
-            found.extend(numbers_of("words", item, len(tokens)))
+            found.extend(parse_indices("words", item, len(tokens)))
     return sorted(set(found))
 
 
-def items(wanted: object) -> list[object]:
+def to_list(value: object) -> list[object]:
     """What was asked for as a list: one thing, or a collection of them."""
-    if isinstance(wanted, Tensor | np.ndarray):
+    if isinstance(value, Tensor | np.ndarray):
         with suppress(RuntimeError):  # a tensor without a plain table of numbers is refused as it is
-            wanted = wanted.tolist()
-    return list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str) else [wanted]
+            value = value.tolist()
+    return list(value) if isinstance(value, Collection) and not isinstance(value, str) else [value]
 
 
-def numbers_of(what: str, wanted: object, count: int) -> list[int]:
+def parse_indices(subject: str, indices: object, count: int) -> list[int]:
     """Indices below `count`, from one or several."""
     found = []
-    for item in items(wanted):
-        number = check_int(what, item, minimum=0)
+    for item in to_list(indices):
+        number = check_int(subject, item, minimum=0)
         if number >= count:
-            raise BNetError(what, expected=f"numbers from 0 to {count - 1}", actual=number)
+            raise BNetError(subject, expected=f"numbers from 0 to {count - 1}", actual=number)
         found.append(number)
     if not found:
-        raise BNetError(what, expected=f"numbers from 0 to {count - 1}, at least one", actual="none")
+        raise BNetError(subject, expected=f"numbers from 0 to {count - 1}, at least one", actual="none")
     return sorted(set(found))

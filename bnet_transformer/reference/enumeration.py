@@ -10,27 +10,29 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BudgetError, EvidenceError
-from bnet_transformer.reference.ground_model import World, choices, settles, settling
-from bnet_transformer.reference.run import Run
+from bnet_transformer.reference.ground_model import GroundModel, find_open_choices, get_fixed, is_fixed
+from bnet_transformer.reference.run import ReferenceRun
 
 BUDGET = 2**16
 ATOL = 1e-6
-ROUNDING = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4}  # 2^11 eps, and 8 of a half: measured
+RTOL = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4}  # 2^11 eps, and 8 of a half: measured
 
 
-def runs(world: World, free: list[int], known: Mapping[int, Tensor], budget: int = BUDGET) -> Iterator[Run]:
+def enumerate_runs(
+    model: GroundModel, choices: list[int], fixed: Mapping[int, Tensor], budget: int = BUDGET
+) -> Iterator[ReferenceRun]:
     """A run for each joint state of the free nodes."""
-    check_joint_states(world, free, budget)
-    for states in itertools.product(*(range(world.count_states(node)) for node in free)):
-        chosen = (torch.tensor(state, device=world.network.device) for state in states)
-        yield Run(world, {**known, **dict(zip(free, chosen, strict=True))})
+    check_joint_states(model, choices, budget)
+    for states in itertools.product(*(range(model.count_states(node)) for node in choices)):
+        chosen = (torch.tensor(state, device=model.network.device) for state in states)
+        yield ReferenceRun(model, {**fixed, **dict(zip(choices, chosen, strict=True))})
 
 
-def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
+def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) -> None:
     """Refuse more joint states of the free nodes than the budget."""
-    count = math.prod(world.count_states(node) for node in free)
+    count = math.prod(model.count_states(node) for node in choices)
     if count > budget:
-        names = ", ".join(world.ground.name(node) for node in free[:6]) + (", …" if len(free) > 6 else "")
+        names = ", ".join(model.ground.name(node) for node in choices[:6]) + (", …" if len(choices) > 6 else "")
         raise BudgetError(
             "exact enumeration",
             expected=f"at most {budget} joint states of {names}",
@@ -40,79 +42,83 @@ def check_joint_states(world: World, free: Sequence[int], budget: int) -> None:
         )
 
 
-def values(world: World, node: int, settled: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
+def values(model: GroundModel, node: int, fixed: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
     """The value of a node for each joint state of the choices that decide it: `[*states, *shape]`."""
-    settled = settling(world, settled)
-    free = choices(world, [node], settled)
-    found = torch.stack([run.value(node) for run in runs(world, free, settled, budget)])
-    return found.reshape((*(world.count_states(choice) for choice in free), *found.shape[1:]))
+    fixed = get_fixed(model, fixed)
+    free = find_open_choices(model, [node], fixed)
+    found = torch.stack([run.value(node) for run in enumerate_runs(model, free, fixed, budget)])
+    return found.reshape((*(model.count_states(choice) for choice in free), *found.shape[1:]))
 
 
 def log_evidence(
-    world: World, evidence: Mapping[int, Tensor], query: int | None = None, budget: int = BUDGET, atol: float = ATOL
+    model: GroundModel,
+    evidence: Mapping[int, Tensor],
+    query: int | None = None,
+    budget: int = BUDGET,
+    atol: float = ATOL,
 ) -> Tensor:
     """`log P(evidence)`, or `log P(query = state, evidence)` for each state of a discrete query.
 
     Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
     reproduced (`fits`) or is impossible. Impossible evidence is an error that names the node.
     """
-    settled = {n: v for n, v in evidence.items() if settles(world, n, v)}
+    settled = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
     asked = [] if query is None or query in evidence else [query]
-    free = choices(world, [*evidence, *asked], settled, beyond=True)
-    size = 1 if query is None else world.count_states(query)
+    free = find_open_choices(model, [*evidence, *asked], settled, include_ancestors=True)
+    size = 1 if query is None else model.count_states(query)
     totals = torch.full((len(evidence) + 1, size), -math.inf, dtype=torch.float64)
-    for run in runs(world, free, settled, budget):
+    for run in enumerate_runs(model, free, settled, budget):
         state = 0 if query is None else int(run.states[query])
         totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, free, evidence, atol).cumsum(0))
     for k in range(len(evidence)):
         if torch.logsumexp(totals[k + 1], 0) == -math.inf:
-            raise impossible(world, evidence, k)
+            raise impossible_evidence_error(model, evidence, k)
     return totals[-1] if query is not None else totals[-1, 0]
 
 
-def impossible(world: World, evidence: Mapping[int, Tensor], k: int) -> EvidenceError:
+def impossible_evidence_error(model: GroundModel, evidence: Mapping[int, Tensor], position: int) -> EvidenceError:
     """The error of the first piece of evidence (its place k) that has probability zero beside those before it."""
-    node = [*evidence][k]
+    node = [*evidence][position]
     return EvidenceError(
-        world.ground.name(node),
+        model.ground.name(node),
         expected="evidence that some state of the net makes possible",
-        actual=f"one of probability zero{' given the evidence before it' if k else ''}: {evidence[node].tolist()}",
+        actual=f"one of probability zero{' given the evidence before it' if position else ''}: {evidence[node].tolist()}",
     )
 
 
 def posterior(
-    world: World, query: int, evidence: Mapping[int, Tensor], budget: int = BUDGET, atol: float = ATOL
+    model: GroundModel, query: int, evidence: Mapping[int, Tensor], budget: int = BUDGET, atol: float = ATOL
 ) -> Tensor:
     """`P(query | evidence)` for a discrete node, by enumeration."""
-    return torch.softmax(log_evidence(world, evidence, query, budget, atol), 0)
+    return torch.softmax(log_evidence(model, evidence, query, budget, atol), 0)
 
 
-def _log_terms(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
+def _log_terms(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
     """`log P(the free choices)`, then the log probability of each piece of evidence in the run."""
-    terms = [sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64))]
+    terms = [sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64))]
     for node, seen in evidence.items():
-        if settles(run.world, node, seen):
+        if is_fixed(run.model, node, seen):
             terms.append(run.log_prob(node))
         else:
             made = run.value(node)
-            is_same = bool(fits(made, seen, atol, made.dim()))
+            is_same = bool(is_close(made, seen, atol, made.dim()))
             terms.append(torch.tensor(0.0 if is_same else -math.inf, dtype=torch.float64))
     return torch.stack(terms)
 
 
-def log_joint(run: Run, free: list[int], evidence: Mapping[int, Tensor], atol: float = ATOL) -> float:
+def log_joint(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float = ATOL) -> float:
     """`log P(the free choices, the evidence)` of one run."""
-    return float(_log_terms(run, free, evidence, atol).sum())
+    return float(_log_terms(run, choices, evidence, atol).sum())
 
 
-def fits(made: Tensor, told: Tensor, atol: float, own: int) -> Tensor:
+def is_close(computed: Tensor, observed: Tensor, atol: float, event_dims: int) -> Tensor:
     """Whether told values are those that were made: `|made - told| <= atol + r greatest` in every entry.
 
     The last `own` dims are a node's own, and `greatest` is the largest entry, made or told, of that very node in that
     state and sentence. r is the rounding of the floating type: 0 in float64.
     """
-    dims = tuple(range(-own, 0))
-    greatest = torch.maximum(made.detach().abs(), told.abs())
-    greatest = greatest.amax(dims, keepdim=True) if own else greatest
-    near = (made - told).abs() <= atol + ROUNDING.get(made.dtype, 0.0) * greatest
-    return near.all(dims) if own else near
+    dims = tuple(range(-event_dims, 0))
+    greatest = torch.maximum(computed.detach().abs(), observed.abs())
+    greatest = greatest.amax(dims, keepdim=True) if event_dims else greatest
+    near = (computed - observed).abs() <= atol + RTOL.get(computed.dtype, 0.0) * greatest
+    return near.all(dims) if event_dims else near

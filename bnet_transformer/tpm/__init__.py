@@ -4,7 +4,7 @@ A TPM of your own is a frozen dataclass that extends `TPM` and writes the equati
 """
 
 from bnet_transformer.tpm.attention import Attention, Cayley, Read, Skew, Triangular
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product
+from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Affine, Concat, Linear, Pool
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
@@ -16,7 +16,6 @@ __all__ = [
     "Activation",
     "Add",
     "Affine",
-    "At",
     "Attention",
     "Bias",
     "Bilinear",
@@ -28,6 +27,7 @@ __all__ = [
     "Dot",
     "Dropout",
     "Embed",
+    "EvalContext",
     "FeedForward",
     "Gated",
     "Given",

@@ -9,22 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-HALVES = (torch.bfloat16, torch.float16)
-WIDE = (torch.uint16, torch.uint32, torch.uint64)  # types of which torch can hold numbers and hardly do more
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which torch can hold numbers and hardly do more
 
 
-def in_numpy(value: Tensor) -> NDArray[Any]:
+def to_numpy(value: Tensor) -> NDArray[Any]:
     """A tensor of any device as an array: numpy has no bfloat16, so halves go as float32.
 
     >>> in_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
     [1.0, 1.0]
     """
     value = value.detach().cpu()
-    found: NDArray[Any] = (value.float() if value.dtype in HALVES else value).numpy()
+    found: NDArray[Any] = (value.float() if value.dtype in HALF_DTYPES else value).numpy()
     return found
 
 
-def is_plain(value: object) -> TypeGuard[Tensor]:
+def is_dense(value: object) -> TypeGuard[Tensor]:
     """True for a tensor of one shape with numbers as they stand: not sparse, nested or quantised.
 
     >>> is_plain(torch.ones(2)), is_plain(torch.ones(2).to_sparse())
@@ -33,7 +33,7 @@ def is_plain(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
 
 
-def own_tensor(value: object) -> Tensor:
+def copy_to_tensor(value: object) -> Tensor:
     """Numbers of a caller as a tensor that shares no memory with them; TypeError where not all of them are to be seen.
 
     >>> theirs = torch.ones(2, requires_grad=True)
@@ -42,7 +42,7 @@ def own_tensor(value: object) -> Tensor:
     (False, False)
     """
     if isinstance(value, Tensor):
-        if not is_plain(value) or value.is_meta:
+        if not is_dense(value) or value.is_meta:
             raise TypeError("a tensor without a number in each place")
         found = value.detach().resolve_conj().resolve_neg().clone()
     elif np.ma.is_masked(value):
@@ -50,4 +50,4 @@ def own_tensor(value: object) -> Tensor:
     else:
         array = np.asarray(value)
         found = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    return found.long() if found.dtype in WIDE else found
+    return found.long() if found.dtype in UNSIGNED_DTYPES else found

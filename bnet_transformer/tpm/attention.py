@@ -12,88 +12,88 @@ from torch import Tensor
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
-    At,
+    EvalContext,
     Kind,
     Parameter,
     Parent,
     Product,
     Shape,
     VectorMap,
-    matrix,
-    single_axis,
-    spread_of,
-    vector,
+    check_matrix,
+    check_single_axis,
+    check_vector,
+    initial_spread,
 )
-from bnet_transformer.tpm.checks import at_least, choice, flag, instance, optional, positive
-from bnet_transformer.tpm.combine import apply
+from bnet_transformer.tpm.checks import check_bool, check_positive, choice, instance_of, min_int, optional
+from bnet_transformer.tpm.combine import apply_linear
 from bnet_transformer.tpm.score import Bias, Dot, Normaliser, Score
-from bnet_transformer.tpm.steps import ACTIVATIONS, activated, activation_name
-from bnet_transformer.tpm.symbols import Symbols, scripts
+from bnet_transformer.tpm.steps import ACTIVATIONS, activation_latex, check_activation
+from bnet_transformer.tpm.symbols import Symbols, add_scripts
 
 T = TypeVar("T", Parent, Tensor)
-CAY = r"\operatorname{Cay}"
-MOST = 2.0**45
+CAYLEY_LATEX = r"\operatorname{Cay}"
+MAX_CORRELATION = 2.0**45
 """The greatest entry of C beside which float64 holds the 1 to two digits."""
 
 
-class _Reading(TPM):
+class _ScoredAttention(TPM):
     """What `Attention` and `Read` share: from score, bias and normaliser to the weights of the words read."""
 
-    score: Annotated[Score, instance(Score, "a score", "Dot(), Bilinear(), or a Score of yours")]
+    score: Annotated[Score, instance_of(Score, "a score", "Dot(), Bilinear(), or a Score of yours")]
     over: Annotated[str, choice("keys", "queries")]
-    bias: Annotated[Bias | None, optional(instance(Bias, "a bias by distance", "Relative(limit), Buckets(), None"))]
+    bias: Annotated[Bias | None, optional(instance_of(Bias, "a bias by distance", "Relative(limit), Buckets(), None"))]
     normaliser = Normaliser()
 
-    def reading_slots(self) -> tuple[str, ...]:
+    def attention_slots(self) -> tuple[str, ...]:
         own, read = self.score.roles
         pair = (own, f"{read}.") if self.over == "keys" else (f"{own}.", read)
-        return (*pair, *self.score.extra, *(("b",) if self.bias else ()))
+        return (*pair, *self.score.extra_slots, *(("b",) if self.bias else ()))
 
-    def reading_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
+    def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
         """The parents that fill `reading_slots`."""
         return parents
 
-    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
-        return self.normaliser.weights(*self.scores(at, *parents)) if self.has_reading else None
+    def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
+        return self.normaliser.normalise(*self.scores(context, *parents)) if self.has_attention else None
 
-    def scores(self, at: At, *parents: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, context: EvalContext, *parents: Tensor) -> tuple[Tensor, Tensor]:
         """The scores of the words read, before they are normalised, and the mask of who is read."""
-        query, key, *extra = self.reading_parents(parents)
-        i, j = at.word, at.read[self._read_slot]
+        query, key, *extra = self.attention_parents(parents)
+        i, j = context.word, context.read_indices[self._read_slot]
         table = extra.pop() if self.bias else None
         if self.over == "keys":
-            scores = self.score.against(query, key, i, j, *extra)
+            scores = self.score.score_keys(query, key, i, j, *extra)
         else:
-            scores = self.score.towards(query, key, j, i, *extra)
+            scores = self.score.score_queries(query, key, j, i, *extra)
         if self.bias and table is not None:
-            scores = scores + self.bias.bias(table, i, j, from_key=self.over == "queries")
-        return scores, at.mask[self._read_slot]
+            scores = scores + self.bias.compute_bias(table, i, j, from_key=self.over == "queries")
+        return scores, context.mask[self._read_slot]
 
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
         """The matrix products of the scores."""
-        query, key, *extra = self.reading_parents(parents)
+        query, key, *extra = self.attention_parents(parents)
         own, read = (query, key) if self.over == "keys" else (key, query)
         return self.score.products(own, read, *(extra[:-1] if self.bias else extra))
 
     @property
     def _read_slot(self) -> str:
         """The slot of the words read."""
-        return self.reading_slots()[1 if self.over == "keys" else 0]
+        return self.attention_slots()[1 if self.over == "keys" else 0]
 
-    def _check(self, parents: tuple[Parent, ...]) -> Parent:
+    def _check_parents(self, parents: tuple[Parent, ...]) -> Parent:
         """Refuse shapes that cannot be scored; the parent of the words read."""
-        query, key, *extra = self.reading_parents(parents)
+        query, key, *extra = self.attention_parents(parents)
         read = key if self.over == "keys" else query
-        single_axis(read)
+        check_single_axis(read)
         if self.bias:
-            self.bias.check(extra.pop())
-        self.score.check(query, key, *extra)
+            self.bias.check_table(extra.pop())
+        self.score.check_parents(query, key, *extra)
         return read
 
-    def _scored(self, s: Symbols) -> tuple[str, str]:
+    def _scores_latex(self, s: Symbols) -> tuple[str, str]:
         """The scores (with the mask, in the forms that have one) and the name of the normaliser, in LaTeX."""
         read, queries = self._read_slot, self.over == "queries"
-        scores = self.score.latex(s, *self.reading_slots()[:2])
+        scores = self.score.latex(s, *self.attention_slots()[:2])
         scores += self.bias.latex(s, read, from_key=queries) if self.bias else ""
         if self.normaliser.kind != "softmax":
             return scores, {"sigmoid": r"\operatorname{sigmoid}"}.get(self.normaliser.kind, "")
@@ -102,19 +102,19 @@ class _Reading(TPM):
             s.define(rf"\operatorname{{softmax}} \text{{ acts on each {s.form}}}")
         below = [r"\text{queries}"] if queries else []
         below += ["j"] if s.form == "einstein" else []
-        return scores + (f" + {mask}" if mask else ""), scripts(r"\operatorname{softmax}", below)
+        return scores + (f" + {mask}" if mask else ""), add_scripts(r"\operatorname{softmax}", below)
 
-    def _fraction(self, s: Symbols, top: Symbols) -> str:
+    def _softmax_latex(self, s: Symbols, numerator: Symbols) -> str:
         """The softmax of one word, written out: the scores of `top` over the sum of all."""
-        over, under = (self._scored(each)[0] for each in (top, s.prime()))
+        over, under = (self._scores_latex(each)[0] for each in (numerator, s.with_primes()))
         short = self.bias is None and self.score == Dot()
         e = "e^{%s}" if short else r"\exp\left(%s\right)"
-        return rf"\frac{{{e % over}}}{{{s.prime().sum(self._read_slot)} {e % under}}}"
+        return rf"\frac{{{e % over}}}{{{s.with_primes().sum(self._read_slot)} {e % under}}}"
 
 
 @final
 @dataclass(frozen=True)
-class Attention(_Reading):
+class Attention(_ScoredAttention):
     """`x'_i = sum_j v_j P(j | i)` with `P(j | i) = normaliser_j(score(q_i, k_j))`, `+ x_i` with `residual`.
 
     Parents q, k., v. (then the score's matrix A, a bias table b, the residual x, as they are asked for). Over
@@ -126,36 +126,36 @@ class Attention(_Reading):
     """
 
     score: Score = field(default_factory=Dot)
-    normaliser: Annotated[Normaliser, instance(Normaliser, "a Normaliser")] = field(default_factory=Normaliser)
+    normaliser: Annotated[Normaliser, instance_of(Normaliser, "a Normaliser")] = field(default_factory=Normaliser)
     over: str = "keys"
     bias: Bias | None = None
-    residual: Annotated[bool, flag] = False
+    residual: Annotated[bool, check_bool] = False
 
-    def takes(self) -> tuple[str, ...]:
-        slots = self.reading_slots()
+    def get_slots(self) -> tuple[str, ...]:
+        slots = self.attention_slots()
         return (*slots[:2], "v.", *slots[2:], *(("x",) if self.residual else ()))
 
-    def reading_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
+    def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
         return parents[:2] + parents[3 : len(parents) - self.residual]
 
     def shape(self, *parents: Parent) -> Shape:
-        read, v = self._check(parents), parents[2]
-        if (read.reads, read.over) != (v.reads, v.over):
-            wanted = f"values of the words that are read, as {read.name} ({_told(read)})"
-            raise BNetError(v.name, expected=wanted, actual=_told(v))
-        width = vector(v)
+        read, v = self._check_parents(parents), parents[2]
+        if (read.stack_reach, read.over) != (v.stack_reach, v.over):
+            wanted = f"values of the words that are read, as {read.name} ({_describe_words(read)})"
+            raise BNetError(v.name, expected=wanted, actual=_describe_words(v))
+        width = check_vector(v)
         if self.residual:
-            vector(parents[-1], width, why="the residual is added to the mix")
+            check_vector(parents[-1], width, reason="the residual is added to the mix")
         return (width,)
 
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
         scores, (query, key, v, *_) = super().products(*parents), parents
         read = key if self.over == "keys" else query
-        mix = Product((*self.reading_parents(parents), v), v.shape, over=(read,))
+        mix = Product((*self.attention_parents(parents), v), v.shape, over=(read,))
         return None if scores is None else (*scores, mix)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return self.mix(self.normaliser.weights(*self.scores(at, *parents)), *parents)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return self.mix(self.normaliser.normalise(*self.scores(context, *parents)), *parents)
 
     def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
         """`sum_j v_j w_j (+ x)` for these weights of the words; of the parents it reads `mixed_slots`."""
@@ -168,52 +168,52 @@ class Attention(_Reading):
 
     def mixed_slots(self) -> tuple[str, ...]:
         """The slots that are mixed or added: all but those on which `P(j | i)` depends."""
-        return tuple(slot for slot in self.takes() if slot not in self.reading_slots())
+        return tuple(slot for slot in self.get_slots() if slot not in self.attention_slots())
 
     def latex(self, s: Symbols) -> str:
         read, softmax = self._read_slot, self.normaliser.kind == "softmax"
-        s.over_words(read, "v.")
+        s.require_over_words(read, "v.")
         if self.over == "queries" and softmax:
             s.define(r"\text{the softmax runs over queries: word } i \text{ is the key (q and k have changed roles)}")
         rest = f" + {s.of('x')}" if self.residual else ""
         v = s.of("v.")
         if s.form == "word":
-            mix = self._word_by_word(s, read)
+            mix = self._word_latex(s, read)
             return s.equals(f"{{{mix}}}{rest}" if rest else mix)
-        scores, name = self._scored(s)
+        scores, name = self._scores_latex(s)
         value = rf"{name}\left({scores}\right)"
         gate = "" if softmax else s.mask(read, "B")
         if gate:
             value = f"{gate} {value}" if s.form == "einstein" else rf"\left({gate} \odot {value}\right)"
         return s.equals((f"{value} {v}" if s.form == "row" else f"{v} {value}") + rest)
 
-    def _word_by_word(self, s: Symbols, read: str) -> str:
+    def _word_latex(self, s: Symbols, read: str) -> str:
         """The chapter's own telling: the mix of values under the attention TPM, which is their mean given i."""
         v, total = s["v."], s.sum("v.")
         if self.normaliser.kind != "softmax":
-            scores, name = self._scored(s)
+            scores, name = self._scores_latex(s)
             return rf"{total} {v} \, {name}\left({scores}\right)"
-        given = s.index(read) + (rf" \mid {s.own.word}" if s.own.word else "")
+        given = s.index_letters(read) + (rf" \mid {s.node.word}" if s.node.word else "")
         over = "" if self.over == "keys" else r"\ \text{(softmax over the queries)}"
-        weights = rf"\underbrace{{{self._fraction(s, s)}}}_{{P({given}){over}}}"
+        weights = rf"\underbrace{{{self._softmax_latex(s, s)}}}_{{P({given}){over}}}"
         return rf"\underbrace{{{total} {v} \, {weights}}}_{{\mathbb{{E}}_{{{given}}}[{v}]}}"
 
     @property
-    def may_read_nothing(self) -> bool:
+    def can_read_empty(self) -> bool:
         return self.normaliser.kind != "softmax"
 
     @property
-    def has_reading(self) -> bool:
+    def has_attention(self) -> bool:
         """False where the weights are no distribution."""
         return self.normaliser.kind == "softmax"
 
-    def why_no_reading(self) -> str:
+    def no_attention_reason(self) -> str:
         return f"the normaliser {self.normaliser.kind!r} gives weights that are no distribution"
 
 
 @final
 @dataclass(frozen=True)
-class Read(_Reading):
+class Read(_ScoredAttention):
     """The word that is read, as a variable: `P(j | i) = softmax_j(score(q_i, k_j))`; discrete.
 
     A child that picks word `j` of the values makes attention *marginal*: `x'_i = v_j` with probability `P(j | i)`.
@@ -227,30 +227,30 @@ class Read(_Reading):
     bias: Bias | None = None
     kind: ClassVar[Kind] = "discrete"
 
-    def takes(self) -> tuple[str, ...]:
-        return self.reading_slots()
+    def get_slots(self) -> tuple[str, ...]:
+        return self.attention_slots()
 
     def shape(self, *parents: Parent) -> Shape:
-        read = self._check(parents)
-        if read.reads is None:
+        read = self._check_parents(parents)
+        if read.stack_reach is None:
             raise BNetError(read.name, expected="words to read", actual=read.form)
         return ()
 
-    def logits(self, at: At, *parents: Tensor) -> Tensor:
-        scores, mask = self.scores(at, *parents)
+    def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        scores, mask = self.scores(context, *parents)
         return scores.masked_fill(~mask, -torch.inf)
 
     def latex(self, s: Symbols) -> str:
-        s.over_words(self._read_slot)
+        s.require_over_words(self._read_slot)
         if s.form == "word":
-            return self._fraction(s, s.read_at(self._read_slot, s.state))
-        return s.softmax(*self._scored(s), "j")
+            return self._softmax_latex(s, s.with_read_index(self._read_slot, s.state))
+        return s.softmax(*self._scores_latex(s), "j")
 
 
-def _told(parent: Parent) -> str:
-    if parent.reads is None:
+def _describe_words(parent: Parent) -> str:
+    if parent.stack_reach is None:
         return parent.form
-    stack, reach = parent.reads
+    stack, reach = parent.stack_reach
     return f"reach {reach}" + (f" of stack {stack!r}" if stack else "")
 
 
@@ -266,7 +266,7 @@ def packed_size(dim: int) -> int:
     return dim * (dim - 1) // 2
 
 
-def lower(packed: Tensor, dim: int) -> Tensor:
+def unpack_lower(packed: Tensor, dim: int) -> Tensor:
     """The strictly lower triangular matrix `[..., dim, dim]` of a vector `[..., dim (dim-1)/2]`.
 
     >>> lower(torch.tensor([1., 2., 3.]), 3)
@@ -290,23 +290,23 @@ class Skew(TPM):
     (3,)
     """
 
-    dim: Annotated[int, at_least(2)]
-    spread: Annotated[float | None, optional(positive)] = None
+    dim: Annotated[int, min_int(2)]
+    spread: Annotated[float | None, optional(check_positive)] = None
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim, self.dim)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        return {"packed": Parameter((packed_size(self.dim),), spread_of((self.dim,), self.spread))}
+        return {"packed": Parameter((packed_size(self.dim),), initial_spread((self.dim,), self.spread))}
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        S = lower(at["packed"], self.dim)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        S = unpack_lower(context["packed"], self.dim)
         return S - S.mT
 
     def latex(self, s: Symbols) -> str:
-        s.only("word")
-        value = s.own.decorated("hat")
+        s.require_form("word")
+        value = s.node.with_accent("hat")
         s.define(rf"{value.T} = -{value}")
         return s.delta(value)
 
@@ -321,30 +321,30 @@ class Triangular(VectorMap):
     """
 
     side: Annotated[str, choice("lower", "upper")] = "lower"
-    activation: Annotated[str, activation_name] = "tanh"
-    bias: Annotated[bool, flag] = True
-    spread: Annotated[float | None, optional(positive)] = None
+    activation: Annotated[str, check_activation] = "tanh"
+    bias: Annotated[bool, check_bool] = True
+    spread: Annotated[float | None, optional(check_positive)] = None
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
-        found = {"packed": Parameter((packed_size(width),), spread_of((width,), self.spread))}
+        found = {"packed": Parameter((packed_size(width),), initial_spread((width,), self.spread))}
         return found | ({"bias": Parameter((width,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
-        return (Product(parents, (width, width), own=True),)
+        return (Product(parents, (width, width), has_parameter=True),)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         (x,) = parents
-        L = lower(at["packed"], x.shape[-1])
+        L = unpack_lower(context["packed"], x.shape[-1])
         W = L if self.side == "lower" else L.mT
-        return x + ACTIVATIONS[self.activation](apply(W, x, at["bias"] if self.bias else None))
+        return x + ACTIVATIONS[self.activation](apply_linear(W, x, context["bias"] if self.bias else None))
 
     def latex(self, s: Symbols) -> str:
         W = s.parameter("L" if self.side == "lower" else "U")
         s.define(rf"\text{{every }} {W.base} \text{{ is strictly {self.side} triangular}}")
         inner = s.map(W, s.of("x", "b")) + (s.plus(s.parameter("b")) if self.bias else "")
-        return s.equals(f"{s.of('x')} + {activated(self.activation, inner)}")
+        return s.equals(f"{s.of('x')} + {activation_latex(self.activation, inner)}")
 
 
 @final
@@ -364,12 +364,12 @@ class Cayley(TPM):
 
     def shape(self, *parents: Parent) -> Shape:
         z, A = parents
-        single_axis(z)
-        width = vector(z)
-        if z.reads is None or z.reads[1].kind != "every":
-            got = z.form if z.reads is None else f"reach {z.reads[1]}"
+        check_single_axis(z)
+        width = check_vector(z)
+        if z.stack_reach is None or z.stack_reach[1].kind != "every":
+            got = z.form if z.stack_reach is None else f"reach {z.stack_reach[1]}"
             raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", actual=got)
-        if matrix(A) != (width, width):
+        if check_matrix(A) != (width, width):
             raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", actual=A.form)
         return (width,)
 
@@ -381,12 +381,12 @@ class Cayley(TPM):
         factors = Product((z, A), (), over=(z, z, z))
         return Product((z, A), (width, width)), pairs, factors, pairs
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        own = at.read["z."] == at.word[..., None]
-        mixed = self.mix(at.read["z."], at.mask["z."], *parents)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        own = context.read_indices["z."] == context.word[..., None]
+        mixed = self.mix(context.read_indices["z."], context.mask["z."], *parents)
         return torch.einsum("...m,...md->...d", own.to(mixed.dtype), mixed)
 
-    def mix(self, read: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
+    def mix(self, read_indices: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
         """All words of the collection after the mix, `[..., m, d]`; without a mask all of them are there.
 
         `Cay(C) = 2 (I + C)^-1 - I`, so that one linear system with the words as its right-hand side is enough. It is
@@ -396,30 +396,30 @@ class Cayley(TPM):
         Z, A = z.double(), A.double()
         if mask is not None:
             Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
-        C = self.correlation(read, Z, A)
+        C = self.correlation(read_indices, Z, A)
         one = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
         solved, failed = torch.linalg.solve_ex(one + C.mT, Z)
-        lost = (failed != 0) | (C.abs().amax((-2, -1)) > MOST)
+        lost = (failed != 0) | (C.abs().amax((-2, -1)) > MAX_CORRELATION)
         solved = solved.masked_fill(lost[..., None, None], torch.nan)
         mixed: Tensor = (2 * solved - Z).to(z.dtype)
         return mixed.contiguous()  # solve leaves it column by column
 
-    def correlation(self, read: Tensor, z: Tensor, A: Tensor) -> Tensor:
+    def correlation(self, read_indices: Tensor, z: Tensor, A: Tensor) -> Tensor:
         """C, `[..., m, m]`."""
         C: Tensor = z @ A @ z.mT
         if self.form == "skew":
             return C
-        below = read[..., :, None] > read[..., None, :]
+        below = read_indices[..., :, None] > read_indices[..., None, :]
         B: Tensor = torch.where(below, C, 0.0) * z.shape[-1] ** -0.5
         return B - B.mT
 
-    def why_no_reading(self) -> str:
+    def no_attention_reason(self) -> str:
         return "Cayley, which multiplies words by an orthogonal matrix: its columns are no distributions"
 
     def latex(self, s: Symbols) -> str:
-        s.over_words("z.")
-        s.define(rf"{CAY}(C) = (I - C)(I + C)^{{-1}}")
-        z, other = s.of("z."), s.prime()
+        s.require_over_words("z.")
+        s.define(rf"{CAYLEY_LATEX}(C) = (I - C)(I + C)^{{-1}}")
+        z, other = s.of("z."), s.with_primes()
         C = rf"C({s.weight('A').plain})"
         matrices = s.form in ("row", "column")
         if s.form == "row":
@@ -442,6 +442,6 @@ class Cayley(TPM):
             s.define(rf"{C} = B - B^\top")
             s.define(rf"B_{{jj'}} = \frac{{1}}{{{root}}} {scores} \text{{ if }} j > j', \text{{ else }} 0")
         if matrices:
-            return s.equals(rf"{CAY}({C})^\top {z}" if s.form == "row" else f"{z} {CAY}({C})")
-        entry = rf"{CAY}({C})_{{j{s.own.word or 0}}}"
+            return s.equals(rf"{CAYLEY_LATEX}({C})^\top {z}" if s.form == "row" else f"{z} {CAYLEY_LATEX}({C})")
+        entry = rf"{CAYLEY_LATEX}({C})_{{j{s.node.word or 0}}}"
         return s.equals(f"{entry} {z}" if s.form == "einstein" else rf"{s.sum('z.')} {z} \, {entry}")

@@ -26,7 +26,7 @@ from torch.distributions import Distribution
 from bnet_transformer._core.checks import check_float, check_int, set_frozen
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.checks import Checked
+from bnet_transformer.tpm.checks import CheckedDataclass
 from bnet_transformer.tpm.symbols import Symbols
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Kind = Literal["input", "deterministic", "discrete", "continuous"]
 Shape = tuple[int, ...]
 
 
-def broadcast(*shapes: Sequence[int]) -> Shape:
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     """The shape that several broadcast to. (torch's own function imports a computer algebra first, for a second.)
 
     >>> broadcast((2, 1), (3,), ())
@@ -60,7 +60,7 @@ class Parent:
     shape: Shape = ()
     states: int | None = None
     over: tuple[tuple[str, int | None], ...] = ()
-    reads: tuple[str, Reach] | None = None
+    stack_reach: tuple[str, Reach] | None = None
 
     @property
     def form(self) -> str:
@@ -85,23 +85,23 @@ class Parameter:
 
     def __post_init__(self) -> None:
         spread = check_float("spread of a parameter", self.spread, minimum=0)
-        set_frozen(self, shape=shape_of("shape of a parameter", self.shape), spread=spread)
+        set_frozen(self, shape=check_shape("shape of a parameter", self.shape), spread=spread)
         if self.fill is None:
             return
         try:
             fill = np.asarray(self.fill, dtype=float)
             numbers = np.isfinite(fill) | np.isneginf(fill)  # -inf: the logit of a probability of 0
-            fits = bool(numbers.all()) and broadcast(fill.shape, self.shape) == self.shape
+            fits = bool(numbers.all()) and broadcast_shapes(fill.shape, self.shape) == self.shape
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
             wanted = f"finite numbers, one or of shape {self.shape}"
             raise BNetError("fill of a parameter", expected=wanted, actual=self.fill)
-        set_frozen(self, fill=_in_tuples(fill.tolist()))
+        set_frozen(self, fill=_to_tuples(fill.tolist()))
 
 
-def _in_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
-    return tuple(map(_in_tuples, table)) if isinstance(table, list) else table
+def _to_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
+    return tuple(map(_to_tuples, table)) if isinstance(table, list) else table
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ class Product:
     whose axis it runs (`sum_j`), and `own` says that a parameter of the TPM is one of its factors.
     """
 
-    of: tuple[Parent, ...]
+    parents: tuple[Parent, ...]
     sizes: Shape
     over: tuple[Parent, ...] = ()
-    own: bool = False
+    has_parameter: bool = False
 
 
 @dataclass(frozen=True)
-class At:
+class EvalContext:
     """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read.
 
     `turns` are the turns of rotary positions that were made before, of all slices.
@@ -127,16 +127,16 @@ class At:
 
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     word: Tensor = field(default_factory=lambda: torch.tensor(0))
-    read: Mapping[str, Tensor] = field(default_factory=dict)
+    read_indices: Mapping[str, Tensor] = field(default_factory=dict)
     mask: Mapping[str, Tensor] = field(default_factory=dict)
     training: bool = False
     dtype: torch.dtype = torch.float32
-    turns: dict[Any, Any] = field(default_factory=dict, compare=False)
+    rotary: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]
 
-    def to(self, dtype: torch.dtype) -> At:
+    def to(self, dtype: torch.dtype) -> EvalContext:
         """The same place in another floating type."""
         if all(value.dtype == dtype for value in self.parameters.values()):
             return self if self.dtype == dtype else replace(self, dtype=dtype)
@@ -144,7 +144,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class TPM(Checked, abc.ABC):
+class TPM(CheckedDataclass, abc.ABC):
     """The conditional distribution of a node given its parents.
 
     Its `kind` is "input" (the value comes with the sentence), "deterministic", "discrete" or "continuous".
@@ -159,7 +159,7 @@ class TPM(Checked, abc.ABC):
         super().__init_subclass__(**options)
         cls.is_random = cls.kind in ("discrete", "continuous")
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         """The slots that its parents fill, in order."""
         return self.slots
 
@@ -191,55 +191,55 @@ class TPM(Checked, abc.ABC):
         return None
 
     @property
-    def reads_by_index(self) -> bool:
+    def is_index_valued(self) -> bool:
         """True where children receive a discrete node's state, a whole number, rather than a tensor."""
         return self.kind == "discrete"
 
     @property
     def fixed_shape(self) -> Shape | None:
         """The shape of a discrete node's value, which its parents do not change; None of any other node."""
-        return () if self.reads_by_index else None
+        return () if self.is_index_valued else None
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         """The value of a deterministic node."""
         raise BNetError(type(self).__name__, expected="a method `value`, for it is deterministic", actual="none")
 
-    def logits(self, at: At, *parents: Tensor) -> Tensor:
+    def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
         """The log probabilities, up to a constant, of a discrete node: `[..., states]`."""
         raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", actual="none")
 
-    def emit(self, at: At, state: Tensor) -> Tensor:
+    def emit(self, context: EvalContext, state: Tensor) -> Tensor:
         """What children receive from a discrete node in a state."""
         return state
 
-    def distribution(self, at: At, *parents: Tensor) -> Distribution:
+    def distribution(self, context: EvalContext, *parents: Tensor) -> Distribution:
         """The node's distribution given its parents' values; a delta where it is deterministic."""
         if self.kind == "discrete":
-            return torch.distributions.Categorical(logits=self.logits(at, *parents), validate_args=False)
+            return torch.distributions.Categorical(logits=self.logits(context, *parents), validate_args=False)
         if self.kind == "continuous":
             raise BNetError(
                 type(self).__name__, expected="a method `distribution`, for it is continuous", actual="none"
             )
         from pyro.distributions import Delta
 
-        value = self.value(at, *parents)
+        value = self.value(context, *parents)
         return Delta(value, event_dim=value.dim())
 
-    def log_prob(self, at: At, value: Tensor, *parents: Tensor) -> Tensor:
+    def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
         """`log P(value | parents)` of a continuous node; a TPM may write it shorter than its distribution does."""
-        found: Tensor = self.distribution(at, *parents).log_prob(value)
+        found: Tensor = self.distribution(context, *parents).log_prob(value)
         return found
 
-    def reading(self, at: At, *parents: Tensor) -> Tensor | None:
+    def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
         return None
 
     @property
-    def has_reading(self) -> bool:
+    def has_attention(self) -> bool:
         """True where the TPM has `P(j | i)`, a distribution over the words that it reads."""
-        return type(self).reading is not TPM.reading
+        return type(self).attention_weights is not TPM.attention_weights
 
-    def why_no_reading(self) -> str:
+    def no_attention_reason(self) -> str:
         """What to tell someone who asks for `P(j | i)` and there is none."""
         return f"{type(self).__name__} has no attention distribution"
 
@@ -255,18 +255,18 @@ class TPM(Checked, abc.ABC):
         return {}
 
     @property
-    def longest(self) -> int | None:
+    def max_words(self) -> int | None:
         """How many words the node can be over; None where there is no bound."""
         return None
 
     @property
-    def may_read_nothing(self) -> bool:
+    def can_read_empty(self) -> bool:
         """True where a collection may be empty: a sum of nothing is zero, a distribution over nothing is not."""
         return False
 
-    def reading_slots(self) -> tuple[str, ...]:
+    def attention_slots(self) -> tuple[str, ...]:
         """The slots on which `P(j | i)` depends."""
-        return self.takes()
+        return self.get_slots()
 
 
 @dataclass(frozen=True)
@@ -277,50 +277,50 @@ class VectorMap(TPM):
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
-        width = vector(parents[0])
+        width = check_vector(parents[0])
         for parent in parents[1:]:
-            vector(parent, width, why=f"as {parents[0].name}")
+            check_vector(parent, width, reason=f"as {parents[0].name}")
         return (width,)
 
 
-def spread_of(shape: Shape, spread: float | None) -> float:
+def initial_spread(shape: Shape, spread: float | None) -> float:
     """How a tensor that maps starts: 1/sqrt(columns), so that a map keeps the size of what it maps, unless told."""
     if spread is not None:
         return spread
     return float(shape[-1] ** -0.5) if shape else 1.0
 
 
-def vector(parent: Parent, width: int | None = None, *, why: str = "") -> int:
+def check_vector(parent: Parent, width: int | None = None, *, reason: str = "") -> int:
     """The width of a parent that must be a vector (of that width)."""
     wanted = "a vector" if width is None else f"a vector of width {width}"
     wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
     if parent.states is not None or len(parent.shape) != 1 or wrong_width:
-        raise BNetError(parent.name, expected=wanted + (f" ({why})" if why else ""), actual=parent.form)
+        raise BNetError(parent.name, expected=wanted + (f" ({reason})" if reason else ""), actual=parent.form)
     return parent.shape[0]
 
 
-def single_axis(parent: Parent) -> None:
+def check_single_axis(parent: Parent) -> None:
     """Refuse a collection over more than one axis (words, or the entries of one plate), or over none."""
     if len(parent.over) != 1:
         raise BNetError(parent.name, expected="a collection over words alone, or over one plate", actual=parent.form)
 
 
-def matrix(parent: Parent) -> tuple[int, int]:
+def check_matrix(parent: Parent) -> tuple[int, int]:
     """The shape of a parent that must be a matrix."""
     if parent.states is not None or len(parent.shape) != 2:
         raise BNetError(parent.name, expected="a matrix", actual=parent.form)
     return parent.shape[0], parent.shape[1]
 
 
-def index(parent: Parent) -> int:
+def check_discrete(parent: Parent) -> int:
     """The number of states of a parent that must be discrete."""
     if not parent.states:
         raise BNetError(parent.name, expected="a discrete node (its states index a table)", actual=parent.form)
     return parent.states
 
 
-def shape_of(what: str, shape: object) -> Shape:
+def check_shape(subject: str, shape: object) -> Shape:
     """A value's shape, from a number or a tuple of numbers."""
     told = shape.tolist() if isinstance(shape, np.ndarray) else shape
     sizes = told if isinstance(told, Sequence) and not isinstance(told, str) else (told,)
-    return tuple(check_int(what, size) for size in sizes)
+    return tuple(check_int(subject, size) for size in sizes)

@@ -14,63 +14,63 @@ from bnet_transformer.errors import BNetError
 Check = Callable[[str, Any], Any]  # of the name of an option and its value: the value to keep, or the error
 
 
-def positive(what: str, value: object) -> float:
+def check_positive(subject: str, value: object) -> float:
     """A finite number above 0."""
-    return check_float(what, value, above=0)
+    return check_float(subject, value, above=0)
 
 
-def below_one(what: str, value: object) -> float:
+def check_below_one(subject: str, value: object) -> float:
     """A probability that is not 1."""
-    found = check_float(what, value)
+    found = check_float(subject, value)
     if not 0 <= found < 1:
-        raise BNetError(what, expected="a probability below 1", actual=value)
+        raise BNetError(subject, expected="a probability below 1", actual=value)
     return found
 
 
-def at_least(least: int) -> Check:
+def min_int(minimum: int) -> Check:
     """A whole number from there on."""
-    return lambda what, value: check_int(what, value, minimum=least)
+    return lambda subject, value: check_int(subject, value, minimum=minimum)
 
 
 def choice(*options: object) -> Check:
     """One of some values."""
 
-    def check(what: str, value: object) -> object:
-        check_choice(what, value, options)
+    def check(subject: str, value: object) -> object:
+        check_choice(subject, value, options)
         return value
 
     return check
 
 
-def instance(kind: type, wanted: str, allowed: str = "") -> Check:
+def instance_of(cls: type, expected: str, allowed: str = "") -> Check:
     """An instance of a class, or the error that says what is wanted."""
 
-    def check(what: str, value: object) -> object:
-        if not isinstance(value, kind):
-            raise BNetError(what, expected=wanted, actual=value, allowed=allowed or None)
+    def check(subject: str, value: object) -> object:
+        if not isinstance(value, cls):
+            raise BNetError(subject, expected=expected, actual=value, allowed=allowed or None)
         return value
 
     return check
 
 
-flag = choice(True, False)
+check_bool = choice(True, False)
 
 
 def optional(check: Check) -> Check:
     """What a check says, or None."""
-    return lambda what, value: None if value is None else check(what, value)
+    return lambda subject, value: None if value is None else check(subject, value)
 
 
-def called(what: str, check: Check) -> Check:
+def named(subject: str, check: Check) -> Check:
     """A check that calls the option by another name than its field's."""
-    return lambda _, value: check(what, value)
+    return lambda _, value: check(subject, value)
 
 
 @cache
-def checks_of(kind: type) -> dict[str, Check]:
+def get_checks(cls: type) -> dict[str, Check]:
     """The checks of the fields of a class, which stand beside their types: `dim: Annotated[int, whole]`."""
     found: dict[str, Check] = {}
-    for base in reversed(kind.__mro__):
+    for base in reversed(cls.__mro__):
         if base.__module__.startswith("bnet_transformer."):  # a stranger's annotations may have no meaning out here
             for name, hint in inspect.get_annotations(base, eval_str=True).items():
                 for check in getattr(hint, "__metadata__", ()):
@@ -79,9 +79,9 @@ def checks_of(kind: type) -> dict[str, Check]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedDataclass:
     """A frozen dataclass whose fields are what the check of each makes of them, one after another."""
 
     def __post_init__(self) -> None:
-        for name, check in checks_of(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
+        for name, check in get_checks(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
             set_frozen(self, **{name: check(name, getattr(self, name))})

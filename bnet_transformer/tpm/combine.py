@@ -11,57 +11,67 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, matrix, single_axis, vector
-from bnet_transformer.tpm.checks import called, choice, flag, optional
+from bnet_transformer.tpm.base import (
+    TPM,
+    EvalContext,
+    Parameter,
+    Parent,
+    Product,
+    Shape,
+    check_matrix,
+    check_single_axis,
+    check_vector,
+)
+from bnet_transformer.tpm.checks import check_bool, choice, named, optional
 from bnet_transformer.tpm.symbols import Symbols
 
 POOLS = ("mean", "sum")
 
 
 @dataclass(frozen=True)
-class _Map(TPM):
+class _LinearMap(TPM):
     """`W x`, and `+ b` where the kind has a bias; with `dim` the matrix is its own, of so many rows."""
 
     dim: Annotated[int | None, optional(check_int)] = None
-    biased: ClassVar[bool] = False
+    has_bias: ClassVar[bool] = False
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return ("W", "x") if self.dim is None else ("x",)
 
     def shape(self, *parents: Parent) -> Shape:
         if self.dim is not None:
-            vector(parents[0])
+            check_vector(parents[0])
             return (self.dim,)
         W, x = parents
-        out, width = matrix(W)
+        out, width = check_matrix(W)
         if x.shape != (width,) or x.states is not None:
             wanted = f"a vector of width {width} (the columns of {W.name})"
             raise BNetError(x.name, expected=wanted, actual=x.form)
         return (out,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        found = {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.biased else {}
+        found = {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.has_bias else {}
         if self.dim is None:
             return found
-        width = vector(parents[0])
+        width = check_vector(parents[0])
         return {"weight": Parameter((self.dim, width), width**-0.5)} | found
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (out,), (width,) = self.shape(*parents), parents[-1].shape
-        return (Product(parents, (out, width), own=self.dim is not None),)
+        return (Product(parents, (out, width), has_parameter=self.dim is not None),)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        W = parents[0] if self.dim is None else at["weight"]
-        return apply(W, parents[-1], at["bias"] if self.biased else None)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        W = parents[0] if self.dim is None else context["weight"]
+        return apply_linear(W, parents[-1], context["bias"] if self.has_bias else None)
 
     def latex(self, s: Symbols) -> str:
         W = s.weight("W") if self.dim is None else s.parameter("W")
-        return s.equals(s.map(W, s.of("x")) + (s.plus(s.parameter("b")) if self.biased else ""))
+        return s.equals(s.map(W, s.of("x")) + (s.plus(s.parameter("b")) if self.has_bias else ""))
 
 
 @final
 @dataclass(frozen=True)
-class Linear(_Map):
+class Linear(_LinearMap):
     """`W x` with W a weight node: `1(v = W_v x)`. `Linear(dim)` owns its matrix and has the one parent x.
 
     >>> Linear().shape(Parent("W", (4, 8)), Parent("x", (8,)))
@@ -71,17 +81,17 @@ class Linear(_Map):
 
 @final
 @dataclass(frozen=True)
-class Affine(_Map):
+class Affine(_LinearMap):
     """`W x + b` with W a weight node and b its own. `Affine(dim)` owns both and has the one parent x.
 
     >>> sorted(Affine(4).parameters(Parent("x", (8,))))
     ['bias', 'weight']
     """
 
-    biased: ClassVar[bool] = True
+    has_bias: ClassVar[bool] = True
 
 
-def apply(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
+def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
     """`W x (+ b)` for one vector or a batch of them."""
     if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
@@ -111,14 +121,14 @@ class Add(TPM):
                 raise BNetError(parent.name, expected=wanted, actual=parent.form)
         return parents[0].shape
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         total = parents[0]
         for parent in parents[1:]:
             total = total + parent
         return total
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(" + ".join(str(s.of(slot)) for slot in s.each()))
+        return s.equals(" + ".join(str(s.of(slot)) for slot in s.slot_indices()))
 
 
 @final
@@ -133,17 +143,17 @@ class Concat(TPM):
     (('W_o.', 'a.'), ('a.',))
     """
 
-    mapped: Annotated[bool, flag] = True
-    bias: Annotated[bool, flag] = False
-    residual: Annotated[bool, flag] = False
+    mapped: Annotated[bool, check_bool] = True
+    bias: Annotated[bool, check_bool] = False
+    residual: Annotated[bool, check_bool] = False
     plates: Annotated[int, check_int] = 1
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return (*(("W_o.",) if self.mapped else ()), "a.", *(("x",) if self.residual else ()))
 
     def shape(self, *parents: Parent) -> Shape:
         a = parents[1 if self.mapped else 0]
-        width = vector(a)
+        width = check_vector(a)
         for parent in parents[: 2 if self.mapped else 1]:
             if len(parent.over) != self.plates:
                 wanted = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
@@ -153,12 +163,12 @@ class Concat(TPM):
         if not self.mapped:
             out = math.prod(size or 1 for _, size in a.over) * width
         else:
-            out, columns = matrix(parents[0])
+            out, columns = check_matrix(parents[0])
             if columns != width:
                 wanted = f"matrices with {width} columns, as {a.name}"
                 raise BNetError(parents[0].name, expected=wanted, actual=parents[0].form)
         if self.residual:
-            vector(parents[-1], out, why="the residual is added")
+            check_vector(parents[-1], out, reason="the residual is added")
         return (out,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -170,23 +180,23 @@ class Concat(TPM):
         W_o, a = parents[:2]
         return (Product((W_o, a), W_o.shape, over=(a,)),)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        bias = at["bias"] if self.bias else None
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        bias = context["bias"] if self.bias else None
         if self.mapped:
-            total = apply(self.side_by_side(parents[0]), parents[1].flatten(-1 - self.plates), bias)
+            total = apply_linear(self.concat_weights(parents[0]), parents[1].flatten(-1 - self.plates), bias)
         else:
             total = parents[0].flatten(-1 - self.plates)
             total = total if bias is None else total + bias
         return total + parents[-1] if self.residual else total
 
-    def side_by_side(self, W_o: Tensor) -> Tensor:
+    def concat_weights(self, W_o: Tensor) -> Tensor:
         """`[W_o^1 ... W_o^K]`, of the matrices of all heads."""
         return W_o.movedim(-2, -2 - self.plates).flatten(-1 - self.plates)
 
     def latex(self, s: Symbols) -> str:
         rest = (s.plus(s.parameter("b")) if self.bias else "") + (f" + {s.of('x')}" if self.residual else "")
         if not self.mapped:
-            stacked = rf"\operatorname{{concat}}_{{{s.index('a.')}}} {s.of('a.', '')}"
+            stacked = rf"\operatorname{{concat}}_{{{s.index_letters('a.')}}} {s.of('a.', '')}"
             return s.equals((rf"\left({stacked}\right)_a" if s.form == "einstein" else stacked) + rest)
         heads = "" if s.form == "einstein" else s.sum("a.") + " "
         return s.equals(heads + s.map(s.weight("W_o."), s.of("a.")) + rest)
@@ -201,42 +211,42 @@ class Pool(TPM):
     ('x.',)
     """
 
-    how: Annotated[str, called("pool", choice(*POOLS))] = "mean"
+    how: Annotated[str, named("pool", choice(*POOLS))] = "mean"
     slots: ClassVar[tuple[str, ...]] = ("x.",)
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
-        single_axis(parents[0])
-        return (vector(parents[0]),)
+        check_single_axis(parents[0])
+        return (check_vector(parents[0]),)
 
     @property
-    def may_read_nothing(self) -> bool:
+    def can_read_empty(self) -> bool:
         return self.how == "sum"
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return pooled(self.how, parents[0], at.mask["x."])
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return pool_words(self.how, parents[0], context.mask["x."])
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(pooled_latex(self.how, s, "x."))
+        return s.equals(pool_latex(self.how, s, "x."))
 
 
-def pooled(how: str, x: Tensor, mask: Tensor) -> Tensor:
+def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
     """`[..., m, d] -> [..., d]` over the words that the mask `[..., m]` reads."""
     weight = mask.to(x.dtype)
-    if how == "mean":
+    if reduction == "mean":
         weight = weight / weight.sum(-1, keepdim=True)
     return (weight[..., None] * x).sum(-2)
 
 
-def pooled_latex(how: str, s: Symbols, slot: str, letter: str = "a") -> str:
+def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
     """The pooled collection as the form of `s` shows it, its feature under `letter`."""
-    share = "" if how == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
+    share = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
     x = s.of(slot, letter)
-    if s.form in ("word", "einstein") or s.index(slot) != "j":
+    if s.form in ("word", "einstein") or s.index_letters(slot) != "j":
         return f"{share}{s.sum(slot)} {x}"
     if s.slot(slot).mask:  # some words are left out
-        s.only("word")
+        s.require_form("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
-    if s.whole:
+    if s.is_full_matrix:
         one = across = f"{one} {across}"
     return f"{share}{across} {x}" if s.form == "row" else f"{share}{x} {one}"

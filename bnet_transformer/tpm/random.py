@@ -17,22 +17,22 @@ from bnet_transformer._core.checks import check_int, check_sequence, set_frozen
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
-    At,
+    EvalContext,
     Kind,
     Parameter,
     Parent,
     Product,
     Shape,
-    broadcast,
-    index,
-    shape_of,
-    single_axis,
-    spread_of,
-    vector,
+    broadcast_shapes,
+    check_discrete,
+    check_shape,
+    check_single_axis,
+    check_vector,
+    initial_spread,
 )
-from bnet_transformer.tpm.checks import called, choice, flag, optional, positive
-from bnet_transformer.tpm.combine import POOLS, pooled, pooled_latex
-from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, raised, scripts
+from bnet_transformer.tpm.checks import check_bool, check_positive, choice, named, optional
+from bnet_transformer.tpm.combine import POOLS, pool_latex, pool_words
+from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_number, format_power
 
 
 @final
@@ -49,19 +49,19 @@ class Categorical(TPM):
     ((), 3)
     """
 
-    n: Annotated[int, called("Categorical states", check_int)]
+    n: Annotated[int, named("Categorical states", check_int)]
     probabilities: tuple[float, ...] | None = None
     learnable: Annotated[bool | None, choice(None, True, False)] = None  # None: where `probabilities` do not fix it
-    prior: Annotated[float | None, optional(positive)] = None
+    prior: Annotated[float | None, optional(check_positive)] = None
     pool: Annotated[str | None, choice(None, *POOLS)] = None
-    affine: Annotated[bool, flag] = True
+    affine: Annotated[bool, check_bool] = True
     labels: tuple[str, ...] | None = None
     kind: ClassVar[Kind] = "discrete"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probabilities is not None:
-            set_frozen(self, probabilities=_simplex(self.probabilities, self.n))
+            set_frozen(self, probabilities=_check_simplex(self.probabilities, self.n))
         if self.learnable is None:
             set_frozen(self, learnable=self.probabilities is None)
         if self.labels is not None:
@@ -73,7 +73,7 @@ class Categorical(TPM):
     def states(self) -> int | None:
         return self.n
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return ("x.",) if self.pool else ("*x",)
 
     def shape(self, *parents: Parent) -> Shape:
@@ -86,7 +86,7 @@ class Categorical(TPM):
             )
         for parent in vectors:
             if self.pool:
-                single_axis(parent)
+                check_single_axis(parent)
             if len(parent.shape) != 1 or (not self.affine and parent.shape != (self.n,)):
                 wanted = "a vector" if self.affine else f"a vector of {self.n} logits"
                 raise BNetError(parent.name, expected=wanted, actual=parent.form)
@@ -95,7 +95,7 @@ class Categorical(TPM):
         return ()
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        table = tuple(index(parent) for parent in parents if parent.states is not None)
+        table = tuple(check_discrete(parent) for parent in parents if parent.states is not None)
         if self.probabilities is not None:
             logs = tuple(torch.tensor(self.probabilities, dtype=torch.float64).log().tolist())
             return {"logits": Parameter((self.n,), fill=logs, learnable=bool(self.learnable))}
@@ -110,41 +110,41 @@ class Categorical(TPM):
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
-        return tuple(Product((x,), (self.n, *x.shape), own=True) for x in vectors)
+        return tuple(Product((x,), (self.n, *x.shape), has_parameter=True) for x in vectors)
 
-    def logits(self, at: At, *parents: Tensor) -> Tensor:
+    def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
         discrete = [parent for parent in parents if not parent.is_floating_point()]
         vectors = [parent for parent in parents if parent.is_floating_point()]
         if self.pool:
-            vectors = [pooled(self.pool, vectors[0], at.mask["x."])]
+            vectors = [pool_words(self.pool, vectors[0], context.mask["x."])]
         if vectors and not self.affine:
             return vectors[0]
-        scores = lookup(at["logits"], discrete)
+        scores = lookup(context["logits"], discrete)
         if vectors:
-            scores = scores + torch.einsum("...nd,...d->...n", at["weight"], vectors[0])
+            scores = scores + torch.einsum("...nd,...d->...n", context["weight"], vectors[0])
         return scores
 
     def latex(self, s: Symbols) -> str:
-        s.define(_ranges(s.state, self.n))
-        vectors = [slot for slot in s.each() if not s.slot(slot).discrete]
-        states = [str(s.of(slot)) for slot in s.each() if s.slot(slot).discrete]
+        s.define(_state_range_latex(s.state, self.n))
+        vectors = [slot for slot in s.slot_indices() if not s.slot(slot).is_discrete]
+        states = [str(s.of(slot)) for slot in s.slot_indices() if s.slot(slot).is_discrete]
         if not vectors:
-            return self._table(s, states)
-        x = pooled_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
+            return self._table_latex(s, states)
+        x = pool_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
         if not self.affine:
-            return s.softmax(pooled_latex(self.pool, s, "x.") if self.pool else str(s.of(vectors[0])))
+            return s.softmax(pool_latex(self.pool, s, "x.") if self.pool else str(s.of(vectors[0])))
         bias = s.parameter("b", *states)
-        _tell_prior(s, bias, self.prior, self.n)
+        _define_prior(s, bias, self.prior, self.n)
         return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
 
-    def _table(self, s: Symbols, states: list[str]) -> str:
-        s.only("word")
+    def _table_latex(self, s: Symbols, states: list[str]) -> str:
+        s.require_form("word")
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
-        _tell_prior(s, table, self.prior, self.n)
+        _define_prior(s, table, self.prior, self.n)
         if self.probabilities is not None and not self.learnable:
-            listed = f"({', '.join(numeral(p) for p in self.probabilities)})"
+            listed = f"({', '.join(format_number(p) for p in self.probabilities)})"
             if self.n <= 8:
-                return scripts(listed, [s.state])
+                return add_scripts(listed, [s.state])
             s.define(rf"\pi_. \text{{ is fixed: }} {listed}")
         return str(table.with_sub(s.state))
 
@@ -163,8 +163,8 @@ class Select(TPM):
     (3, 4, 8)
     """
 
-    size: Annotated[int | Shape, called("Select", shape_of)]
-    spread: Annotated[float | None, optional(positive)] = None
+    size: Annotated[int | Shape, named("Select", check_shape)]
+    spread: Annotated[float | None, optional(check_positive)] = None
     slots: ClassVar[tuple[str, ...]] = ("*c",)
     elementwise: ClassVar[bool] = True
 
@@ -172,20 +172,20 @@ class Select(TPM):
         if not parents:
             raise BNetError("Select", expected="a discrete parent that selects", actual="no parent")
         for parent in parents:
-            index(parent)
-        return shape_of("Select", self.size)
+            check_discrete(parent)
+        return check_shape("Select", self.size)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        table = tuple(index(parent) for parent in parents)
-        shape = shape_of("Select", self.size)
-        return {"values": Parameter((*table, *shape), spread_of(shape, self.spread))}
+        table = tuple(check_discrete(parent) for parent in parents)
+        shape = check_shape("Select", self.size)
+        return {"values": Parameter((*table, *shape), initial_spread(shape, self.spread))}
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return lookup(at["values"], parents, len(shape_of("Select", self.size)))
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return lookup(context["values"], parents, len(check_shape("Select", self.size)))
 
     def latex(self, s: Symbols) -> str:
-        states = [str(s[slot]) for slot in s.each()]
-        return s.delta(s.own.chosen(*states))
+        states = [str(s[slot]) for slot in s.slot_indices()]
+        return s.delta(s.node.with_states(*states))
 
 
 @final
@@ -198,9 +198,9 @@ class Codebook(TPM):
     """
 
     atoms: Annotated[int, check_int]
-    size: Annotated[int | Shape, called("Codebook", shape_of)]
-    prior: Annotated[float | None, optional(positive)] = None
-    spread: Annotated[float | None, optional(positive)] = None
+    size: Annotated[int | Shape, named("Codebook", check_shape)]
+    prior: Annotated[float | None, optional(check_positive)] = None
+    spread: Annotated[float | None, optional(check_positive)] = None
     kind: ClassVar[Kind] = "discrete"
     elementwise: ClassVar[bool] = True
 
@@ -209,36 +209,36 @@ class Codebook(TPM):
         return self.atoms
 
     @property
-    def reads_by_index(self) -> bool:
+    def is_index_valued(self) -> bool:
         return False
 
     @property
     def fixed_shape(self) -> Shape:
-        return shape_of("Codebook", self.size)
+        return check_shape("Codebook", self.size)
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return ("*c",)
 
     def shape(self, *parents: Parent) -> Shape:
         for parent in parents:
-            index(parent)
+            check_discrete(parent)
         return self.fixed_shape
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        table = tuple(index(parent) for parent in parents)
-        atoms = Parameter((self.atoms, *self.fixed_shape), spread_of(self.fixed_shape, self.spread))
+        table = tuple(check_discrete(parent) for parent in parents)
+        atoms = Parameter((self.atoms, *self.fixed_shape), initial_spread(self.fixed_shape, self.spread))
         return {"logits": Parameter((*table, self.atoms), 0.5), "atoms": atoms}
 
-    def logits(self, at: At, *parents: Tensor) -> Tensor:
-        return lookup(at["logits"], parents)
+    def logits(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return lookup(context["logits"], parents)
 
-    def emit(self, at: At, state: Tensor) -> Tensor:
-        return pick(at["atoms"], state, len(self.fixed_shape))
+    def emit(self, context: EvalContext, state: Tensor) -> Tensor:
+        return gather_entry(context["atoms"], state, len(self.fixed_shape))
 
     def latex(self, s: Symbols) -> str:
-        table = s.parameter(r"\theta", *(str(s[slot]) for slot in s.each()))
-        s.define(rf"{_ranges(s.state, self.atoms)} \text{{ for }} {s.own}")
-        _tell_prior(s, table, self.prior, self.atoms)
+        table = s.parameter(r"\theta", *(str(s[slot]) for slot in s.slot_indices()))
+        s.define(rf"{_state_range_latex(s.state, self.atoms)} \text{{ for }} {s.node}")
+        _define_prior(s, table, self.prior, self.atoms)
         return str(table.with_sub(s.state))
 
     def priors(self) -> dict[str, float]:
@@ -256,23 +256,23 @@ class Normal(TPM):
     (8,)
     """
 
-    sigma: Annotated[float, positive] = 1.0
+    sigma: Annotated[float, check_positive] = 1.0
     dim: Annotated[int | None, optional(check_int)] = None
-    learnable: Annotated[bool, flag] = False
+    learnable: Annotated[bool, check_bool] = False
     pool: Annotated[str | None, choice(None, *POOLS)] = None
     kind: ClassVar[Kind] = "continuous"
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return ("x.",) if self.pool else ("x",)
 
     def shape(self, *parents: Parent) -> Shape:
-        width = vector(parents[0])
+        width = check_vector(parents[0])
         if self.pool:
-            single_axis(parents[0])
+            check_single_axis(parents[0])
         return (width if self.dim is None else self.dim,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        width = vector(parents[0])
+        width = check_vector(parents[0])
         found = {"log_sigma": Parameter((), fill=math.log(self.sigma), learnable=self.learnable)}
         if self.dim is not None:
             found["weight"] = Parameter((self.dim, width), width**-0.5)
@@ -280,88 +280,88 @@ class Normal(TPM):
         return found
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        return () if self.dim is None else (Product(parents, (self.dim, *parents[0].shape), own=True),)
+        return () if self.dim is None else (Product(parents, (self.dim, *parents[0].shape), has_parameter=True),)
 
-    def mean(self, at: At, *parents: Tensor) -> Tensor:
+    def mean(self, context: EvalContext, *parents: Tensor) -> Tensor:
         """`E[y | x]`."""
-        x = pooled(self.pool, parents[0], at.mask["x."]) if self.pool else parents[0]
+        x = pool_words(self.pool, parents[0], context.mask["x."]) if self.pool else parents[0]
         if self.dim is None:
             return x
-        return torch.einsum("...od,...d->...o", at["weight"], x) + at["bias"]
+        return torch.einsum("...od,...d->...o", context["weight"], x) + context["bias"]
 
-    def log_prob(self, at: At, value: Tensor, *parents: Tensor) -> Tensor:
-        mean = self.mean(at, *parents)
-        return self.log_density(at, squared_distance(value, mean), mean.shape[-1])
+    def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
+        mean = self.mean(context, *parents)
+        return self.log_density(context, squared_distance(value, mean), mean.shape[-1])
 
-    def log_density(self, at: At, square: Tensor, numbers: int | Tensor) -> Tensor:
+    def log_density(self, context: EvalContext, square: Tensor, num_entries: int | Tensor) -> Tensor:
         """The log density of so many numbers at a squared distance from their mean."""
-        log_sigma = at["log_sigma"]
-        found: Tensor = -0.5 * (-2 * log_sigma).exp() * square - numbers * (log_sigma + 0.5 * math.log(2 * math.pi))
+        log_sigma = context["log_sigma"]
+        found: Tensor = -0.5 * (-2 * log_sigma).exp() * square - num_entries * (log_sigma + 0.5 * math.log(2 * math.pi))
         return found
 
-    def distribution(self, at: At, *parents: Tensor) -> Distribution:
-        mean = self.mean(at, *parents)
-        sigma = at["log_sigma"].exp()[..., None].expand(mean.shape)
+    def distribution(self, context: EvalContext, *parents: Tensor) -> Distribution:
+        mean = self.mean(context, *parents)
+        sigma = context["log_sigma"].exp()[..., None].expand(mean.shape)
         return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
 
     def latex(self, s: Symbols) -> str:
         letter = "a" if self.dim is None else "b"
-        mean = pooled_latex(self.pool, s, "x.", letter) if self.pool else str(s.of("x", letter))
+        mean = pool_latex(self.pool, s, "x.", letter) if self.pool else str(s.of("x", letter))
         if self.dim is not None:
             mean = s.map(s.parameter("W"), mean) + s.plus(s.parameter("b"))
         sigma = s.parameter(r"\sigma")
-        variance = f"({sigma})^2" if self.learnable else "1" if self.sigma == 1 else raised(self.sigma, "2")
+        variance = f"({sigma})^2" if self.learnable else "1" if self.sigma == 1 else format_power(self.sigma, "2")
         unit = variance if s.form == "einstein" else "I" if variance == "1" else f"{variance} I"
-        return rf"\mathcal{{N}}\left({s.own['a']};\; {mean},\; {unit}\right)"
+        return rf"\mathcal{{N}}\left({s.node['a']};\; {mean},\; {unit}\right)"
 
 
-def squared_distance(a: Tensor, b: Tensor, over: tuple[int, ...] = (-1,)) -> Tensor:
+def squared_distance(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
     """`|a - b|^2` of vectors, or of all numbers along some dims; the way back makes one tensor, where a difference and
     its square make three."""
     a, b = torch.broadcast_tensors(a, b)
-    return functional.mse_loss(a, b, reduction="none").sum(over)
+    return functional.mse_loss(a, b, reduction="none").sum(dims)
 
 
 def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
     """`table[..., d1, d2, *shape]` at the states of discrete parents d1, d2; leading dims broadcast."""
     for done, state in enumerate(states):
-        table = pick(table, state, rank + len(states) - done - 1)
+        table = gather_entry(table, state, rank + len(states) - done - 1)
     return table
 
 
-def pick(bank: Tensor, state: Tensor, rank: int) -> Tensor:
+def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
     """Entry `state` of a bank `[..., entries, *shape]`, where the shape has `rank` dims; leading dims broadcast.
 
     >>> pick(torch.eye(3), torch.tensor([2, 0]), 1)
     tensor([[0., 0., 1.],
             [1., 0., 0.]])
     """
-    if bank.dim() == rank + 1:
-        return bank[state]
-    lead = bank.shape[: bank.dim() - rank - 1]
-    batch = broadcast(lead, state.shape)
-    where = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *bank.shape[bank.dim() - rank :])
-    return bank.expand(*batch, *bank.shape[-rank - 1 :]).gather(len(batch), where).squeeze(len(batch))
+    if table.dim() == rank + 1:
+        return table[state]
+    lead = table.shape[: table.dim() - rank - 1]
+    batch = broadcast_shapes(lead, state.shape)
+    where = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *table.shape[table.dim() - rank :])
+    return table.expand(*batch, *table.shape[-rank - 1 :]).gather(len(batch), where).squeeze(len(batch))
 
 
-def _ranges(state: str, n: int) -> str:
-    return rf"{state} \in \{{{_listed([str(k) for k in range(n)])}\}}"
+def _state_range_latex(state: str, n: int) -> str:
+    return rf"{state} \in \{{{_list_latex([str(k) for k in range(n)])}\}}"
 
 
-def _tell_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
+def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
     """The Dirichlet on a row of a table, where there is one (a row of logits stands for its softmax)."""
     if prior is not None:
-        alpha = numeral(prior)
+        alpha = format_number(prior)
         told = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
-        s.define(rf"{told} \sim \operatorname{{Dirichlet}}({_listed([alpha] * n)})")
+        s.define(rf"{told} \sim \operatorname{{Dirichlet}}({_list_latex([alpha] * n)})")
 
 
-def _listed(items: list[str]) -> str:
+def _list_latex(items: list[str]) -> str:
     r"""`0, 1, 2`, or `0, \ldots, 9` of many."""
     return ", ".join(items) if len(items) <= 4 else rf"{items[0]}, \ldots, {items[-1]}"
 
 
-def _simplex(values: object, n: int) -> tuple[float, ...]:
+def _check_simplex(values: object, n: int) -> tuple[float, ...]:
     try:
         given = tuple(float(value) for value in islice(values, n + 1))  # type: ignore[call-overload]
     except (TypeError, ValueError, RuntimeError) as error:

@@ -12,15 +12,35 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import TPM, At, Kind, Parameter, Parent, Shape, VectorMap, index, shape_of, spread_of
-from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, instance, optional, positive
-from bnet_transformer.tpm.random import pick
-from bnet_transformer.tpm.symbols import FEATURES, Symbols, raised, scaled
+from bnet_transformer.tpm.base import (
+    TPM,
+    EvalContext,
+    Kind,
+    Parameter,
+    Parent,
+    Shape,
+    VectorMap,
+    check_discrete,
+    check_shape,
+    initial_spread,
+)
+from bnet_transformer.tpm.checks import (
+    CheckedDataclass,
+    check_bool,
+    check_positive,
+    choice,
+    instance_of,
+    min_int,
+    named,
+    optional,
+)
+from bnet_transformer.tpm.random import gather_entry
+from bnet_transformer.tpm.symbols import FEATURE_LETTERS, Symbols, format_multiple, format_power
 
 
 @final
 @dataclass(frozen=True)
-class Patches(Checked):
+class Patches(CheckedDataclass):
     """How an image `[channel, row, column]` is cut into words: patches of `high` rows and `wide` columns, row by row.
 
     Word 0 is of no patch (it gathers the image, and is given as zeros); rows and columns that fill no patch are left.
@@ -42,19 +62,19 @@ class Patches(Checked):
             raise BNetError("patches", expected=wanted, actual=f"{self.high} x {self.wide}")
 
     @property
-    def down(self) -> int:
+    def num_patch_rows(self) -> int:
         """How many patches stand below each other."""
         return self.rows // self.high
 
     @property
-    def across(self) -> int:
+    def num_patch_columns(self) -> int:
         """How many patches stand side by side."""
         return self.columns // self.wide
 
     @property
     def words(self) -> int:
         """How many words an image has, its first among them."""
-        return 1 + self.down * self.across
+        return 1 + self.num_patch_rows * self.num_patch_columns
 
     @property
     def features(self) -> int:
@@ -64,14 +84,14 @@ class Patches(Checked):
     @property
     def tokens(self) -> tuple[str, ...]:
         """What the words are called: by the row and the column of their patch."""
-        return ("[CLS]", *(f"{i},{j}" for i in range(self.down) for j in range(self.across)))
+        return ("[CLS]", *(f"{i},{j}" for i in range(self.num_patch_rows) for j in range(self.num_patch_columns)))
 
-    def read(self, image: Tensor) -> Tensor:
+    def patchify(self, image: Tensor) -> Tensor:
         """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
         wanted = (self.channels, self.rows, self.columns)
         if tuple(image.shape) != wanted:
             raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", actual=tuple(image.shape))
-        kept = image[:, : self.down * self.high, : self.across * self.wide]
+        kept = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
         cut = kept.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
         words = cut.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
         return torch.cat([words.new_zeros(1, self.features), words])
@@ -86,17 +106,17 @@ class Start(VectorMap):
     tensor([9., 1., 1.])
     """
 
-    spread: Annotated[float, positive] = 0.02
+    spread: Annotated[float, check_positive] = 0.02
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         return {"vector": Parameter(self.shape(*parents), self.spread)}
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return torch.where((at.word == 0)[..., None], at["vector"], parents[0])
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return torch.where((context.word == 0)[..., None], context["vector"], parents[0])
 
     def latex(self, s: Symbols) -> str:
-        s.only("word")
-        u, i = s.parameter("u"), s.own.word or 0
+        s.require_form("word")
+        u, i = s.parameter("u"), s.node.word or 0
         return s.equals(rf"\begin{{cases}} {u} & {i} = 0 \\ {s.of('x')} & {i} > 0 \end{{cases}}")
 
 
@@ -112,10 +132,10 @@ class Given(TPM):
     ((8,), 100)
     """
 
-    size: Annotated[int | Shape, called("Given", shape_of)] = ()
+    size: Annotated[int | Shape, named("Given", check_shape)] = ()
     states: Annotated[int | None, optional(check_int)] = None
-    default: Annotated[int | None, optional(at_least(0))] = None
-    image: Annotated[Patches | None, optional(instance(Patches, "Patches, or None"))] = None
+    default: Annotated[int | None, optional(min_int(0))] = None
+    image: Annotated[Patches | None, optional(instance_of(Patches, "Patches, or None"))] = None
     kind: ClassVar[Kind] = "input"
     elementwise: ClassVar[bool] = True
 
@@ -129,14 +149,14 @@ class Given(TPM):
             raise BNetError("default", expected="one of the states", actual=self)
 
     @property
-    def reads_by_index(self) -> bool:
+    def is_index_valued(self) -> bool:
         return self.states is not None
 
     def shape(self, *parents: Parent) -> Shape:
-        return shape_of("Given", self.size)
+        return check_shape("Given", self.size)
 
     def latex(self, s: Symbols) -> str:
-        given = s.own.decorated("bar")[FEATURES[: s.rank]]
+        given = s.node.with_accent("bar")[FEATURE_LETTERS[: s.rank]]
         s.define(rf"{given} \text{{ is given with the sentence}}")
         return s.equals(given)
 
@@ -150,23 +170,23 @@ class Weight(TPM):
     (4, 8)
     """
 
-    size: Annotated[int | Shape, called("Weight", shape_of)]
-    spread: Annotated[float | None, optional(positive)] = None
+    size: Annotated[int | Shape, named("Weight", check_shape)]
+    spread: Annotated[float | None, optional(check_positive)] = None
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
-        return shape_of("Weight", self.size)
+        return check_shape("Weight", self.size)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         shape = self.shape()
-        return {"value": Parameter(shape, spread_of(shape, self.spread))}
+        return {"value": Parameter(shape, initial_spread(shape, self.spread))}
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return at["value"]
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return context["value"]
 
     def latex(self, s: Symbols) -> str:
-        s.only("word")
-        return s.delta(s.own.decorated("hat"))
+        s.require_form("word")
+        return s.delta(s.node.with_accent("hat"))
 
 
 @final
@@ -184,30 +204,30 @@ class Sinusoid(TPM):
     """
 
     dim: Annotated[int, check_int]
-    base: Annotated[float, positive] = 10_000.0
-    halves: Annotated[bool, flag] = False
+    base: Annotated[float, check_positive] = 10_000.0
+    halves: Annotated[bool, check_bool] = False
     first: Annotated[int, choice(0, 1)] = 0
-    rounded: Annotated[bool, flag] = False
+    rounded: Annotated[bool, check_bool] = False
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
         return (self.dim,)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         left_out = 0 if self.halves else self.first
         pairs = (self.dim + left_out + 1) // 2
-        power = torch.arange(pairs, dtype=torch.float64, device=at.word.device) * (2 / self.dim)
-        angle = (at.word + self.first).to(torch.float64)[..., None] * self.base**-power
+        power = torch.arange(pairs, dtype=torch.float64, device=context.word.device) * (2 / self.dim)
+        angle = (context.word + self.first).to(torch.float64)[..., None] * self.base**-power
         waves = [angle.sin(), angle.cos()]
         both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
         both = both[..., left_out : left_out + self.dim]
-        return (both.to(torch.float32) if self.rounded else both).to(at.dtype)
+        return (both.to(torch.float32) if self.rounded else both).to(context.dtype)
 
     def latex(self, s: Symbols) -> str:
-        place = f"({s.own.word or 0} + 1)" if self.first else s.own.word or 0
+        place = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
 
         def angle(power: str) -> str:
-            return f"{place} / {raised(self.base, f'{power}/{self.dim}')}"
+            return f"{place} / {format_power(self.base, f'{power}/{self.dim}')}"
 
         if self.halves:
             half = (self.dim + 1) // 2
@@ -215,10 +235,10 @@ class Sinusoid(TPM):
         else:
             rows = (("e", r"e \text{ even}"), ("(e-1)", r"e \text{ odd}"))
             if self.first:
-                s.define(rf"\text{{features }} e \text{{ of }} {s.own.plain} \text{{ count from }} 1")
+                s.define(rf"\text{{features }} e \text{{ of }} {s.node.plain} \text{{ count from }} 1")
         waves = zip((r"\sin", r"\cos"), rows, strict=True)
         cases = r" \\ ".join(rf"{wave}({angle(power)}) & {where}" for wave, (power, where) in waves)
-        return s.indicator(rf"{s.own.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
+        return s.indicator(rf"{s.node.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
 
 
 @final
@@ -232,7 +252,7 @@ class Positions(TPM):
 
     length: Annotated[int, check_int]
     dim: Annotated[int, check_int]
-    spread: Annotated[float, positive] = 0.02
+    spread: Annotated[float, check_positive] = 0.02
     elementwise: ClassVar[bool] = True
 
     def shape(self, *parents: Parent) -> Shape:
@@ -242,11 +262,11 @@ class Positions(TPM):
         return {"table": Parameter((self.length, self.dim), self.spread)}
 
     @property
-    def longest(self) -> int | None:
+    def max_words(self) -> int | None:
         return self.length
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return _rows(at["table"], at.word)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return _lookup_rows(context["table"], context.word)
 
     def latex(self, s: Symbols) -> str:
         s.define(rf"{s.parameter('E', s.i)} \text{{ is the vector of position }} {s.i}")
@@ -264,15 +284,15 @@ class Embed(TPM):
 
     dim: Annotated[int, check_int]
     scale: Annotated[float, check_float] = 1.0
-    tied: Annotated[bool, flag] = False
-    spread: Annotated[float, positive] = 1.0
+    tied: Annotated[bool, check_bool] = False
+    spread: Annotated[float, check_positive] = 1.0
     elementwise: ClassVar[bool] = True
 
-    def takes(self) -> tuple[str, ...]:
+    def get_slots(self) -> tuple[str, ...]:
         return ("W", "token") if self.tied else ("token",)
 
     def shape(self, *parents: Parent) -> Shape:
-        states = index(parents[-1])
+        states = check_discrete(parents[-1])
         if self.tied and parents[0].shape != (states, self.dim):
             raise BNetError(parents[0].name, expected=f"a table of shape {(states, self.dim)}", actual=parents[0].form)
         return (self.dim,)
@@ -281,19 +301,19 @@ class Embed(TPM):
         states = parents[-1].states or 0
         return {} if self.tied else {"table": Parameter((states, self.dim), self.spread)}
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        table = parents[0] if self.tied else at["table"]
-        return self.scale * _rows(table, parents[-1])
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        table = parents[0] if self.tied else context["table"]
+        return self.scale * _lookup_rows(table, parents[-1])
 
     def latex(self, s: Symbols) -> str:
         token = str(s.of("token"))
         row = s.weight("W", "a").with_sub(token) if self.tied else s.parameter("E", token, letters="a")
         s.define(rf"{row.plain} \text{{ is row }} {token} \text{{ of a table}}")
-        return s.equals(scaled(self.scale, row.T if s.form == "row" else str(row)))
+        return s.equals(format_multiple(self.scale, row.T if s.form == "row" else str(row)))
 
 
-def _rows(table: Tensor, index: Tensor) -> Tensor:
+def _lookup_rows(table: Tensor, index: Tensor) -> Tensor:
     """Row `index` of a table `[..., rows, dim]`, leading dims broadcast."""
     if math.prod(table.shape[:-2]) == 1:
         return torch.nn.functional.embedding(index, table.reshape(table.shape[-2:]))
-    return pick(table, index, 1)
+    return gather_entry(table, index, 1)

@@ -12,16 +12,24 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import Parent, Product, broadcast, matrix, vector
-from bnet_transformer.tpm.checks import Checked, at_least, called, choice, flag, optional, positive
-from bnet_transformer.tpm.symbols import Symbol, Symbols, function, numeral, raised, scaled, scripts
+from bnet_transformer.tpm.base import Parent, Product, broadcast_shapes, check_matrix, check_vector
+from bnet_transformer.tpm.checks import CheckedDataclass, check_bool, check_positive, choice, min_int, named, optional
+from bnet_transformer.tpm.symbols import (
+    Symbol,
+    Symbols,
+    add_scripts,
+    format_multiple,
+    format_number,
+    format_operator,
+    format_power,
+)
 
-Turns = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
+RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # positions, with their cosines and sines
 
 
 @final
 @dataclass(frozen=True)
-class Rotary(Checked):
+class Rotary(CheckedDataclass):
     """Features e and e + w/2 of the first w of word i turn by the angle `i f_e`, `f_e = base^(-2e/w) / factor`.
 
     `width` is w, by default all features; those behind it stay as they are. With `bands=(low, high, length)` only slow
@@ -32,22 +40,24 @@ class Rotary(Checked):
     tensor([0.5000, 0.0500], dtype=torch.float64)
     """
 
-    base: Annotated[float, called("rotary base", positive)] = 10000.0
-    width: Annotated[int | None, optional(called("rotary width", at_least(2)))] = None
-    factor: Annotated[float, called("rotary factor", positive)] = 1.0
-    bands: Annotated[tuple[float, float, int] | None, optional(_bands)] = None
+    base: Annotated[float, named("rotary base", check_positive)] = 10000.0
+    width: Annotated[int | None, optional(named("rotary width", min_int(2)))] = None
+    factor: Annotated[float, named("rotary factor", check_positive)] = 1.0
+    bands: Annotated[tuple[float, float, int] | None, optional(_check_bands)] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.width is not None and self.width % 2:
             raise BNetError("rotary width", expected="an even number (features are paired)", actual=self.width)
 
-    def check(self, width: int, name: str, got: str) -> None:
+    def check_width(self, width: int, name: str, received: str) -> None:
         """Refuse vectors whose features cannot be paired."""
         if self.width is None and width % 2:
-            raise BNetError(name, expected="an even width (rotary positions pair it)", actual=got)
+            raise BNetError(name, expected="an even width (rotary positions pair it)", actual=received)
         if self.width is not None and self.width > width:
-            raise BNetError(name, expected=f"at least the {self.width} features that rotary positions turn", actual=got)
+            raise BNetError(
+                name, expected=f"at least the {self.width} features that rotary positions turn", actual=received
+            )
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
         """The angles by which the pairs of a vector turn from one word to the next."""
@@ -60,10 +70,10 @@ class Rotary(Checked):
         kept = ((length * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
         return (kept + (1 - kept) / self.factor) * frequency
 
-    def turn(self, x: Tensor, position: Tensor, turns: Turns | None = None) -> Tensor:
+    def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
         """Vectors `[..., d]` of words at these positions, turned; `turns` keeps what turns them for the next ones."""
         turned = self.width or x.shape[-1]
-        made = [] if turns is None else turns.setdefault((self, x.shape[-1], x.dtype, x.device), [])
+        made = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
         found = next((turn for turn in made if turn[0] is position), None)
         if found is None:
             angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
@@ -73,25 +83,25 @@ class Rotary(Checked):
         a, b, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
-    def define(self, s: Symbols, turn: str, width: int) -> None:
+    def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
         """Say in LaTeX what the turn of word i is."""
         turned = self.width or width
-        angle = rf"i / {raised(self.base, f'2e/{turned}')}"
+        angle = rf"i / {format_power(self.base, f'2e/{turned}')}"
         if self.bands is not None:
             low, high, length = self.bands
-            angle = rf"i f_e, \; f_e = (s_e + \frac{{1 - s_e}}{{{numeral(self.factor)}}}) g_e"
-            s.define(rf"g_e = {raised(self.base, f'-2e/{turned}')}")
-            span, least = numeral(high - low), numeral(low)
+            angle = rf"i f_e, \; f_e = (s_e + \frac{{1 - s_e}}{{{format_number(self.factor)}}}) g_e"
+            s.define(rf"g_e = {format_power(self.base, f'-2e/{turned}')}")
+            span, least = format_number(high - low), format_number(low)
             inside = rf"\frac{{1}}{{{span}}} (\frac{{{length} g_e}}{{2 \pi}} - {least})"
             s.define(rf"s_e = \min(\max({inside}, 0), 1)")
         elif self.factor != 1:
-            angle = rf"i / ({numeral(self.factor)} \cdot {raised(self.base, f'2e/{turned}')})"
+            angle = rf"i / ({format_number(self.factor)} \cdot {format_power(self.base, f'2e/{turned}')})"
         some = "" if turned == width else rf" \text{{ for }} e < {turned // 2}"
         pair = rf"e \text{{ and }} e + {turned // 2}"
-        s.define(rf"{turn} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{some}")
+        s.define(rf"{rotation} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{some}")
 
 
-def _bands(_: str, bands: object) -> tuple[float, float, int]:
+def _check_bands(_: str, bands: object) -> tuple[float, float, int]:
     """Two growing numbers of turns and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
         raise BNetError("rotary bands", expected="(low, high, length)", actual=bands)
@@ -101,25 +111,25 @@ def _bands(_: str, bands: object) -> tuple[float, float, int]:
 
 
 @dataclass(frozen=True)
-class Score(Checked, abc.ABC):
+class Score(CheckedDataclass, abc.ABC):
     """A score: `[..., m]` from the word's own vector `[..., d]` and those it reads `[..., m, d]`."""
 
     roles: ClassVar[tuple[str, str]]
-    extra: ClassVar[tuple[str, ...]] = ()
+    extra_slots: ClassVar[tuple[str, ...]] = ()
 
     @abc.abstractmethod
-    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
+    def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
         """Refuse shapes that cannot be scored."""
 
     @abc.abstractmethod
-    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+    def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
         """`s_ij` for one query i and every key j."""
 
     @abc.abstractmethod
-    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+    def score_queries(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
         """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
 
-    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...] | None:
+    def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...] | None:
         """The matrix products of the scores of one word, from its own vector and those it reads; None if not said."""
         return None
 
@@ -129,8 +139,8 @@ class Score(Checked, abc.ABC):
         In the forms of matrices it is the matrix of all scores, the word's own row by row in `row`, column by
         column in `column`. What a score that says nothing more is: `\operatorname{Score}(q_i, k_j)`.
         """
-        given = ", ".join(str(s[slot]) for slot in (query, key, *self.extra))
-        return f"{function(type(self).__name__)}({given})"
+        given = ", ".join(str(s[slot]) for slot in (query, key, *self.extra_slots))
+        return f"{format_operator(type(self).__name__)}({given})"
 
 
 @final
@@ -148,69 +158,71 @@ class Dot(Score):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.turning  # noqa: B018  a base is checked where a Rotary is made of it
+        self.rope  # noqa: B018  a base is checked where a Rotary is made of it
 
     @property
-    def turning(self) -> Rotary | None:
+    def rope(self) -> Rotary | None:
         """The rotary positions, where there are some."""
         return self.rotary if self.rotary is None or isinstance(self.rotary, Rotary) else Rotary(self.rotary)
 
-    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
-        width = vector(key, vector(query), why=f"as {query.name}")
-        if self.turning is not None:
-            self.turning.check(width, query.name, query.form)
+    def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
+        width = check_vector(key, check_vector(query), reason=f"as {query.name}")
+        if self.rope is not None:
+            self.rope.check_width(width, query.name, query.form)
 
-    def factor(self, width: int) -> float:
+    def get_scale(self, width: int) -> float:
         """The scale for keys of that width."""
         return width**-0.5 if self.scale is None else self.scale
 
-    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
-        q, k = self.turn(query, i), self.turn(keys, j)
-        return self.factor(q.shape[-1]) * torch.einsum("...d,...md->...m", q, k)
+    def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+        q, k = self.rotate(query, i), self.rotate(keys, j)
+        return self.get_scale(q.shape[-1]) * torch.einsum("...d,...md->...m", q, k)
 
-    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
-        return self.against(key, queries, i, j)
+    def score_queries(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+        return self.score_keys(key, queries, i, j)
 
-    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...]:
-        return (Product((own, read), read.shape, over=(read,)),)
+    def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...]:
+        return (Product((self_parent, read_parent), read_parent.shape, over=(read_parent,)),)
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
-        product, root = self._product(s, query, key), rf"\sqrt{{{s.slot(key).shape[-1]}}}"
+        product, root = self._product_latex(s, query, key), rf"\sqrt{{{s.slot(key).shape[-1]}}}"
         if self.scale is not None:
-            return scaled(self.scale, product)
+            return format_multiple(self.scale, product)
         top, rest = (product, "") if s.form in ("row", "column") else ("1", f" {product}")
         return rf"\frac{{{top}}}{{{root}}}{rest}"
 
-    def _product(self, s: Symbols, query: str, key: str) -> str:
+    def _product_latex(self, s: Symbols, query: str, key: str) -> str:
         q, k = s.of(query, "b"), s.of(key, "b")
         own, read = (q, k) if key.endswith(".") else (k, q)
-        if self.turning is not None:
-            return self._turned_product(s, self.turning, q, k, own, read)
+        if self.rope is not None:
+            return self._rotary_latex(s, self.rope, q, k, own, read)
         products = {"word": f"{q.T} {k}", "row": f"{own} {read.T}", "column": f"{read.T} {own}"}
         return products.get(s.form, f"{q} {k}")
 
-    def _turned_product(self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, own: Symbol, read: Symbol) -> str:
-        def turn(i: str) -> str:
-            return scripts("R", [i], s.role)
+    def _rotary_latex(
+        self, s: Symbols, rotary: Rotary, q: Symbol, k: Symbol, self_symbol: Symbol, read_symbol: Symbol
+    ) -> str:
+        def rotation(i: str) -> str:
+            return add_scripts("R", [i], s.role)
 
-        rotary.define(s, turn("i"), s.slot(0).shape[-1])
-        ours, theirs = (turn(x.word or "0") for x in (q, k))
+        rotary.define_latex(s, rotation("i"), s.slot(0).shape[-1])
+        ours, theirs = (rotation(x.word or "0") for x in (q, k))
         if s.form == "word":
             return rf"({ours} {q})^\top {theirs} {k}"
         if s.form == "einstein":
             return rf"({ours})_{{bd}} {q['d']} ({theirs})_{{be}} {k['e']}"
-        if not s.whole:
-            s.only("word")
-        rot = scripts(r"\operatorname{rot}", (), s.role)
+        if not s.is_full_matrix:
+            s.require_form("word")
+        rot = add_scripts(r"\operatorname{rot}", (), s.role)
         if s.form == "row":
-            s.define(rf"{rot}(Z)_{{i:}} = Z_{{i:}} ({turn('i')})^\top")
-            return rf"{rot}({own}) {rot}({read})^\top"
-        s.define(rf"{rot}(Z)_{{:i}} = {turn('i')} Z_{{:i}}")
-        return rf"{rot}({read})^\top {rot}({own})"
+            s.define(rf"{rot}(Z)_{{i:}} = Z_{{i:}} ({rotation('i')})^\top")
+            return rf"{rot}({self_symbol}) {rot}({read_symbol})^\top"
+        s.define(rf"{rot}(Z)_{{:i}} = {rotation('i')} Z_{{:i}}")
+        return rf"{rot}({read_symbol})^\top {rot}({self_symbol})"
 
-    def turn(self, x: Tensor, position: Tensor, turns: Turns | None = None) -> Tensor:
+    def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
         """Vectors of words at these positions, turned where there are rotary positions."""
-        return x if self.turning is None else self.turning.turn(x, position, turns)
+        return x if self.rope is None else self.rope.rotate(x, position, cache)
 
 
 @final
@@ -220,24 +232,26 @@ class Bilinear(Score):
 
     scale: Annotated[float, check_float] = 1.0
     roles: ClassVar[tuple[str, str]] = ("z", "z")
-    extra: ClassVar[tuple[str, ...]] = ("A",)
+    extra_slots: ClassVar[tuple[str, ...]] = ("A",)
 
-    def check(self, query: Parent, key: Parent, *extra: Parent) -> None:
-        wanted = (vector(query), vector(key))
-        if matrix(extra[0]) != wanted:
+    def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
+        wanted = (check_vector(query), check_vector(key))
+        if check_matrix(extra[0]) != wanted:
             raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", actual=extra[0].form)
 
-    def against(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
+    def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
         Az = torch.einsum("...d,...de->...e", query, extra[0])  # the one word first
         return self.scale * torch.einsum("...e,...me->...m", Az, keys)
 
-    def towards(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
+    def score_queries(self, queries: Tensor, key: Tensor, j: Tensor, i: Tensor, *extra: Tensor) -> Tensor:
         Az = torch.einsum("...de,...e->...d", extra[0], key)
         return self.scale * torch.einsum("...md,...d->...m", queries, Az)
 
-    def products(self, own: Parent, read: Parent, *extra: Parent) -> tuple[Product, ...]:
+    def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...]:
         (A,) = extra
-        return Product((own, A), A.shape), Product((own, A, read), read.shape, over=(read,))
+        return Product((self_parent, A), A.shape), Product(
+            (self_parent, A, read_parent), read_parent.shape, over=(read_parent,)
+        )
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
         z, A, w = s.of(query, "b"), s.weight("A", "bd"), s.of(key, "d")
@@ -245,21 +259,21 @@ class Bilinear(Score):
         own, read, turned = (z, w, A.T) if over_keys else (w, z, str(A))
         straight = str(A) if over_keys else A.T
         products = {"word": f"{z.T} {A} {w}", "row": f"{own} {straight} {read.T}", "column": f"{read.T} {turned} {own}"}
-        return scaled(self.scale, products.get(s.form, f"{z} {A} {w}"))
+        return format_multiple(self.scale, products.get(s.form, f"{z} {A} {w}"))
 
 
 @final
 @dataclass(frozen=True)
-class Normaliser(Checked):
+class Normaliser(CheckedDataclass):
     """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
 
     >>> Normaliser().weights(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
     tensor([0.5000, 0.5000, 0.0000])
     """
 
-    kind: Annotated[str, called("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
+    kind: Annotated[str, named("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
 
-    def weights(self, scores: Tensor, mask: Tensor) -> Tensor:
+    def normalise(self, scores: Tensor, mask: Tensor) -> Tensor:
         """`[..., m]` over the words that the mask reads; the others weigh nothing."""
         if self.kind == "softmax":
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
@@ -271,7 +285,7 @@ class Normaliser(Checked):
 
 
 @dataclass(frozen=True)
-class Bias(Checked, abc.ABC):
+class Bias(CheckedDataclass, abc.ABC):
     """A bias `b[d(j - i)]`, from a parent `b` of `width` numbers."""
 
     @property
@@ -280,27 +294,27 @@ class Bias(Checked, abc.ABC):
         """How many numbers its parent has."""
 
     @abc.abstractmethod
-    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+    def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
         """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
 
     @abc.abstractmethod
-    def number(self, s: Symbols, distance: str) -> str:
+    def index_latex(self, s: Symbols, distance: str) -> str:
         """Which number a distance has, in LaTeX; its definition goes to the symbols."""
 
-    def check(self, b: Parent) -> None:
+    def check_table(self, b: Parent) -> None:
         """Refuse a table of another width."""
-        vector(b, self.width, why="the numbers of a bias by distance")
+        check_vector(b, self.width, reason="the numbers of a bias by distance")
 
     def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
         r"""`+ b_{d(j-i)}`, by the distance from query to key; in matrix forms a matrix of all pairs."""
         b, j = s.weight("b", ""), str(s.of(read).word)
-        apart = f"{s.own.word}-{j}" if from_key else f"{j}-{s.own.word}"
-        entry = b.with_sub(self.number(s, apart if s.own.word else j))
+        apart = f"{s.node.word}-{j}" if from_key else f"{j}-{s.node.word}"
+        entry = b.with_sub(self.index_latex(s, apart if s.node.word else j))
         if s.form in ("word", "einstein"):
             return f" + {entry}"
         table = Symbol("B", sup=(str(b),))
         s.define(rf"{table.entry('i', 'j')} = {entry}")
-        return f" + {s.pairs(table)}"
+        return f" + {s.pair_table(table)}"
 
 
 @final
@@ -312,22 +326,22 @@ class Relative(Bias):
     tensor([0., 1., 1.])
     """
 
-    limit: Annotated[int, at_least(0)]
+    limit: Annotated[int, min_int(0)]
 
     @property
     def width(self) -> int:
         return 2 * self.limit + 1
 
-    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+    def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
         apart = i[..., None] - j if from_key else j - i[..., None]
         distance = apart.clamp(-self.limit, self.limit) + self.limit
         if b.dim() == 1:
             return b[distance]
-        batch = broadcast(b.shape[:-1], distance.shape[:-1])
+        batch = broadcast_shapes(b.shape[:-1], distance.shape[:-1])
         return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
 
-    def number(self, s: Symbols, distance: str) -> str:
-        cut = scripts("", [str(self.limit)])
+    def index_latex(self, s: Symbols, distance: str) -> str:
+        cut = add_scripts("", [str(self.limit)])
         s.define(rf"[\delta]{cut} = \min(\max(\delta, -{self.limit}), {self.limit})")
         return f"[{distance}]{cut}"
 
@@ -344,15 +358,15 @@ class Buckets(Bias):
     tensor([1., 0., 3., 3.])
     """
 
-    count: Annotated[int, called("count of buckets", check_int)] = 32
+    count: Annotated[int, named("count of buckets", check_int)] = 32
     furthest: Annotated[int, check_int] = 128
-    two_sided: Annotated[bool, flag] = True
+    two_sided: Annotated[bool, check_bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int("count of buckets", self.count, minimum=4 if self.two_sided else 2)
-        if self.furthest <= self._single:
-            wanted = f"more than {self._single}, the distances with a bucket of their own"
+        if self.furthest <= self._max_exact:
+            wanted = f"more than {self._max_exact}, the distances with a bucket of their own"
             raise BNetError("furthest", expected=wanted, actual=self.furthest)
 
     @property
@@ -360,30 +374,32 @@ class Buckets(Bias):
         return self.count
 
     @property
-    def _side(self) -> int:
+    def _buckets_per_side(self) -> int:
         """How many buckets one side has."""
         return self.count // 2 if self.two_sided else self.count
 
     @property
-    def _single(self) -> int:
+    def _max_exact(self) -> int:
         """How many distances of a side have a bucket of their own."""
-        return self._side // 2
+        return self._buckets_per_side // 2
 
-    def bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        return Relative(self.furthest).bias(b[..., self._of_each(b.device)], i, j, from_key=from_key)
+    def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
+        return Relative(self.furthest).compute_bias(b[..., self._distance_buckets(b.device)], i, j, from_key=from_key)
 
-    def _of_each(self, device: torch.device) -> Tensor:
+    def _distance_buckets(self, device: torch.device) -> Tensor:
         """The bucket of every distance from -furthest to furthest, in float32, as models are trained."""
         distance = torch.arange(-self.furthest, self.furthest + 1, device=device)
         far = distance.abs() if self.two_sided else (-distance).clamp(min=0)
-        share = (far.clamp(min=self._single).float() / self._single).log() / math.log(self.furthest / self._single)
-        wide = self._single + (share * (self._side - self._single)).long()
-        found = torch.where(far < self._single, far, wide.clamp(max=self._side - 1))
-        return found + self._side * (distance > 0) if self.two_sided else found
+        share = (far.clamp(min=self._max_exact).float() / self._max_exact).log() / math.log(
+            self.furthest / self._max_exact
+        )
+        wide = self._max_exact + (share * (self._buckets_per_side - self._max_exact)).long()
+        found = torch.where(far < self._max_exact, far, wide.clamp(max=self._buckets_per_side - 1))
+        return found + self._buckets_per_side * (distance > 0) if self.two_sided else found
 
-    def number(self, s: Symbols, distance: str) -> str:
-        single, side = self._single, self._side
-        cut = scripts("", [str(self.count), str(self.furthest)])
+    def index_latex(self, s: Symbols, distance: str) -> str:
+        single, side = self._max_exact, self._buckets_per_side
+        cut = add_scripts("", [str(self.count), str(self.furthest)])
         far = r"|\delta|" if self.two_sided else r"\max(-\delta, 0)"
         behind = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
         share = rf"\frac{{\ln(r / {single})}}{{\ln({self.furthest} / {single})}}"

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.checks import check_float, check_int
-from bnet_transformer.tpm.base import TPM, At, Parameter, Parent, Product, Shape, VectorMap, vector
-from bnet_transformer.tpm.checks import below_one, called, choice, flag, positive
-from bnet_transformer.tpm.combine import apply
-from bnet_transformer.tpm.symbols import Symbol, Symbols, numeral, scaled, scripts
+from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product, Shape, VectorMap, check_vector
+from bnet_transformer.tpm.checks import check_below_one, check_bool, check_positive, choice, named
+from bnet_transformer.tpm.combine import apply_linear
+from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_multiple, format_number
 
-_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its name in LaTeX
+_ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its name in LaTeX
     "relu": (torch.relu, r"\operatorname{ReLU}"),
     "gelu": (functional.gelu, r"\operatorname{GELU}"),
     "gelu_tanh": (partial(functional.gelu, approximate="tanh"), r"\operatorname{GELU}_{\tanh}"),
@@ -26,14 +26,14 @@ _TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its n
     "sigmoid": (torch.sigmoid, r"\operatorname{sigmoid}"),
     "identity": (lambda x: x, ""),
 }
-ACTIVATIONS = {name: function for name, (function, _) in _TABLE.items()}
-LATEX = {name: told for name, (_, told) in _TABLE.items()}
-activation_name = choice(*ACTIVATIONS)
+ACTIVATIONS = {name: function for name, (function, _) in _ACTIVATION_TABLE.items()}
+ACTIVATION_LATEX = {name: told for name, (_, told) in _ACTIVATION_TABLE.items()}
+check_activation = choice(*ACTIVATIONS)
 
 
-def activated(activation: str, inside: str | Symbol) -> str:
+def activation_latex(activation: str, argument: str | Symbol) -> str:
     """An activation of something in LaTeX; the identity leaves it as it is."""
-    return f"{LATEX[activation]}({inside})" if LATEX[activation] else str(inside)
+    return f"{ACTIVATION_LATEX[activation]}({argument})" if ACTIVATION_LATEX[activation] else str(argument)
 
 
 @final
@@ -45,13 +45,13 @@ class Activation(VectorMap):
     tensor([0., 2.])
     """
 
-    activation: Annotated[str, activation_name] = "relu"
+    activation: Annotated[str, check_activation] = "relu"
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](parents[0])
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(activated(self.activation, s.of("x")))
+        return s.equals(activation_latex(self.activation, s.of("x")))
 
 
 @final
@@ -65,11 +65,11 @@ class Scale(VectorMap):
 
     factor: Annotated[float, check_float]
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         return self.factor * parents[0]
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(scaled(self.factor, str(s.of("x"))))
+        return s.equals(format_multiple(self.factor, str(s.of("x"))))
 
 
 @final
@@ -82,9 +82,9 @@ class FeedForward(VectorMap):
     """
 
     hidden: Annotated[int, check_int]
-    activation: Annotated[str, activation_name] = "relu"
-    gated: Annotated[bool, flag] = False
-    bias: Annotated[bool, flag] = True
+    activation: Annotated[str, check_activation] = "relu"
+    gated: Annotated[bool, check_bool] = False
+    bias: Annotated[bool, check_bool] = True
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -98,27 +98,29 @@ class FeedForward(VectorMap):
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
-        return (Product(parents, (self.hidden, width), own=True),) * (3 if self.gated else 2)
+        return (Product(parents, (self.hidden, width), has_parameter=True),) * (3 if self.gated else 2)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation]
-        hidden = activate(self._map(at, "gate" if self.gated else "in", parents[0]))  # what it is made of goes at once
-        return self._map(at, "out", hidden * self._map(at, "in", parents[0]) if self.gated else hidden)
+        hidden = activate(
+            self._linear(context, "gate" if self.gated else "in", parents[0])
+        )  # what it is made of goes at once
+        return self._linear(context, "out", hidden * self._linear(context, "in", parents[0]) if self.gated else hidden)
 
     def latex(self, s: Symbols) -> str:
         def inner(name: str, letters: str) -> str:
             bias = s.plus(s.parameter("b", name), "b") if self.bias else ""
             return s.map(s.parameter("W", name), s.of("x"), letters) + bias
 
-        hidden = f"{LATEX[self.activation]}({inner('g' if self.gated else '1', 'bd')})"
+        hidden = f"{ACTIVATION_LATEX[self.activation]}({inner('g' if self.gated else '1', 'bd')})"
         if self.gated:
             times = "" if s.form == "einstein" else r" \odot "
             hidden = rf"\left({hidden}{times}({inner('1', 'be')})\right)"
         out = s.map(s.parameter("W", "2"), hidden)
         return s.equals(out + (s.plus(s.parameter("b", "2")) if self.bias else ""))
 
-    def _map(self, at: At, name: str, x: Tensor) -> Tensor:
-        return apply(at[f"weight_{name}"], x, at[f"bias_{name}"] if self.bias else None)
+    def _linear(self, context: EvalContext, name: str, x: Tensor) -> Tensor:
+        return apply_linear(context[f"weight_{name}"], x, context[f"bias_{name}"] if self.bias else None)
 
 
 @final
@@ -131,7 +133,7 @@ class ResNet(VectorMap):
     """
 
     blocks: Annotated[int, check_int] = 1
-    activation: Annotated[str, activation_name] = "tanh"
+    activation: Annotated[str, check_activation] = "tanh"
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
@@ -142,19 +144,19 @@ class ResNet(VectorMap):
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
-        return (Product(parents, (width, width), own=True),) * self.blocks
+        return (Product(parents, (width, width), has_parameter=True),) * self.blocks
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         z = parents[0]
         activate = ACTIVATIONS[self.activation]
-        for W, b in zip(at["weight"].unbind(-3), at["bias"].unbind(-2), strict=True):
-            z = z + activate(apply(W, z, b))
+        for W, b in zip(context["weight"].unbind(-3), context["bias"].unbind(-2), strict=True):
+            z = z + activate(apply_linear(W, z, b))
         return z
 
     def latex(self, s: Symbols) -> str:
         sub = () if self.blocks == 1 else ("m",)
         W, b = s.parameter("W", *sub), s.parameter("b", *sub)
-        activate = LATEX[self.activation]
+        activate = ACTIVATION_LATEX[self.activation]
         if self.blocks == 1:
             return s.equals(rf"{s.of('x')} + {activate}({s.map(W, s.of('x'))}{s.plus(b)})")
         last, first, one = (s.parameter("f", m).plain for m in (str(self.blocks), "1", "m"))
@@ -177,21 +179,21 @@ class Norm(VectorMap):
     dict_keys(['gain'])
     """
 
-    form: Annotated[str, called("norm", choice("layer", "rms"))] = "layer"
-    eps: Annotated[float, positive] = 1e-5
-    affine: Annotated[bool, flag] = True
-    bias: Annotated[bool, flag] = True
+    form: Annotated[str, named("norm", choice("layer", "rms"))] = "layer"
+    eps: Annotated[float, check_positive] = 1e-5
+    affine: Annotated[bool, check_bool] = True
+    bias: Annotated[bool, check_bool] = True
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         if not self.affine:
             return {}
         shape = self.shape(*parents)
         gain = {"gain": Parameter(shape, fill=1.0)}
-        return gain | {"bias": Parameter(shape, fill=0.0)} if self._biased else gain
+        return gain | {"bias": Parameter(shape, fill=0.0)} if self._has_bias else gain
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x = parents[0]
-        gain, bias = at.parameters.get("gain"), at.parameters.get("bias")
+        gain, bias = context.parameters.get("gain"), context.parameters.get("bias")
         own = None if gain is None or gain.dim() > 1 else gain  # a gain for each entry of a plate is applied apart
         if self.form == "layer":
             scaled = functional.layer_norm(x, x.shape[-1:], own, None if own is None else bias, self.eps)
@@ -204,31 +206,31 @@ class Norm(VectorMap):
     def latex(self, s: Symbols) -> str:
         x, b = s.of("x"), s.of("x", "b")
         gain, bias = s.parameter("g"), s.plus(s.parameter("b"))
-        layer, eps = self.form == "layer", numeral(self.eps)
+        layer, eps = self.form == "layer", format_number(self.eps)
         if s.form in ("row", "column"):
             sub = [] if self.eps == 1e-5 else [eps]
-            name = scripts(rf"\operatorname{{{'LayerNorm' if layer else 'RMSNorm'}}}", sub)
-            s.define(rf"{name}(x) = {_normed('x', 'x', layer, eps, '')} \text{{ for each word}}")
+            name = add_scripts(rf"\operatorname{{{'LayerNorm' if layer else 'RMSNorm'}}}", sub)
+            s.define(rf"{name}(x) = {_norm_latex('x', 'x', layer, eps, '')} \text{{ for each word}}")
             scale = rf"\operatorname{{diag}}({gain})"
             value = rf"{name}({x}) \, {scale}" if s.form == "row" else rf"{scale} \, {name}({x})"
-            return s.equals(value + (bias if self._biased else "") if self.affine else f"{name}({x})")
-        value = _normed(str(x), str(b), layer, eps, "_b" if s.form == "einstein" else "")
+            return s.equals(value + (bias if self._has_bias else "") if self.affine else f"{name}({x})")
+        value = _norm_latex(str(x), str(b), layer, eps, "_b" if s.form == "einstein" else "")
         if not self.affine:
             return s.equals(value)
         times = rf"{gain['a']} " if s.form == "einstein" else rf"{gain} \odot "
-        return s.equals(times + value + (bias if self._biased else ""))
+        return s.equals(times + value + (bias if self._has_bias else ""))
 
     @property
-    def _biased(self) -> bool:
+    def _has_bias(self) -> bool:
         return self.form == "layer" and self.bias
 
 
-def _normed(x: str, inner: str, layer: bool, eps: str, over: str) -> str:
+def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -> str:
     """The normalised vector, before gain and bias; `over` is the index that mean and variance run over."""
-    mean, variance = rf"\operatorname{{mean}}{over}", rf"\operatorname{{var}}{over}"
-    if layer:
+    mean, variance = rf"\operatorname{{mean}}{index}", rf"\operatorname{{var}}{index}"
+    if is_layer_norm:
         return rf"\frac{{{x} - {mean}({inner})}}{{\sqrt{{{variance}({inner}) + {eps}}}}}"
-    square = f"({inner})^2" if over else rf"{inner} \odot {inner}"
+    square = f"({inner})^2" if index else rf"{inner} \odot {inner}"
     return rf"\frac{{{x}}}{{\sqrt{{{mean}({square}) + {eps}}}}}"
 
 
@@ -241,15 +243,15 @@ class Dropout(VectorMap):
     tensor([1., 1.])
     """
 
-    p: Annotated[float, called("dropout p", below_one)] = 0.1
+    p: Annotated[float, named("dropout p", check_below_one)] = 0.1
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
-        return functional.dropout(parents[0], self.p, training=at.training)
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return functional.dropout(parents[0], self.p, training=context.training)
 
     def latex(self, s: Symbols) -> str:
-        x, keep = s.of("x"), numeral(1 - self.p)
+        x, keep = s.of("x"), format_number(1 - self.p)
         s.define(
-            rf"\text{{in training }} {s.own['a']} = \frac{{m}}{{{keep}}} {x}"
+            rf"\text{{in training }} {s.node['a']} = \frac{{m}}{{{keep}}} {x}"
             rf", \; m \sim \operatorname{{Bernoulli}}({keep}) \text{{ for each entry}}"
         )
         return s.equals(x)
@@ -268,13 +270,13 @@ class Recur(TPM):
     """
 
     dim: Annotated[int, check_int]
-    activation: Annotated[str, activation_name] = "tanh"
-    bias: Annotated[bool, flag] = True
+    activation: Annotated[str, check_activation] = "tanh"
+    bias: Annotated[bool, check_bool] = True
     slots: ClassVar[tuple[str, ...]] = ("x", "h")
 
     def shape(self, *parents: Parent) -> Shape:
         for parent in parents:
-            vector(parent)
+            check_vector(parent)
         return (self.dim,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
@@ -283,16 +285,18 @@ class Recur(TPM):
         return found | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        return tuple(Product((parent,), (self.dim, *parent.shape), own=True) for parent in parents)
+        return tuple(Product((parent,), (self.dim, *parent.shape), has_parameter=True) for parent in parents)
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x, h = parents
-        return ACTIVATIONS[self.activation](apply(at["W"], x, at["bias"] if self.bias else None) + apply(at["U"], h))
+        return ACTIVATIONS[self.activation](
+            apply_linear(context["W"], x, context["bias"] if self.bias else None) + apply_linear(context["U"], h)
+        )
 
     def latex(self, s: Symbols) -> str:
         bias = s.plus(s.parameter("b")) if self.bias else ""
         inside = s.map(s.parameter("W"), s.of("x")) + f" + {s.map(s.parameter('U'), s.of('h'))}" + bias
-        return s.equals(activated(self.activation, inside))
+        return s.equals(activation_latex(self.activation, inside))
 
 
 @final
@@ -306,7 +310,7 @@ class Memory(VectorMap):
 
     slots: ClassVar[tuple[str, ...]] = ("input", "candidate", "forget", "cell")
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         input_, candidate, forget, cell = parents
         return torch.addcmul(forget * cell, input_, candidate)
 
@@ -325,13 +329,13 @@ class Gated(VectorMap):
     tensor([0., 1.])
     """
 
-    activation: Annotated[str, activation_name] = "tanh"
+    activation: Annotated[str, check_activation] = "tanh"
     slots: ClassVar[tuple[str, ...]] = ("g", "x")
 
-    def value(self, at: At, *parents: Tensor) -> Tensor:
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         g, x = parents
         return g * ACTIVATIONS[self.activation](x)
 
     def latex(self, s: Symbols) -> str:
         times = " " if s.form == "einstein" else r" \odot "
-        return s.equals(f"{s.of('g')}{times}{activated(self.activation, s.of('x'))}")
+        return s.equals(f"{s.of('g')}{times}{activation_latex(self.activation, s.of('x'))}")

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from bnet_transformer.errors import unknown_name_error
 
 FORMS = ("word", "row", "column", "einstein")
-FEATURES = "abdefg"
+FEATURE_LETTERS = "abdefg"
 
 
-class Untold(Exception):
+class UnsupportedFormError(Exception):
     """What stops a telling that the asked form has no words for."""
 
 
@@ -46,31 +46,31 @@ class Symbol:
     sup: tuple[str, ...] = ()
     word: str | None = None
     form: str = "word"
-    whole: bool = True
-    value: bool = False
-    at: str | None = None
+    is_full_matrix: bool = True
+    is_value: bool = False
+    indices: str | None = None
 
     def __str__(self) -> str:
         if self.form == "einstein":
-            return self.plain if self.at is None else self.entry(*self.at)
-        if self.value and self.word is None and self.form == "row":
-            return rf"\mathbf{{1}} {self._transposed}" if self.whole else self._transposed
-        if self.value and self.word is None and self.form == "column" and self.whole:
+            return self.plain if self.indices is None else self.entry(*self.indices)
+        if self.is_value and self.word is None and self.form == "row":
+            return rf"\mathbf{{1}} {self._transposed}" if self.is_full_matrix else self._transposed
+        if self.is_value and self.word is None and self.form == "column" and self.is_full_matrix:
             return rf"{self.plain} \mathbf{{1}}^\top"
         return self.plain
 
     @property
     def plain(self) -> str:
         """The symbol by itself, as the left-hand side names it."""
-        if self.word is None or self.form == "einstein" or (self.form != "word" and self.whole):
-            return scripts(self.base, self.sub, self.sup)
-        return scripts(self.base, (*self.sub, self.word), self.sup) if self.form == "word" else self.entry(":")
+        if self.word is None or self.form == "einstein" or (self.form != "word" and self.is_full_matrix):
+            return add_scripts(self.base, self.sub, self.sup)
+        return add_scripts(self.base, (*self.sub, self.word), self.sup) if self.form == "word" else self.entry(":")
 
     @property
     def T(self) -> str:
         """The transpose."""
-        if self.value and self.word is None and self.form in ("row", "column"):
-            if not self.whole:
+        if self.is_value and self.word is None and self.form in ("row", "column"):
+            if not self.is_full_matrix:
                 return self.plain if self.form == "row" else self._transposed
             one = r"\mathbf{1}"
             return rf"{self.plain} {one}^\top" if self.form == "row" else rf"{one} {self._transposed}"
@@ -92,28 +92,28 @@ class Symbol:
             return self.plain
         indices = ("".join(indices),) if all(len(index) == 1 for index in indices) else indices
         if self.sub or (self.word is not None and self.form == "word"):
-            return scripts(
-                f"({self.plain if self.form == 'word' else scripts(self.base, self.sub, self.sup)})", indices
+            return add_scripts(
+                f"({self.plain if self.form == 'word' else add_scripts(self.base, self.sub, self.sup)})", indices
             )
-        return scripts(self.base, indices, self.sup)
+        return add_scripts(self.base, indices, self.sup)
 
     def with_sub(self, *more: str) -> Symbol:
         """The same with further subscripts."""
         return replace(self, sub=(*self.sub, *more))
 
-    def chosen(self, *states: str) -> Symbol:
+    def with_states(self, *states: str) -> Symbol:
         """The tensor that discrete parents choose for this node, the same for every word."""
         number = ",".join(states)
         return replace(self, sub=(*self.sub, number if self.word is None else f"({number})"), word=None)
 
-    def decorated(self, accent: str) -> Symbol:
+    def with_accent(self, accent: str) -> Symbol:
         """The same under an accent, `bar` or `hat`."""
         wide = {"bar": "overline", "hat": "widehat"}
         return replace(self, base=rf"\{accent if len(self.base) == 1 else wide[accent]}{{{self.base}}}")
 
 
 @dataclass(frozen=True)
-class Slot:
+class SlotSymbols:
     """What fills one slot of a TPM, as equations name it.
 
     `word` and `told` are its symbol for one word and in the asked form, `left` stands behind the bar of P.
@@ -122,14 +122,14 @@ class Slot:
     """
 
     name: str
-    word: Symbol
-    told: Symbol
-    left: str
-    all: str
+    word_symbol: Symbol
+    form_symbol: Symbol
+    lhs: str
+    collection: str
     shape: tuple[int, ...] = ()
-    discrete: bool = False
+    is_discrete: bool = False
     over: tuple[str, ...] = ()
-    where: str = ""
+    condition: str = ""
     count: str = ""
     mask: tuple[str, ...] = ()
 
@@ -143,21 +143,21 @@ class Symbols:
     """
 
     form: str
-    own: Symbol
-    slots: tuple[Slot, ...]
+    node: Symbol
+    slots: tuple[SlotSymbols, ...]
     state: str
     words: str = ""
-    whole: bool = False
+    is_full_matrix: bool = False
     kind: str = "deterministic"
     rank: int = 1
     role: tuple[str, ...] = ()
     plates: tuple[str, ...] = ()
-    defined: list[str] = field(default_factory=list)
-    primed: bool = False
+    definitions: list[str] = field(default_factory=list)
+    is_primed: bool = False
 
     # the parents
 
-    def slot(self, name: str | int) -> Slot:
+    def slot(self, name: str | int) -> SlotSymbols:
         """What fills a slot: its shape, whether it holds a state, over which words a collection is."""
         if isinstance(name, int):
             return self.slots[name]
@@ -168,55 +168,55 @@ class Symbols:
 
     def __getitem__(self, slot: str | int) -> Symbol:
         """The value in a slot, for one word; an equation that uses it is told word by word."""
-        self.only("word")
-        return self._primed(self.slot(slot), self.slot(slot).word)
+        self.require_form("word")
+        return self._add_primes(self.slot(slot), self.slot(slot).word_symbol)
 
     def of(self, slot: str | int, letters: str | None = None) -> Symbol:
         """The value in a slot as the form shows it; `letters` are its feature indices in index notation."""
         filled = self.slot(slot)
-        if self.form != "word" and not filled.discrete:
+        if self.form != "word" and not filled.is_discrete:
             rank = len(filled.shape)
-            if rank > len(FEATURES) or (self.form != "einstein" and rank != 1):
-                raise Untold
-            filled = replace(filled, told=filled.told[FEATURES[:rank] if letters is None else letters])
-        return self._primed(filled, replace(filled.told, value=True))
+            if rank > len(FEATURE_LETTERS) or (self.form != "einstein" and rank != 1):
+                raise UnsupportedFormError
+            filled = replace(filled, told=filled.form_symbol[FEATURE_LETTERS[:rank] if letters is None else letters])
+        return self._add_primes(filled, replace(filled.form_symbol, value=True))
 
     def weight(self, slot: str | int, letters: str = "ab") -> Symbol:
         """A slot that holds a map (`W`, `A`), the same for every word."""
         filled = self.slot(slot)
-        if self.form != "word" and filled.told.word is not None:
-            raise Untold
-        return self._primed(filled, filled.told[letters])
+        if self.form != "word" and filled.form_symbol.word is not None:
+            raise UnsupportedFormError
+        return self._add_primes(filled, filled.form_symbol[letters])
 
-    def each(self) -> list[str | int]:
+    def slot_indices(self) -> list[str | int]:
         """The slots by number, for a TPM that takes any number of parents."""
         return list(range(len(self.slots)))
 
     @property
     def i(self) -> str:
         """The index of the node's own word."""
-        if self.whole and self.form in ("row", "column"):
-            raise Untold
-        return self.own.word or "0"
+        if self.is_full_matrix and self.form in ("row", "column"):
+            raise UnsupportedFormError
+        return self.node.word or "0"
 
     # collections
 
     def sum(self, slot: str) -> str:
         r"""The sum over a collection: `\sum_{j \le i}`."""
         filled = self.slot(slot)
-        prime = "'" if self.primed else ""
+        prime = "'" if self.is_primed else ""
         letters = [letter + prime for letter in filled.over]
-        if filled.where and "j" in filled.over:  # in place of j what says which, such as `j \in S`
+        if filled.condition and "j" in filled.over:  # in place of j what says which, such as `j \in S`
             letters.remove("j" + prime)
-            letters.append(filled.where.replace("j", "j" + prime, 1))
+            letters.append(filled.condition.replace("j", "j" + prime, 1))
         return rf"\sum_{{{', '.join(letters)}}}"
 
-    def over_words(self, *slots: str) -> None:
+    def require_over_words(self, *slots: str) -> None:
         """Stop the telling in matrices unless these collections are over words, and over nothing else."""
         if self.form != "word" and any(self.slot(slot).over != ("j",) for slot in slots):
-            raise Untold
+            raise UnsupportedFormError
 
-    def index(self, slot: str) -> str:
+    def index_letters(self, slot: str) -> str:
         """The letters of a collection's indices."""
         return "".join(self.slot(slot).over)
 
@@ -228,28 +228,30 @@ class Symbols:
             return ""
         inside, outside = ("0", r"-\infty") if letter == "M" else ("1", "0")
         table = Symbol(letter, sup=filled.mask)
-        self.define(rf"{table.entry('i', 'j')} = {inside} \text{{ if }} {filled.where}, \text{{ else }} {outside}")
-        return self.pairs(table)
+        self.define(rf"{table.entry('i', 'j')} = {inside} \text{{ if }} {filled.condition}, \text{{ else }} {outside}")
+        return self.pair_table(table)
 
-    def pairs(self, table: Symbol) -> str:
+    def pair_table(self, table: Symbol) -> str:
         """A table over (own word, word read) as the form shows it."""
-        if self.own.word is None:
-            raise Untold
+        if self.node.word is None:
+            raise UnsupportedFormError
         if self.form == "einstein":
             return table.entry("i", "j")
-        if self.whole:
+        if self.is_full_matrix:
             return table.plain if self.form == "row" else table.T
         row = table.entry("i", ":")
         return row if self.form == "row" else rf"({row})^\top"
 
-    def prime(self) -> Symbols:
+    def with_primes(self) -> Symbols:
         """The same with every collection's index primed, for a sum within a sum."""
         return replace(self, primed=True)
 
-    def read_at(self, slot: str, index: str) -> Symbols:
+    def with_read_index(self, slot: str, index: str) -> Symbols:
         """The same with the word read in a collection at an index of its own."""
         slots = tuple(
-            replace(s, word=_put(s.word, index), told=_put(s.told, index)) if s.over == ("j",) else s
+            replace(s, word=_set_read_index(s.word_symbol, index), told=_set_read_index(s.form_symbol, index))
+            if s.over == ("j",)
+            else s
             for s in self.slots
         )
         return replace(self, slots=slots)
@@ -259,13 +261,13 @@ class Symbols:
     def parameter(self, letter: str, *sub: str, letters: str = "", role: bool = True) -> Symbol:
         r"""A tensor that the TPM owns, its node's role in the superscript: `W_1^{\mathrm{ffn},t}`."""
         sup = (*self.role, *self.plates) if role else self.plates
-        return Symbol(letter, sub, sup, None, self.form, self.whole, at=letters or None)
+        return Symbol(letter, sub, sup, None, self.form, self.is_full_matrix, indices=letters or None)
 
     # the right-hand side
 
     def equals(self, value: str | Symbol) -> str:
         r"""The TPM of a deterministic node: `\mathbb{I}(\, v_i^t = W_v^t x_i^t \,)`."""
-        return self.indicator(f"{self._own()} = {value}")
+        return self.indicator(f"{self._node_symbol()} = {value}")
 
     def indicator(self, statement: str) -> str:
         r"""`\mathbb{I}(\, statement \,)`: one where it is true, zero elsewhere."""
@@ -275,24 +277,24 @@ class Symbols:
 
     def delta(self, value: str | Symbol) -> str:
         r"""A delta at a tensor of the net: `\delta(W, W_c)`."""
-        return rf"\delta({self._own()}, {value})"
+        return rf"\delta({self._node_symbol()}, {value})"
 
     def call(self, name: str) -> str:
         """A function of the parents, told for one word: what an equation is when a TPM says nothing more."""
-        self.only("word")
-        inside = ", ".join(slot.all for slot in self.slots)
+        self.require_form("word")
+        inside = ", ".join(slot.collection for slot in self.slots)
         if self.kind in ("input", "deterministic"):
-            return self.equals(f"{function(name)}({inside})")
-        return f"{function(name)}({'; '.join(filter(None, (self.state, inside)))})"
+            return self.equals(f"{format_operator(name)}({inside})")
+        return f"{format_operator(name)}({'; '.join(filter(None, (self.state, inside)))})"
 
     def softmax(self, scores: str, name: str = "", letter: str = "a") -> str:
         """The probability of a discrete node's state under a softmax of scores; `letter` is its index."""
-        name = name or scripts(r"\operatorname{softmax}", ["a"] if self.form == "einstein" else [])
+        name = name or add_scripts(r"\operatorname{softmax}", ["a"] if self.form == "einstein" else [])
         inside = rf"\left({scores}\right)"
         if self.form == "einstein":
             return rf"\left[{name}{inside}\right]_{{{letter} = {self.state}}}"
-        if not self.whole or self.form == "word":
-            return scripts(f"{name}{inside}", [self.state])
+        if not self.is_full_matrix or self.form == "word":
+            return add_scripts(f"{name}{inside}", [self.state])
         at = rf"i, {self.state}" if self.form == "row" else rf"{self.state}, i"
         return rf"\prod_{{i \in {self.words}}} {name}{inside}_{{{at}}}"
 
@@ -309,69 +311,69 @@ class Symbols:
 
     def define(self, statement: str) -> None:
         """Say once, below the equations, what something in them is."""
-        if statement not in self.defined:
-            self.defined.append(statement)
+        if statement not in self.definitions:
+            self.definitions.append(statement)
 
-    def only(self, *forms: str) -> None:
+    def require_form(self, *forms: str) -> None:
         """Stop the telling in other forms than these: the equation is then told word by word."""
         if self.form not in forms:
-            raise Untold
+            raise UnsupportedFormError
 
-    def _own(self) -> str:
-        if self.form == "einstein" and self.rank > len(FEATURES):
-            raise Untold
-        return str(self.own[FEATURES[: self.rank]])
+    def _node_symbol(self) -> str:
+        if self.form == "einstein" and self.rank > len(FEATURE_LETTERS):
+            raise UnsupportedFormError
+        return str(self.node[FEATURE_LETTERS[: self.rank]])
 
-    def _primed(self, slot: Slot, symbol: Symbol) -> Symbol:
-        if not (self.primed and slot.over):
+    def _add_primes(self, slot: SlotSymbols, symbol: Symbol) -> Symbol:
+        if not (self.is_primed and slot.over):
             return symbol
         word = symbol.word + "'" if symbol.word in slot.over and symbol.word is not None else symbol.word
         return replace(symbol, word=word, sup=tuple(f"{s}'" if s in slot.over else s for s in symbol.sup))
 
 
-def _put(symbol: Symbol, index: str) -> Symbol:
+def _set_read_index(symbol: Symbol, index: str) -> Symbol:
     return replace(symbol, word=index) if symbol.word == "j" else symbol
 
 
 # names and numbers in LaTeX that pdflatex, MathJax and KaTeX read alike
 
-_SPECIAL = {c: rf"\{c}" for c in "#$%&_{}"} | {
+_ESCAPES = {c: rf"\{c}" for c in "#$%&_{}"} | {
     "\\": r"\textbackslash{}",
     "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
 }
 
 
-def scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> str:
+def add_scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> str:
     """A base with subscripts and superscripts.
 
     >>> scripts("x", ["i"], ["t+1"]), scripts("m", ["q", "i"])
     ('x_i^{t+1}', 'm_{q,i}')
     """
     low, high = ",".join(sub), ",".join(sup)
-    return base + (f"_{_braced(low)}" if low else "") + (f"^{_braced(high)}" if high else "")
+    return base + (f"_{_add_braces(low)}" if low else "") + (f"^{_add_braces(high)}" if high else "")
 
 
-def function(name: str) -> str:
+def format_operator(name: str) -> str:
     r"""The name of a class, as that of a function.
 
     >>> function("My_Gate")
     '\\operatorname{My\\_Gate}'
     """
-    return rf"\operatorname{{{escaped(name) or 'f'}}}"
+    return rf"\operatorname{{{escape_latex(name) or 'f'}}}"
 
 
-def escaped(text: str) -> str:
+def escape_latex(text: str) -> str:
     r"""Text that LaTeX, MathJax and KaTeX show as it is: specials escaped, letters beyond ASCII made plain.
 
     >>> print(escaped("cross_q"), escaped("50% of $x^2$"), escaped("Größe"))
     cross\_q 50\% of \$x\textasciicircum{}2\$ Groe
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    return "".join(_SPECIAL.get(letter, letter) for letter in plain if letter.isprintable())
+    return "".join(_ESCAPES.get(letter, letter) for letter in plain if letter.isprintable())
 
 
-def numeral(x: float) -> str:
+def format_number(x: float) -> str:
     r"""A number: exact where it is short, else as a fraction, a root or a power of ten.
 
     >>> numeral(0.5), numeral(1 / 3), numeral(8**-0.5), numeral(512**0.5), numeral(1e-5)
@@ -390,20 +392,20 @@ def numeral(x: float) -> str:
     return f"{factor}10^{{{int(exponent)}}}"
 
 
-def raised(x: float, power: str) -> str:
+def format_power(x: float, power: str) -> str:
     r"""A number to a power.
 
     >>> raised(10000.0, "2e/d"), raised(1e6, "2e/d")
     ('10000^{2e/d}', '(10^{6})^{2e/d}')
     """
-    base = numeral(x)
-    return scripts(f"({base})" if "^" in base or base[0] in "-\\" else base, (), [power])
+    base = format_number(x)
+    return add_scripts(f"({base})" if "^" in base or base[0] in "-\\" else base, (), [power])
 
 
-def scaled(scale: float, value: str) -> str:
+def format_multiple(scale: float, value: str) -> str:
     """`value` times a number, which is left out where it is 1."""
-    return value if scale == 1 else rf"{numeral(scale)} \, {value}"
+    return value if scale == 1 else rf"{format_number(scale)} \, {value}"
 
 
-def _braced(script: str) -> str:
+def _add_braces(script: str) -> str:
     return script if len(script) == 1 else f"{{{script}}}"

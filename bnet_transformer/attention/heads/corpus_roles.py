@@ -44,7 +44,7 @@ from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,8 +165,8 @@ class Tally:
         held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
         y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in readings])
         by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
-        self.chance += in_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
-        each = in_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
+        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
+        each = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
         self.total += each.sum(0)
         self.squares += np.square(each).sum(0)
         own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in which)

@@ -32,7 +32,7 @@ from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.learning.training.configs import LoopConfig
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -391,7 +391,7 @@ class HeadTable(ABC):
         import pandas as pd
 
         table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
-        return table.assign(**{name: in_numpy(getattr(self, name).flatten()) for name in arrays})
+        return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def __str__(self) -> str:
         return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
@@ -487,7 +487,7 @@ class Inclusion(HeadTable):
         """Spearman's rank correlations of the three measures over all heads."""
         import pandas as pd
 
-        columns = {name: in_numpy(self.measure(name).flatten()) for name in MEASURES}
+        columns = {name: to_numpy(self.measure(name).flatten()) for name in MEASURES}
         return pd.DataFrame(columns).corr(method="spearman")
 
     def shares(self) -> tuple[Tensor, Tensor]:
@@ -531,7 +531,7 @@ class Damage:
 
         measures, counts = (self.labels[axis] for axis in self.axes)
         index = pd.Index([int(k) for k in counts], name="heads off")
-        return pd.DataFrame(in_numpy(self.values).T, index=index, columns=list(measures))
+        return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
 
     def _repr_html_(self) -> str:
         return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

@@ -51,7 +51,7 @@ class Readers:
 def readers_of(network: Network, role: str | None, slices: object) -> Readers:
     """The families that read words in slices ("all", or some), of one role: refused where there are several."""
     own = _by_slice(network, role)
-    wanted = list(own) if isinstance(slices, str) and slices == "all" else asking.slices_of(slices, network)
+    wanted = list(own) if isinstance(slices, str) and slices == "all" else asking.parse_slices(slices, network)
     for t in wanted:
         if t not in own:
             got, stem = f"slice {t}", next(iter(own.values())).group.stem
@@ -92,7 +92,7 @@ def _by_slice(network: Network, role: str | None) -> dict[int, NodeSpec]:
 
 def _collection(member: NodeSpec) -> ParentSpec:
     """The words that a family reads."""
-    slots = member.tpm.reading_slots()
+    slots = member.tpm.attention_slots()
     return next(given for given in member.word_parents if given.slot in slots)
 
 
@@ -100,7 +100,7 @@ def _selector(network: Network, member: NodeSpec) -> int | None:
     """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
     if member.group.plates:
         return None
-    inputs = [given for given in member.parents if given.slot in member.tpm.reading_slots()]
+    inputs = [given for given in member.parents if given.slot in member.tpm.attention_slots()]
     stack = [i for given in inputs for i in (given.index, *(selector for _, selector in given.pick))]
     choices: set[int] = set()
     passed: set[int] = set()
@@ -208,7 +208,7 @@ def _reading(course: Course, member: NodeSpec) -> Tensor:
     weights = course.readings.get(member.group.index)
     if member.tpm.kind == "discrete":
         at, parents = seen(course, member)
-        weights = member.tpm.reading(at, *parents)
+        weights = member.tpm.attention_weights(at, *parents)
     if weights is None:
         wanted, got = "a family that reads all words at once", "one that is computed word after word"
         raise UnsupportedError(member.group.name, expected=wanted, actual=got)

@@ -19,7 +19,7 @@ from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_er
 from bnet_transformer.graph import GroundGraph, ancestors, descendants
 from bnet_transformer.graph.folded import EdgeTemplate
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.reference import World
+from bnet_transformer.reference import GroundModel
 
 Numbers = NDArray[np.int64]
 Marks = NDArray[np.bool_]
@@ -138,24 +138,24 @@ def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
     inputs = np.zeros(len(world.ground), dtype=bool)
     same = []
     pairs = list(zip(clean.worlds, corrupt.worlds, strict=True))
-    for name in world.given:
+    for name in world.inputs:
         part = span(world.ground, folded.by_name[name].index)
         for one, two in pairs:
-            differ = (one.given[name] != two.given[name]).reshape(part.stop - part.start, -1).any(-1)
+            differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
             inputs[part] |= differ.numpy()
-    for node in {*world.do, *other.do, *world.rows, *other.rows}:
+    for node in {*world.do, *other.do, *world.attention_rows, *other.attention_rows}:
         alike = all(_set_alike(*pair, node) for pair in pairs)
         inputs[node] = not alike
         if alike and node in world.do:
             same.append(node)
-    rows = world.ground.retained_parents if world.rows.keys() == other.rows.keys() else {}
+    rows = world.ground.retained_parents if world.attention_rows.keys() == other.attention_rows.keys() else {}
     ground = GroundGraph(folded, world.ground.word_counts, same, rows)  # no arrow leads into what is set alike in both
     live = inputs.copy()
     live[descendants(ground, np.flatnonzero(inputs).tolist())] = True
     return inputs, live
 
 
-def _set_alike(one: World, other: World, node: int) -> bool:
+def _set_alike(one: GroundModel, other: GroundModel, node: int) -> bool:
     """True where a node is set to the same value, or to the same row of attention, in both."""
     for told in ("do", "rows"):
         mine, theirs = getattr(one, told).get(node), getattr(other, told).get(node)
@@ -164,7 +164,7 @@ def _set_alike(one: World, other: World, node: int) -> bool:
     return True
 
 
-def _check(world: World, index: int, live: Marks) -> None:
+def _check(world: GroundModel, index: int, live: Marks) -> None:
     """Refuse a family whose arrows cannot be taken away one by one in a batch."""
     member, ground = world.network.specs[index], world.ground
     if index in world.network.graph.recurrent:

@@ -26,7 +26,7 @@ from bnet_transformer.graph import ancestors
 from bnet_transformer.interventions.circuits.arrows import Arrows, Into, Marks, needed_above, span
 from bnet_transformer.interventions.sweeps.examples import Examples, Metric
 from bnet_transformer.interventions.sweeps.sparse_update import CELLS, full_shape, parents_of, summary
-from bnet_transformer.tpm import At, Attention, Bilinear, Dot
+from bnet_transformer.tpm import Attention, Bilinear, Dot, EvalContext
 
 Values = dict[int, Tensor]
 
@@ -89,7 +89,7 @@ class Masked:
         assert isinstance(self.member.tpm, Attention)
         return torch.where(which[..., None], self.member.tpm.mix(rows, *parents), found)
 
-    def _attended(self, at: At, here: list[Tensor], there: list[Tensor], kept: Tensor) -> Tensor:
+    def _attended(self, at: EvalContext, here: list[Tensor], there: list[Tensor], kept: Tensor) -> Tensor:
         """An attention whose scores, and then values, are mixed of both runs: no word needs keys of its own."""
         tpm = self.member.tpm
         assert isinstance(tpm, Attention)
@@ -105,7 +105,7 @@ class Masked:
             other = [*parents]
             other[read] = there[read]
             scores = torch.where(which, scores, tpm.scores(at, *other)[0])
-        weights = tpm.normaliser.weights(scores, mask)
+        weights = tpm.normaliser.normalise(scores, mask)
         which = _mask(self.slots[2], kept)
         if which is None:
             return tpm.mix(weights, *parents)
@@ -363,7 +363,7 @@ def _not_read(course: Course, above: set[int]) -> Values:
     for index in above:
         for parent in parents_of(course.network, members[index]):
             if parent not in above:
-                dtype = torch.long if members[parent].tpm.reads_by_index else course.dtype
+                dtype = torch.long if members[parent].tpm.is_index_valued else course.dtype
                 shape = 1, 1, *full_shape(course, members[parent]), *members[parent].shape
                 found[parent] = torch.zeros(shape, dtype=dtype)
     return found

@@ -25,8 +25,8 @@ from bnet_transformer.interventions.sweeps.examples import Examples, examples_of
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, picked
 from bnet_transformer.interventions.sweeps.routing import find_obstacle_of_a_run
 from bnet_transformer.interventions.sweeps.sparse_update import bytes_of, find_needed_positions, full_shape, index_of
-from bnet_transformer.reference import World, where
-from bnet_transformer.reference.asking import choice_above
+from bnet_transformer.reference import GroundModel, locate_node
+from bnet_transformer.reference.asking import has_ancestor_choices
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Ablation:
         if not is_own(self.intervention):
             return torch.stack([self._shared_value(offset + int(node)) for node in nodes])[None]
         base = run.base.values[family]
-        if choice_above(run.examples.world.network, {family}) or not base.is_floating_point():
+        if has_ancestor_choices(run.examples.world.network, {family}) or not base.is_floating_point():
             examples = range(first, first + len(run.examples))
             return torch.stack([torch.stack([self.value(n, offset + int(node)) for node in nodes]) for n in examples])
         member, ground = run.members[family], run.examples.world.ground
@@ -76,7 +76,7 @@ class Ablation:
         return own
 
     def _shared_value(self, node: int) -> Tensor:
-        world: World = self.corrupt[0].state.world
+        world: GroundModel = self.corrupt[0].state.world
         if not self._constant and isinstance(self.intervention, Mean):
             self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._constant:
@@ -86,7 +86,7 @@ class Ablation:
         return self._constant[node]
 
 
-def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
+def means_of(world: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
     """The means of some nodes' values over sentences, where the sentences can be run in batches; else of no node.
 
     Sentences of one form are one batch (or as many as fit in half of the memory); all families are of one run.
@@ -97,8 +97,8 @@ def means_of(world: World, nodes: Sequence[int], sentences: Sequence[Any], memor
         if state is None or state.evidence or state.network is not world.network:
             return {}
         by_form.setdefault(form_of(state.world), []).append(sentence)
-    tpms = {node: where(world, node)[0].tpm for node in nodes}
-    real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.reads_by_index]
+    tpms = {node: locate_node(world, node)[0].tpm for node in nodes}
+    real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.is_index_valued]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
     for several in by_form.values():
         there, batch = several[0].state.ground, examples_of("clean", several)

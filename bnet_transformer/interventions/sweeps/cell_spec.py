@@ -22,7 +22,7 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.sentence_state import matching
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.reference import World, asking
+from bnet_transformer.reference import GroundModel, asking
 from bnet_transformer.tpm import Attention
 
 READ = "read"
@@ -68,7 +68,7 @@ class Cells:
     def shape(self) -> tuple[int, ...]:
         return tuple(len(self.places[axis]) for axis in self.axes)
 
-    def nodes_set(self, world: World) -> list[int]:
+    def nodes_set(self, world: GroundModel) -> list[int]:
         """Ground ids of the nodes that cells set, without the ends of paths."""
         offsets = world.ground.offsets
         return [int(offsets[each.family]) + int(node) for each in self.entries for node in np.unique(each.node)]
@@ -96,7 +96,7 @@ def cells_of(examples: Examples, at: object, over: object) -> Cells:
     return _listed(examples.world, at)
 
 
-def _listed(world: World, patterns: Sequence[str]) -> Cells:
+def _listed(world: GroundModel, patterns: Sequence[str]) -> Cells:
     """One cell for each pattern or path."""
     by_family: dict[int, list[tuple[int, int]]] = {}
     paths = []
@@ -145,7 +145,7 @@ def of_role(examples: Examples, at: str, over: object) -> Cells:
         place = _place_of(world, family, world.ground.select_nodes(family))
         node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
-            reads = asking.readable(world, members[family.index])
+            reads = asking.compute_read_mask(world, members[family.index])
             which, read = np.nonzero(reads[place[WORD] if WORD in place else np.zeros_like(node)])
             node, place = node[which], {axis: index[which] for axis, index in place.items()} | {READ: read}
         grid.append(place)
@@ -164,7 +164,7 @@ def of_role(examples: Examples, at: str, over: object) -> Cells:
     return Cells(at, axes, sizes, labels, names, tuple(entries))
 
 
-def readers_of(world: World) -> dict[str, tuple[NodeGroup, ...]]:
+def readers_of(world: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:
     """The families whose rows of attention can be set, by how the word that they read is called: `j`, `dec_cross_j`."""
     found: dict[str, list[NodeGroup]] = {}
     for member in world.network.specs:
@@ -175,14 +175,16 @@ def readers_of(world: World) -> dict[str, tuple[NodeGroup, ...]]:
     return {name: tuple(families) for name, families in found.items()}
 
 
-def _check_attention(world: World, member: NodeSpec) -> None:
+def _check_attention(world: GroundModel, member: NodeSpec) -> None:
     plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
     values = [given for given in member.parents if given.slot == "v."]
     if not plain or not values or values[0].over != (WORD,):
         wanted = "families that mix by an Attention over words, without picks"
         raise BNetError(f"at {member.group.name}", expected=wanted, actual=type(member.tpm).__name__)
     if isinstance(member.tpm, Attention) and member.tpm.normaliser.kind != "softmax":
-        raise BNetError(f"at {member.group.name}", expected="attention P(j | i)", actual=member.tpm.why_no_reading())
+        raise BNetError(
+            f"at {member.group.name}", expected="attention P(j | i)", actual=member.tpm.no_attention_reason()
+        )
 
 
 PATH_BYTES = 2_500  # of one path while it is swept: its name, its nodes, the values that it carries
@@ -231,7 +233,7 @@ def _joined_name(one: str, other: str) -> str:
 Step = list[tuple[NodeGroup, NodeGroup, Ids, Ids]]
 
 
-def _between(world: World, parent: str, child: str, at: str) -> Step:
+def _between(world: GroundModel, parent: str, child: str, at: str) -> Step:
     """The ground arrows from one role to another, family by family."""
     families = world.network.graph.groups
     found: Step = []
@@ -250,7 +252,7 @@ def _between(world: World, parent: str, child: str, at: str) -> Step:
     return found
 
 
-def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
+def _arrow_axes(world: GroundModel, step: Step) -> tuple[str, ...]:
     """Slice of the child, plates of both, the word of the child, the word that it reads."""
     own: list[tuple[str, ...]] = []
     for parent, child, _, _ in step:
@@ -269,7 +271,7 @@ def _arrow_axes(world: World, step: Step) -> tuple[str, ...]:
     return own[0]
 
 
-def _paths(world: World, at: str, steps: Sequence[Step]) -> Cells:
+def _paths(world: GroundModel, at: str, steps: Sequence[Step]) -> Cells:
     """Every ground path along some roles."""
     first = dict.fromkeys(source for _, _, sources, _ in steps[0] for source in sources.tolist())
     found: list[tuple[int, ...]] = [(source,) for source in first]
@@ -293,7 +295,7 @@ def _check_room(at: str, count: int) -> None:
     check_memory(f"at {at!r}", PATH_BYTES * count, "a shorter sentence, or at=[...] with the paths that matter")
 
 
-def named_path(world: World, text: str) -> tuple[int, ...]:
+def named_path(world: GroundModel, text: str) -> tuple[int, ...]:
     """The nodes of a path of names, each an arrow from the one before."""
     nodes = tuple(world.ground.id(name.strip()) for name in text.split(ARROW))
     for parent, child in itertools.pairwise(nodes):
@@ -306,11 +308,11 @@ def named_path(world: World, text: str) -> tuple[int, ...]:
     return nodes
 
 
-def check_step(world: World, child: int) -> None:
+def check_step(world: GroundModel, child: int) -> None:
     """Refuse a path through a node that is not made of its parents."""
     member = world.network.specs[world.ground.group_of(child).index]
-    if member.tpm.is_random or child in world.rows:
-        got = "one that reads by a row" if child in world.rows else f"a {member.tpm.kind} one"
+    if member.tpm.is_random or child in world.attention_rows:
+        got = "one that reads by a row" if child in world.attention_rows else f"a {member.tpm.kind} one"
         raise BNetError(
             f"path to {world.ground.name(child)}",
             expected="nodes that are functions of their parents",
@@ -319,7 +321,7 @@ def check_step(world: World, child: int) -> None:
         )
 
 
-def _place_of(world: World, family: NodeGroup, nodes: Ids) -> dict[str, Ids]:
+def _place_of(world: GroundModel, family: NodeGroup, nodes: Ids) -> dict[str, Ids]:
     """The index of nodes of a family along each of its axes, and along the slices (-1 outside of them)."""
     at = np.unravel_index(nodes - int(world.ground.offsets[family.index]), world.ground.shapes[family.index] or (1,))
     place = {axis: np.asarray(i, dtype=np.int64) for axis, i in zip(world.ground.axes(family), at, strict=False)}
@@ -354,7 +356,7 @@ def _numbered(
     return places, [np.ravel_multi_index(index, shape).astype(np.int64) for index in along]
 
 
-def check_value(world: World, member: NodeSpec) -> None:
+def check_value(world: GroundModel, member: NodeSpec) -> None:
     """Refuse nodes that have no value that could be carried over."""
     nodes = world.ground.select_nodes(member.group).tolist()
     if member.tpm.is_random and not all(node in world.do for node in nodes):

@@ -38,7 +38,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     numbers_in,
     weights_of,
 )
-from bnet_transformer.reference import where
+from bnet_transformer.reference import locate_node
 
 Outcomes = dict[int, Tensor]
 
@@ -143,7 +143,7 @@ class ExampleBatch:
         world = self.corrupt.world
         found = {}
         for node in self.nodes:
-            discrete = where(world, node)[0].tpm.kind == "discrete" and node not in world.do
+            discrete = locate_node(world, node)[0].tpm.kind == "discrete" and node not in world.do
             found[node] = self.choices.averaged([each[node] for each in outcomes], discrete=discrete)
         return found
 
@@ -229,7 +229,9 @@ def run_cells(
     world, memory = batches[0].corrupt.world, batches[0].memory
     each, _ = bytes_of(world, batches[0].needed)
     size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
-    asked = 3 * world.network.dtype.itemsize * sum(numbers_in(world, where(world, node)[0]) for node in metric.nodes)
+    asked = (
+        3 * world.network.dtype.itemsize * sum(numbers_in(world, locate_node(world, node)[0]) for node in metric.nodes)
+    )
     size = max(1, min(size, memory // (asked * len(corrupt))))
     hide = None if progress is None else not progress
     with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:

@@ -25,8 +25,8 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, Unsup
 from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import BUDGET, World, choices, pending, where
-from bnet_transformer.reference.asking import choice_above, must_be_discrete
+from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
+from bnet_transformer.reference.asking import check_discrete_node, has_ancestor_choices
 
 MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 
@@ -45,11 +45,11 @@ class Examples:
     """
 
     module: Module
-    worlds: tuple[World, ...]
+    worlds: tuple[GroundModel, ...]
     tokens: tuple[Mapping[str, Sequence[str]], ...]
 
     @property
-    def world(self) -> World:
+    def world(self) -> GroundModel:
         """The first sentence."""
         return self.worlds[0]
 
@@ -90,7 +90,7 @@ class Examples:
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
             rows=_stacked([each["rows"] for each in done]),
-            given={name: torch.stack([world.given[name] for world in self.worlds]) for name in self.world.given},
+            given={name: torch.stack([world.inputs[name] for world in self.worlds]) for name in self.world.inputs},
             readings=frozenset(readings),
             nudges=nudges,
             training=False,
@@ -109,11 +109,11 @@ def _stacked(each: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, t
     return {name: (torch.cat([v for v, _ in told]), torch.cat([w for _, w in told])) for name, told in pairs.items()}
 
 
-def form_of(world: World) -> Hashable:
+def form_of(world: GroundModel) -> Hashable:
     """What the sentences of one batch have in common: their words, and what is set and given in which shape."""
-    values = [*world.do.items(), *world.given.items()]
+    values = [*world.do.items(), *world.inputs.items()]
     shapes = frozenset((key, value.shape, value.dtype) for key, value in values)
-    return tuple(world.ground.word_counts.items()), frozenset(world.rows), shapes
+    return tuple(world.ground.word_counts.items()), frozenset(world.attention_rows), shapes
 
 
 def examples_of(what: str, sentences: object) -> Examples:
@@ -153,7 +153,7 @@ def pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
     return theirs, ours
 
 
-def _words(world: World) -> str:
+def _words(world: GroundModel) -> str:
     return " and ".join(
         f"{count} words" + (f" ({stack})" if stack else "") for stack, count in world.ground.word_counts.items()
     )
@@ -194,13 +194,15 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
         world = examples.world
         asked = [*nodes]
         for node in outcomes:  # what decides it: the parents of a random node, or the node itself
-            random = where(world, node)[0].tpm.is_random and node not in world.do
+            random = locate_node(world, node)[0].tpm.is_random and node not in world.do
             asked += reference.parents(world, node) if random else [node]
         families = {world.ground.group_of(node).index for node in asked}
         discrete = any(world.network.specs[index].tpm.kind == "discrete" for index in families)
-        if not discrete and not choice_above(world.network, families):  # cheaper to tell than which nodes are open
+        if not discrete and not has_ancestor_choices(
+            world.network, families
+        ):  # cheaper to tell than which nodes are open
             continue
-        found |= {node for node in choices(world, asked, {}) if not _decided(world, node)}
+        found |= {node for node in find_open_choices(world, asked, {}) if not _decided(world, node)}
     free = sorted(found)
     world = corrupt.world
     for node in found.intersection(outcomes):
@@ -227,9 +229,9 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
     return Choices(tuple(free), states, corrupt)
 
 
-def _decided(world: World, node: int) -> bool:
+def _decided(world: GroundModel, node: int) -> bool:
     """True where values decide the distribution of a choice, and not other choices alone."""
-    above = [world.member(each) for each in pending(world, node, {}, {}) if each != node]
+    above = [world.spec(each) for each in evaluation_order(world, node, {}, {}) if each != node]
     return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in above)
 
 
@@ -288,7 +290,7 @@ def metric_of(examples: Examples, metric: object) -> Metric:
     raise BNetError("metric", expected=FORMS, actual=metric)
 
 
-def _of_function(world: World, function: Callable[..., object]) -> Metric:
+def _of_function(world: GroundModel, function: Callable[..., object]) -> Metric:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
@@ -313,7 +315,7 @@ def _of_states(examples: Examples, told: Mapping[Any, Any]) -> Metric:
     ((name, wanted),) = told.items()
     world = examples.world
     node = world.ground.id(name)
-    must_be_discrete(world, node)
+    check_discrete_node(world, node)
     two = isinstance(wanted, tuple)
     if two and len(wanted) != 2:
         raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", actual=f"{len(wanted)} of them")

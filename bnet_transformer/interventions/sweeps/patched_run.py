@@ -28,7 +28,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     is_wordwise,
     parents_of,
 )
-from bnet_transformer.tpm.base import broadcast
+from bnet_transformer.tpm.base import broadcast_shapes
 
 
 @dataclass
@@ -104,7 +104,7 @@ class PatchedRun:
     def _nudge(self, index: int) -> Tensor:
         """Zeros for every node of a family in every example: the outcomes have a gradient at them."""
         network, member = self.examples.world.network, self.members[index]
-        if member.tpm.kind == "discrete" or member.tpm.reads_by_index:
+        if member.tpm.kind == "discrete" or member.tpm.is_index_valued:
             wanted, allowed = "nodes with a slope, for first_order=True: real numbers", "first_order=False"
             raise BNetError(f"at {member.group.name}", expected=wanted, actual="states", allowed=allowed)
         plates = [
@@ -241,7 +241,7 @@ class PatchedRun:
     def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows) -> Tensor:
         """Rows as they were, but for those that were made."""
         axis = self.base.layout.word
-        lead = broadcast(base.shape[:axis], made.shape[:axis])
+        lead = broadcast_shapes(base.shape[:axis], made.shape[:axis])
         found = base.expand(*lead, len(rows), *base.shape[axis + 1 :]).clone()
         at = rows.place[mine.cell, mine.word]
         return found.index_copy_(axis, at, made.expand(*lead, *made.shape[axis:]))

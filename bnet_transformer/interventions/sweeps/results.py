@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -286,7 +286,7 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
         raise BNetError("interval", expected="at least 2 examples, over which it is", actual=count)
     shares = np.zeros((draws, count))  # how much of each resample each example makes
     np.add.at(shares, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
-    flat = in_numpy(effects.double().reshape(-1, count))
+    flat = to_numpy(effects.double().reshape(-1, count))
     ends = np.full((2, len(flat)), np.nan)
     at = ((1 - confidence) / 2, (1 + confidence) / 2)
     step = max(1, CHUNK // draws)

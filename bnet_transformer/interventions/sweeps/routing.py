@@ -27,7 +27,7 @@ from bnet_transformer.inference.query import Obstacle, mixed_fault, set_families
 from bnet_transformer.interventions.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
-from bnet_transformer.reference import World
+from bnet_transformer.reference import GroundModel
 
 CHUNK = 2**24  # entries of the tables of changed words at once
 ONE_AFTER_ANOTHER = "computed one word after another"
@@ -82,12 +82,12 @@ def find_obstacles(
     return found, _obstacles_of_changes(world, needed, cells, first_order=first_order)
 
 
-def sources_of(world: World, cells: Cells) -> set[int]:
+def sources_of(world: GroundModel, cells: Cells) -> set[int]:
     """The families whose values cells take from a run: those that they set, those along paths and their parents."""
     return set().union(*(families for _, families in _sources_by_cells(world, cells)))
 
 
-def _sources_by_cells(world: World, cells: Cells) -> Iterator[tuple[list[int], set[int]]]:
+def _sources_by_cells(world: GroundModel, cells: Cells) -> Iterator[tuple[list[int], set[int]]]:
     """For groups of cells, the families whose values they take from a run."""
     for entries in cells.entries:
         yield entries.cell.tolist(), {entries.family}
@@ -119,7 +119,7 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
 
 
 def _obstacles_of_changes(
-    world: World, needed: NeededPositions, cells: Cells, *, first_order: bool
+    world: GroundModel, needed: NeededPositions, cells: Cells, *, first_order: bool
 ) -> dict[int, Obstacle]:
     """Why what cells change is not computed with others, from the words that change in each family."""
     network = world.network
@@ -160,7 +160,7 @@ def _obstacles_of_changes(
     return obstacles
 
 
-def set_words_of(world: World, needed: NeededPositions, cells: Cells) -> Iterator[tuple[Ids, dict[int, Table]]]:
+def set_words_of(world: GroundModel, needed: NeededPositions, cells: Cells) -> Iterator[tuple[Ids, dict[int, Table]]]:
     """The words of each family that cells set, `[cell, word]`, for as many cells at a time as memory holds."""
     there, ground = cells.there, world.ground
     sets: list[tuple[int, Ids, Ids]] = [(entries.family, entries.cell, entries.node) for entries in cells.entries]

@@ -21,10 +21,10 @@ from bnet_transformer.inference.node_queries import Answers
 from bnet_transformer.inference.query import Query
 from bnet_transformer.interventions.sweeps.cell_spec import Cells
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.reference import Row, World, choices, where
+from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choices, locate_node
 
 
-def outcomes(module: Module, world: World, nodes: Sequence[int]) -> list[Tensor]:
+def outcomes(module: Module, world: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
     """`log P` of a discrete node, the mean of a continuous one, the value of any other, averaged over what is open."""
     return [_outcome(module, world, node) for node in nodes]
 
@@ -37,15 +37,15 @@ def stacked(nodes: Sequence[int], rows: Sequence[Sequence[Sequence[Tensor]]]) ->
     }
 
 
-def _outcome(module: Module, world: World, node: int) -> Tensor:
-    member = where(world, node)[0]
+def _outcome(module: Module, world: GroundModel, node: int) -> Tensor:
+    member = locate_node(world, node)[0]
     if node in world.do:
         value: Tensor = world.do[node]
         return value
     world = _without_batched_values(world, node)
     answers = Answers(module, world, {})
     if member.tpm.kind == "discrete":
-        if member.parents and not choices(world, reference.parents(world, node), {}):
+        if member.parents and not find_open_choices(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
             return own
         return joint_posterior(Query(module, world, nodes=(node,))).log()
@@ -55,20 +55,22 @@ def _outcome(module: Module, world: World, node: int) -> Tensor:
     return _averaged(module, world, reference.parents(world, node), mean, len(member.shape))
 
 
-def _without_batched_values(world: World, node: int) -> World:
+def _without_batched_values(world: GroundModel, node: int) -> GroundModel:
     """The sentence without values that have a row for each state of an open choice.
 
     Such a value is set below a choice that decides no outcome, so it is not above the node that is asked for.
     """
-    batched = {n for n, v in world.do.items() if v.is_floating_point() and v.dim() > len(where(world, n)[0].shape)}
+    batched = {
+        n for n, v in world.do.items() if v.is_floating_point() and v.dim() > len(locate_node(world, n)[0].shape)
+    }
     if not batched or batched & {*ancestors(world.ground, [node])}:
         return world
     return replace(world, do={n: v for n, v in world.do.items() if n not in batched})
 
 
-def _averaged(module: Module, world: World, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
+def _averaged(module: Module, world: GroundModel, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
     """A value `[*states, *shape]` over the choices that decide it, as they are distributed."""
-    free = choices(world, nodes, {})
+    free = find_open_choices(world, nodes, {})
     if not free or value.dim() == own:
         return value
     share = joint_log_probs(Query(module, world, nodes=tuple(free))).exp().to(value.dtype)
@@ -93,7 +95,9 @@ class Cases:
         found = []
         for n, world in enumerate(self.corrupt.worlds):
             done = {**self._entries(cell, n), **self._paths(cell, n)}
-            changes = any(isinstance(v, Row) or not torch.equal(v, self._found(False, n, k)) for k, v in done.items())
+            changes = any(
+                isinstance(v, AttentionRow) or not torch.equal(v, self._found(False, n, k)) for k, v in done.items()
+            )
             if changes or n not in self._base:
                 made = outcomes(self.corrupt.module, world.surgery(done) if changes else world, self.nodes)
                 if not changes:
@@ -101,8 +105,8 @@ class Cases:
             found.append(made if changes else self._base[n])
         return found
 
-    def _entries(self, cell: int, n: int) -> dict[int, Tensor | Row]:
-        found: dict[int, Tensor | Row] = {}
+    def _entries(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
+        found: dict[int, Tensor | AttentionRow] = {}
         for entries in self.cells.entries:
             offset = int(self.corrupt.world.ground.offsets[entries.family])
             for k in (entries.cell == cell).nonzero()[0]:
@@ -110,12 +114,12 @@ class Cases:
                 if not entries.rows:
                     found[node] = self._value(True, n, node) if self.values is None else self.values(n, node)
                 elif entries.read is None:
-                    found[node] = Row(self._row(True, n, node))
+                    found[node] = AttentionRow(self._row(True, n, node))
                 else:
                     before = found[node].weights if node in found else self._row(False, n, node)  # type: ignore[union-attr]
                     row, j = before.clone(), int(entries.read[k])
                     row[j] = self._row(True, n, node)[j]
-                    found[node] = Row(row)
+                    found[node] = AttentionRow(row)
         return found
 
     def _paths(self, cell: int, n: int) -> dict[int, Tensor]:
@@ -135,7 +139,7 @@ class Cases:
     def _made(self, n: int, child: int, sent: dict[int, Tensor]) -> Tensor:
         """What a node comes to when its arrows from some parents carry what is sent."""
         world = self.corrupt.worlds[n]
-        others = [p for p in reference.parents(world, child) if not where(world, p)[0].tpm.is_random]
+        others = [p for p in reference.parents(world, child) if not locate_node(world, p)[0].tpm.is_random]
         told = {parent: self._value(False, n, parent) for parent in others if parent not in sent}
         return Answers(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
 
@@ -153,7 +157,7 @@ class Cases:
 
     def _value(self, clean: bool, n: int, node: int) -> Tensor:
         found = self._found(clean, n, node)
-        if found.is_floating_point() and tuple(found.shape) != where(self.corrupt.world, node)[0].shape:
+        if found.is_floating_point() and tuple(found.shape) != locate_node(self.corrupt.world, node)[0].shape:
             name = self.corrupt.world.ground.name(node)
             allowed = "do() on the choices that decide it, in both runs"
             raise EvidenceError(name, expected="one value", actual="one for each state of a choice", allowed=allowed)
@@ -161,7 +165,7 @@ class Cases:
 
     def _row(self, clean: bool, n: int, node: int) -> Tensor:
         answers = self._of(clean, n)
-        member, index = where(answers.world, node)
+        member, index = locate_node(answers.world, node)
         assert member.group.step is not None
         table = answers.attention(member.group.step, member.group.stem)
         return table[index]

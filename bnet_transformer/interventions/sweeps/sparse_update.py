@@ -25,8 +25,8 @@ from bnet_transformer.compiler.course import Course, Layout, seen
 from bnet_transformer.compiler.values import computed
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.walk import find_reachable, mark_nodes
-from bnet_transformer.reference import World
-from bnet_transformer.tpm.base import broadcast
+from bnet_transformer.reference import GroundModel
+from bnet_transformer.tpm.base import broadcast_shapes
 
 Table = NDArray[np.bool_]
 COPIES = 8  # of the widest value of a cell that are there at once
@@ -134,7 +134,7 @@ class Changes:
         number = changed.rows.place[rows.cell, word]
         if bool((number >= 0).all()):
             return changed.values.index_select(axis, number)
-        lead = broadcast(base.shape[:axis], changed.values.shape[:axis])
+        lead = broadcast_shapes(base.shape[:axis], changed.values.shape[:axis])
         both = [each.expand(*lead, each.shape[axis], *base.shape[axis + 1 :]) for each in (base, changed.values)]
         there = there if family in self.positions or base.shape[axis] > 1 else torch.zeros_like(word)
         return torch.cat(both, axis).index_select(axis, torch.where(number >= 0, number + base.shape[axis], there))
@@ -206,7 +206,7 @@ def summary(member: NodeSpec, at: Any, parents: list[Tensor]) -> Tensor:
 def weights_of(course: Course, member: NodeSpec) -> tuple[Tensor, list[Tensor]]:
     """The `P(j | i)` of an attention, and what it reads."""
     at, parents = seen(course, member)
-    weights = member.tpm.reading(at, *parents)
+    weights = member.tpm.attention_weights(at, *parents)
     assert weights is not None  # cell_spec refuses an attention that has none
     return course.layout.full(weights, 1), parents
 
@@ -245,7 +245,7 @@ class NeededPositions:
     cut: Mapping[int, Table]
 
 
-def find_needed_positions(world: World, outcomes: Iterable[int]) -> NeededPositions:
+def find_needed_positions(world: GroundModel, outcomes: Iterable[int]) -> NeededPositions:
     """Mark the ancestors of the outcomes, and of these the words.
 
     Args:
@@ -264,13 +264,13 @@ def find_needed_positions(world: World, outcomes: Iterable[int]) -> NeededPositi
     return NeededPositions(outcomes, leads, cut)
 
 
-def _by_word(world: World, index: int, marks: Table) -> Table:
+def _by_word(world: GroundModel, index: int, marks: Table) -> Table:
     """The marks of a family's nodes as `[plates, word]`, one word if it has none."""
     return marks.reshape(-1, count_words(world, index))
 
 
 def find_changed_positions(
-    world: World, needed: NeededPositions, set_words: Mapping[int, Table], cells: int
+    world: GroundModel, needed: NeededPositions, set_words: Mapping[int, Table], cells: int
 ) -> dict[int, tuple[Table, Table]]:
     """Walk from what cells set down to the outcomes.
 
@@ -305,13 +305,13 @@ def find_changed_positions(
     return changed
 
 
-def count_words(world: World, index: int) -> int:
+def count_words(world: GroundModel, index: int) -> int:
     """The words of a family, 1 if it has none."""
     words = world.network.specs[index].group.word_stack
     return 1 if words is None else world.ground.word_counts[words]
 
 
-def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:
+def bytes_of(world: GroundModel, needed: NeededPositions) -> tuple[int, int]:
     """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
     most, kept = 1, 1
     for index, table in needed.leads.items():
@@ -329,7 +329,7 @@ def bytes_of(world: World, needed: NeededPositions) -> tuple[int, int]:
     return size * COPIES * most, size * kept
 
 
-def numbers_in(world: World, member: NodeSpec) -> int:
+def numbers_in(world: GroundModel, member: NodeSpec) -> int:
     """How many numbers an outcome of a node has: its value's, or the probabilities of its states."""
     if member.tpm.kind == "discrete":
         return world.network.count_states(member.group.index, world.ground.word_counts)

@@ -23,7 +23,7 @@ from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.problem import Objective, as_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
-from bnet_transformer.tpm.arrays import in_numpy
+from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import arviz as az
@@ -503,10 +503,10 @@ def to_arviz(fit: Fit[Any]) -> az.InferenceData:
         if pi is not None:
             posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
             posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
-    likelihood = None if fit.log_likelihoods is None else {"y": in_numpy(fit.log_likelihoods)}
+    likelihood = None if fit.log_likelihoods is None else {"y": to_numpy(fit.log_likelihoods)}
     if fit.log_likelihoods is not None:
         posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
-    drawn = {name: in_numpy(value) for name, value in posterior.items()}
-    told = {name: in_numpy(value).astype(DTYPES.get(name, "float64")) for name, value in fit.statistics.items()}
+    drawn = {name: to_numpy(value) for name, value in posterior.items()}
+    told = {name: to_numpy(value).astype(DTYPES.get(name, "float64")) for name, value in fit.statistics.items()}
     made: az.InferenceData = az.from_dict(posterior=drawn, log_likelihood=likelihood, sample_stats=told or None)
     return made

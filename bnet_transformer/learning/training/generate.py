@@ -20,7 +20,7 @@ from bnet_transformer.data.task import Task, check_has_words, infer_trainable_ta
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.training.incremental import WordByWord, told_by
-from bnet_transformer.tpm.arrays import is_plain
+from bnet_transformer.tpm.arrays import is_dense
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,7 +176,7 @@ def _several(value: object) -> Sequence[object]:
     """One sentence as a batch of one; a batch as it is."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, np.ndarray) or is_plain(value):
+    if isinstance(value, np.ndarray) or is_dense(value):
         return [value] if value.ndim == 1 else list(value)
     if not isinstance(value, Sequence) or not value:
         raise BNetError("prompt", expected="text, ids, or a list of them", actual=value)

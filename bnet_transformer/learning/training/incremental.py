@@ -19,7 +19,7 @@ from bnet_transformer.compiler.course import Request, seen, standing
 from bnet_transformer.data.task import Task, decided_by, later
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm import Affine, At, Attention, Concat, Dot, Linear
+from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
 
 
 @dataclass
@@ -151,7 +151,9 @@ class WordByWord:
                 if given.slot in grow:
                     mask[given.slot] = self._among(given, state.word)
             place = self.places[state.word : state.word + 1]
-            value = make(At(parameters, place, read, mask, False, dtype), *[reader(state) for reader in readers])
+            value = make(
+                EvalContext(parameters, place, read, mask, False, dtype), *[reader(state) for reader in readers]
+            )
             state.values[index] = value.reshape(*[1] * (rank - value.dim()), *value.shape)
 
         return operation
@@ -265,7 +267,7 @@ class WordByWord:
         def value(state: Kept, readers: list[Reader]) -> Tensor:
             q, k, v = (reader(state) for reader in readers[:3])
             k, v = k.squeeze(-3), v.squeeze(-3)
-            scores = (q * score.factor(q.shape[-1])) @ k.mT
+            scores = (q * score.get_scale(q.shape[-1])) @ k.mT
             if hidden is not None:
                 scores = scores.masked_fill(hidden, -torch.inf)
             mix = scores.softmax(-1) @ v
@@ -281,7 +283,7 @@ class WordByWord:
         held = member.parents[0].index
         if held in self.here or self.fixed[held].shape[0] != 1:
             return None
-        W_o = tpm.side_by_side(self._plates(member.parents[0], self.fixed[held]))
+        W_o = tpm.concat_weights(self._plates(member.parents[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = standing(self.course, member).parameters["bias"] if tpm.bias else None
 
@@ -317,7 +319,7 @@ def _check(moving: list[NodeSpec], stack: str, here: set[int], members: tuple[No
     """Refuse what cannot be computed word by word."""
     for member in moving:
         name = member.group.name
-        if member.tpm.kind == "input" and not member.tpm.reads_by_index:
+        if member.tpm.kind == "input" and not member.tpm.is_index_valued:
             raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
         for given in member.parents:
             read = members[given.index].group
@@ -327,7 +329,7 @@ def _check(moving: list[NodeSpec], stack: str, here: set[int], members: tuple[No
             if apart and not (given.reach.kind == "first" or (given.reach.kind == "every" and WORD in given.over)):
                 wanted = "every word of the other stack to be read, or its first"
                 raise BNetError(name, expected=wanted, actual=f"{read.name} by reach {given.reach}")
-            if given.reach.kind == "earlier" and not member.tpm.may_read_nothing:
+            if given.reach.kind == "earlier" and not member.tpm.can_read_empty:
                 raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
     if sum(member.tpm.kind == "input" for member in moving) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
