@@ -13,7 +13,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, interleaved, peak_of, ratios
 from benchmarks.limits import of_the_limit
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Categorical, Normal
 
@@ -146,7 +146,7 @@ def _mixture(heads: int = HEADS) -> Step:
     return _steps(module, Evidence(y), x, model)
 
 
-def _steps(module: Module, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
+def _steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], None]) -> Step:
     from pyro.infer import TraceEnum_ELBO
 
     elbo = TraceEnum_ELBO(max_plate_nesting=1)

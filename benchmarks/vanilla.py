@@ -29,13 +29,13 @@ class Theirs(nn.Module):
         self.core = nn.Transformer(DIM, HEADS, SLICES, SLICES, 4 * DIM, 0.0, batch_first=True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.told(self.core.encoder(self.embed(source)), target)
+        return self.validate_values(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
         found: Tensor = self.table(ids) * DIM**0.5
         return found
 
-    def told(self, memory: Tensor, target: Tensor) -> Tensor:
+    def validate_values(self, memory: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
         last = self.core.decoder(self.embed(target), memory, tgt_mask=mask, tgt_is_causal=True)
         logits: Tensor = last @ self.table.weight.mT
@@ -80,7 +80,7 @@ def decoding() -> list[Figure]:
         with torch.inference_mode():
             memory, ids = theirs.core.encoder(theirs.embed(source)), torch.zeros(len(source), 1, dtype=torch.long)
             for _ in range(NEW):
-                ids = torch.cat([ids, theirs.told(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
+                ids = torch.cat([ids, theirs.validate_values(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
         return ids[:, 1:]
 
     theirs.eval()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from bnet_transformer.bridges.pyro import PyroModel
-    from bnet_transformer.compiler import Module
+    from bnet_transformer.compiler import CompiledModule
     from bnet_transformer.cost import Cost
     from bnet_transformer.learning.training import Generated
 
@@ -147,7 +147,7 @@ class BNet(StructureQueries):
         """
         return encode_batch(self.network, sentences, pairs)
 
-    def module(self) -> Module:
+    def module(self) -> CompiledModule:
         """The compiled net: an `nn.Module` in batched tensor operations.
 
         >>> import bnet_transformer as bt
@@ -155,12 +155,12 @@ class BNet(StructureQueries):
         >>> module(torch.zeros(2, 5, 8)).shape                  # [states of c, batch, word, dim]
         torch.Size([4, 2, 5, 8])
         """
-        from bnet_transformer.compiler import Module
+        from bnet_transformer.compiler import CompiledModule
 
-        return Module(self.network)
+        return CompiledModule(self.network)
 
     @cached_property
-    def _module(self) -> Module:
+    def _module(self) -> CompiledModule:
         """The compiled net that answers for its sentences."""
         return self.module().eval()
 

@@ -17,7 +17,7 @@ from bnet_transformer.attention.rollout import reads
 from bnet_transformer.attention.tan import tan, tan_tree
 from bnet_transformer.bridges.networkx import LIMIT, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
-from bnet_transformer.data.encode import once
+from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.drawing import Path
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_question
@@ -74,12 +74,12 @@ class Sentence(StructureQueries):
     @property
     def special(self) -> tuple[bool, ...]:
         """Which words are special tokens of a pretrained model, such as `[CLS]`."""
-        return self.state.encoded.special(self.state.network)
+        return self.state.encoded.flag_special_tokens(self.state.network)
 
     @property
     def spans(self) -> tuple[tuple[int, int] | None, ...]:
         """The range of each token in its text; None for special tokens, and for words that do not come from text."""
-        return self.state.encoded.spans()
+        return self.state.encoded.get_spans()
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -87,7 +87,7 @@ class Sentence(StructureQueries):
 
         A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
         """
-        return self.state.encoded.groups()
+        return self.state.encoded.group_subwords()
 
     # values and distributions
 
@@ -146,7 +146,9 @@ class Sentence(StructureQueries):
         Raises:
             EvidenceError: A node has evidence, or cannot take the value.
         """
-        return Sentence(self.net, self.state.with_interventions(once("do", check_mapping("do", nodes), named)))
+        return Sentence(
+            self.net, self.state.with_interventions(merge_assignments("do", check_mapping("do", nodes), named))
+        )
 
     def undo(self, *names: str) -> Sentence:
         """A new sentence without what `do` set.
@@ -166,7 +168,9 @@ class Sentence(StructureQueries):
         Raises:
             EvidenceError: A node is set, has other evidence, or cannot take the value.
         """
-        return Sentence(self.net, self.state.with_evidence(once("observe", check_mapping("observe", nodes), named)))
+        return Sentence(
+            self.net, self.state.with_evidence(merge_assignments("observe", check_mapping("observe", nodes), named))
+        )
 
     # probability
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Attention, Categorical, Dot, Embed, Given, Linear, Select, Sinusoid
 
@@ -106,7 +106,7 @@ def entropy(found: Tensor) -> float:
     return -float(by_kind.logsumexp(0).mean()) / (LENGTH - FREE)
 
 
-def loss_of(module: Module, found: Tensor) -> Tensor:
+def loss_of(module: CompiledModule, found: Tensor) -> Tensor:
     """`-log P` of the net for each word that is told."""
     return -log_evidence(module, evidence(found), found[:, :-1], check=False).mean() / (LENGTH - FREE)
 

@@ -8,7 +8,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.module import output_of
+from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.reference import AttentionRow
 from tests.cases import CASES
 
@@ -39,7 +39,7 @@ def pair(each, dtype=D):
 
 def outcomes(s):
     """The outcome at the first and at the last word."""
-    nodes = s.ground.nodes(s.ground.folded.by_name[output_of(s.net.network)]).tolist()
+    nodes = s.ground.nodes(s.ground.folded.by_name[find_default_output(s.net.network)]).tolist()
     return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
 
 

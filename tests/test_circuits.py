@@ -11,7 +11,7 @@ import torch
 import bnet_transformer as bt
 from benchmarks import induction
 from bnet_transformer import reference
-from bnet_transformer.compiler.module import output_of
+from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.circuits.arrows import arrows_of, axes_over
@@ -172,7 +172,7 @@ def turned(said, shift):
 
 def settled(net, s):
     """The sentence with every choice above its outcome set."""
-    outcome = output_of(net.network)
+    outcome = find_default_output(net.network)
     random = [m for m in net.network.members if m.tpm.kind == "discrete" and m.family.name != outcome]
     return s.do({m.family.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
 
@@ -184,7 +184,7 @@ def examples(name):
     net, said = case.net, case.said
     sentences = [settled(net, net.sentence(words)) for words in (said, turned(said, 1), turned(said, 0))]
     ground = sentences[0].ground
-    nodes = ground.select_nodes(net.network.get_spec(output_of(net.network)).group).tolist()
+    nodes = ground.select_nodes(net.network.get_spec(find_default_output(net.network)).group).tolist()
     return sentences[:2], [sentences[2]] * 2, list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
 from tests.cases import CASES, Case, case_of, close, inputs
@@ -88,7 +88,7 @@ def test_it_compiles_without_a_break():
 
 
 @cache
-def known(name: str) -> tuple[bt.Sentence, Module]:
+def known(name: str) -> tuple[bt.Sentence, CompiledModule]:
     case = case_of(name)
     return case.sentence, case.net.module().eval()
 

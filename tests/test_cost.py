@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import Request
+from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.cost import Cost, Polynomial
-from bnet_transformer.cost.counting import Counting, Sizes
+from bnet_transformer.cost.counting import FlopCounter, SizeTable
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -119,14 +119,14 @@ def test_parameters_and_values_are_those_that_there_are(case):
         module.plan(names, frozenset())
     except bt.BNetError:  # not all of them can be computed at once
         names = (module.output,)
-    course, _ = module.run(Request(names, drawn(net, words, 2)))
+    course, _ = module.run(ExecutionRequest(names, drawn(net, words, 2)))
     fold = 2 * max(words.values()) > module.widest
-    counting = Counting(module.plan(names, frozenset(), fold=fold), Sizes(net.network, words, 2))
-    symbols = {counting.sizes.word(stack).symbol: n for stack, n in words.items()}
+    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(net.network, words, 2))
+    symbols = {counting.sizes.word_size(stack).symbol: n for stack, n in words.items()}
     for index, value in course.values.items():
         member = net.network.members[index]
         if member.tpm.kind == "deterministic":
-            assert counting.values[index].exact(symbols) == value.numel(), member.family.name
+            assert counting.entries[index].exact(symbols) == value.numel(), member.family.name
     bare = {m.family.stem for m in net.network.members if m.family.index in net.network.graph.wordless}
     assert all(row.value_bytes == 0 for row in cost.rows if row.template in bare)
 
@@ -253,7 +253,7 @@ def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(want, orders):
         net.module()(torch.randn(2, 19, 8), want=[name])
     assert cost.flops == counter.get_total_flops() > 0
     assert rows_of(cost)[want] == cost.order == orders
-    course, _ = net.module().run(Request((name,), torch.randn(2, 19, 8)))
+    course, _ = net.module().run(ExecutionRequest((name,), torch.randn(2, 19, 8)))
     value = course.values.get(net.network.graph.get_group(name).index)
     if value is not None:
         assert next(row for row in cost.rows if row.template == want).value_bytes == 4 * value.numel()

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.data import Batch, Evidence, encode_sentence, read_batch
-from bnet_transformer.data.batch import pad, split_gaps
+from bnet_transformer.data.batch import pad, split_missing
 from bnet_transformer.data.dataset import read_dataset
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import infer_fit_task, infer_task
@@ -74,7 +74,7 @@ def test_several_stacks_take_tuples_mappings_and_columns():
 
 def test_a_sentence_and_a_batch_encode_words_alike():
     for net, said in ((mixture(), "a b c"), (bt.bayesuvius(4), "any words"), (bt.bayesuvius(4), torch.randn(3, 4))):
-        main = infer_task(net.network).words[""].member.group.name
+        main = infer_task(net.network).encoders[""].spec.group.name
         value = encode_sentence(net.network, said).given[main]
         assert torch.equal(net.batch([said]).x[""][0], value)
         assert torch.equal(read_batch(net.network, [said], observed="none").x[""][0], value)
@@ -82,7 +82,7 @@ def test_a_sentence_and_a_batch_encode_words_alike():
 
 def test_gaps_are_split_from_values_and_put_back():
     states, reals = torch.tensor([[1, -1]]), torch.tensor([[[1.0, 2.0], [torch.nan, torch.nan]]])
-    batch = Batch({}, None, {"s": split_gaps(states), "r": split_gaps(reals)})
+    batch = Batch({}, None, {"s": split_missing(states), "r": split_missing(reals)})
     assert batch.evidence["s"].value.tolist() == [[1, 0]] and batch.count == 2
     assert torch.equal(batch.observed["s"], states) and torch.equal(batch.observed["r"].isnan(), reals.isnan())
 
@@ -91,14 +91,14 @@ def test_parts_of_a_batch_have_no_padding_and_miss_no_sentence():
     net = mixture()
     batch = read_batch(net.network, [("a b c", Y[0]), ("d", [1]), ("c b", [0, None])], mask_padding=True)
     places = []
-    for which, part in batch.parts_by_length(net.network, 100):
+    for which, part in batch.split_by_length(net.network, 100):
         assert part.mask is None and part.x[""].shape[1] == part.evidence["y"].value.shape[1]
         assert torch.equal(part.observed["y"], batch.take(which).observed["y"][:, : part.x[""].shape[1]])
         places += which.tolist()
     assert sorted(places) == [0, 1, 2]
     assert batch.repeat(2).x[""][:2].tolist() == [batch.x[""][0].tolist()] * 2
     assert [len(batch.shard(rank, 2)) for rank in range(2)] == [2, 1]
-    assert batch.take(slice(1)).shard(1, 2).count == 0 and batch.same(batch.take(torch.arange(3)))
+    assert batch.take(slice(1)).shard(1, 2).count == 0 and batch.equals(batch.take(torch.arange(3)))
 
 
 def test_padding_is_on_the_axis_of_words():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.learning.training.generate import sampler
 from bnet_transformer.learning.training.incremental import WordByWord, filled
@@ -281,8 +281,8 @@ def test_what_sampling_leaves_out():
 
 def test_the_whole_net_is_computed_once(net, monkeypatch):
     calls = []
-    run = Module.run
-    monkeypatch.setattr(Module, "run", lambda self, request: calls.append(1) or run(self, request))
+    run = CompiledModule.run
+    monkeypatch.setattr(CompiledModule, "run", lambda self, request: calls.append(1) or run(self, request))
     both = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=5)
     assert len(both.generate([[1, 2], [3, 4]], start=0, length=6, method="beam").ids) == 2
     assert len(calls) == 1

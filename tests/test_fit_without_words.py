@@ -40,7 +40,9 @@ def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype
         frame = frame.apply(lambda column: column.map({0: "no", 1: "yes"}))
     columns = {name: frame[name] for name in PARENTS}
     a, b, c = (bt.fit(net, each, method=bt.EM(steps=2), progress=False) for each in (data, frame, columns))
-    assert a.data.same(b.data) and a.data.same(c.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
+    assert (
+        a.data.equals(b.data) and a.data.equals(c.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
+    )
     torch.testing.assert_close(a.log_likelihood(frame), a.log_likelihood(data))
 
 
@@ -55,9 +57,9 @@ def test_nan_is_not_observed_and_booleans_are_states():
         (["yes", math.nan, "no"], [1, 0, 0]),
     ):
         found = bt.fit(net, {"dysp": dysp, "asia": asia_}, method=bt.EM(steps=2), progress=False)
-        assert found.data.same(expected.data)
+        assert found.data.equals(expected.data)
     rows = [{"dysp": True, "asia": 1}, {"dysp": math.nan, "asia": False}, {"dysp": 0.0, "asia": 0}]
-    assert bt.fit(net, rows, method=bt.EM(steps=2), progress=False).data.same(expected.data)
+    assert bt.fit(net, rows, method=bt.EM(steps=2), progress=False).data.equals(expected.data)
     with pytest.raises(bt.BNetError):
         bt.fit(net, {"dysp": [0.5, 1.0]}, progress=False)
 
@@ -179,7 +181,7 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     narrow = bt.BNet(bt.Declaration(nodes=narrow)).to(D)
     frame = pd.DataFrame({"v": u[:, 0], "y": y[:, 0]})
     a, b = (bt.fit(narrow, each, method=bt.MAP(steps=3), progress=False) for each in (frame, {"v": u[:, :1], "y": y}))
-    assert a.data.same(b.data)
+    assert a.data.equals(b.data)
 
 
 def test_time_may_be_slices():

@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.fused import entries, maps
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.fused import apply_maps, expand_table
 from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 from bnet_transformer.tpm.random import lookup, squared_distance
@@ -39,13 +39,13 @@ def net_of(options, observe=None) -> bt.BNet:
     return bt.bayesuvius(4, **{"heads": 3, **options}, observe=observe or Normal(0.7)).to(D)
 
 
-def unfolded(net: bt.BNet) -> Module:
+def unfolded(net: bt.BNet) -> CompiledModule:
     module = net.module()
-    module.widest = 10**9  # so many words that none has as many
+    module.max_width = 10**9  # so many words that none has as many
     return module
 
 
-def gradients(module: Module, loss: torch.Tensor) -> list[torch.Tensor]:
+def gradients(module: CompiledModule, loss: torch.Tensor) -> list[torch.Tensor]:
     parameters = [p for p in module.parameters() if p.requires_grad]
     return list(torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
 
@@ -74,7 +74,7 @@ def test_maps_are_folded_where_it_pays():
     module = net_of({}).module()
     known = frozenset({module.network.graph.get_group("x_0").index})
     q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
-    assert q not in {i for group in module.plan(("x_1",), known, fold=True).groups for i in group}
+    assert q not in {i for group in module.plan(("x_1",), known, fold=True).components for i in group}
     assert x in module.plan(("x_1",), known, fold=True).folds
     assert not module.plan(("x_1",), known).folds
     assert not module.plan(("x_1", "q_0"), known, fold=True).folds
@@ -164,7 +164,7 @@ def test_heads_of_unlike_widths_are_made_together():
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
     x = torch.randn(2, 3, 4, dtype=D)
     module = net.module()
-    assert module.plan(("a_0",), frozenset({module.network.graph.get_group("x_0").index})).together
+    assert module.plan(("a_0",), frozenset({module.network.graph.get_group("x_0").index})).fused_maps
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
         close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])
@@ -188,12 +188,12 @@ def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
     with Calls() as calls:
-        made = maps(weights, x, [None, None])
+        made = apply_maps(weights, x, [None, None])
     assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
     for W, each in zip(weights, made, strict=True):
         close(each, torch.einsum("...oi,...i->...o", W, x))
-    assert torch.autograd.gradcheck(lambda x, *W: tuple(maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
-    (biased,) = maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
+    assert torch.autograd.gradcheck(lambda x, *W: tuple(apply_maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
+    (biased,) = apply_maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
     close(biased, made[1] + bias)
 
 
@@ -203,7 +203,7 @@ def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
     states = [
         torch.arange(n).reshape([-1 if k == d else 1 for k in range(4)]) for n, d in zip((2, 3), dims, strict=True)
     ]
-    found = entries(table, dims, 4)
+    found = expand_table(table, dims, 4)
     close(found, lookup(table, states), 0)
     assert found.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.compiler import Request
+from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.models import weights_of
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Normal, Recur, Weight
 from tests.cases import CASES, close, jolted
@@ -165,8 +165,8 @@ def test_some_states_of_a_batch_are_set_within_the_scan(cell):
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, set_ = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     which = torch.tensor([[False, True, False, False], [False, False, False, True]])
-    course, plan = module.run(Request(("x_1", "x_2"), x, patched={"x_1": (set_, which)}))
-    one, two = (course.values[index] for index in plan.wanted)
+    course, plan = module.run(ExecutionRequest(("x_1", "x_2"), x, patched={"x_1": (set_, which)}))
+    one, two = (course.values[index] for index in plan.outputs)
     for k, word in enumerate((1, 3)):
         s = net.sentence(x=x[k]).do({f"x_1_{word}": set_[k, word]})
         for i in range(4):
@@ -329,4 +329,4 @@ def test_a_row_of_attention_within_a_scan_is_refused():
     module, x = net.module(), torch.randn(2, 3, 4)
     value, which = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
     with pytest.raises(bt.UnsupportedError, match="attend word after word"):
-        module.run(Request(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)}))
+        module.run(ExecutionRequest(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), which)}))

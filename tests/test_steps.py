@@ -53,9 +53,9 @@ def batch_of(net: bt.BNet) -> Batch:
     """Three sentences of four words, or as many as the net must have; one shorter where its mask allows."""
     task, seed = infer_task(net.network), torch.Generator().manual_seed(0)
     x, observed = {}, {}
-    for stack, of in task.words.items():
-        count = of.exact or min(4, of.longest or 4)
-        real = torch.randn(3, count, *of.member.shape, generator=seed, dtype=net.network.dtype)
+    for stack, of in task.encoders.items():
+        count = of.exact_length or min(4, of.max_length or 4)
+        real = torch.randn(3, count, *of.spec.shape, generator=seed, dtype=net.network.dtype)
         x[stack] = real if of.states is None else torch.randint(of.states, (3, count), generator=seed)
     for readout in task.readouts:
         family = readout.group
@@ -64,7 +64,7 @@ def batch_of(net: bt.BNet) -> Batch:
         real = torch.randn(*shape, *readout.shape, generator=seed, dtype=net.network.dtype)
         states = readout.tpm.states or 2
         observed[family.name] = real if readout.tpm.kind == "continuous" else torch.randint(states, shape)
-    ragged = {s: v for s, v in x.items() if task.masks(s) and task.words[s].exact is None}
+    ragged = {s: v for s, v in x.items() if task.needs_mask(s) and task.encoders[s].exact_length is None}
     mask = {
         s: torch.arange(v.shape[1]) < torch.tensor([[v.shape[1]], [v.shape[1] - 1], [1]]) for s, v in ragged.items()
     }

@@ -8,7 +8,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
 from tests.sweeping import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
@@ -363,8 +363,8 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
     """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
     net, runs = doubled(observe=bt.tpm.Categorical(3)), []
-    run = Module.run
-    monkeypatch.setattr(Module, "run", lambda self, request: runs.append(1) or run(self, request))
+    run = CompiledModule.run
+    monkeypatch.setattr(CompiledModule, "run", lambda self, request: runs.append(1) or run(self, request))
 
     def counted(clean, count):
         runs.clear()

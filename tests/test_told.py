@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.tpm import Add, Categorical, Embed, Given, Normal, Pool
 from tests.cases import case_of, close, gathered
@@ -17,7 +17,7 @@ L = torch.long
 X = torch.zeros(2, 3, 4)
 
 
-def chapter(**options: object) -> Module:
+def chapter(**options: object) -> CompiledModule:
     return bt.bayesuvius(4, **{"heads": 3, "slices": 2, "observe": Categorical(3), **options}).module()
 
 

@@ -4,8 +4,8 @@ Passes: `network_to_plan` (which families a question needs, which choices it enu
 values, family by family, in one layout). `Module` holds the parameters and runs both.
 """
 
-from bnet_transformer.compiler.course import Request
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.course import ExecutionRequest
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import Plan
 
-__all__ = ["Module", "Plan", "Request"]
+__all__ = ["CompiledModule", "ExecutionRequest", "Plan"]

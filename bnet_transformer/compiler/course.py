@@ -14,22 +14,22 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import set_frozen
 from bnet_transformer._core.naming import WORD, Reach
-from bnet_transformer.compiler.plan import open_parent
+from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.tpm import EvalContext
 
-Values = Tensor | Mapping[str, Tensor]
-SomeNodes = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
+StackTensors = Tensor | Mapping[str, Tensor]
+NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Where things lie: the enumerated families, then the batch, the plates of the net, the word."""
 
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
-    batch: int = field(init=False, compare=False)  # plain fields: torch.compile cannot trace a cached property
-    word: int = field(init=False, compare=False)
+    batch_dim: int = field(init=False, compare=False)  # plain fields: torch.compile cannot trace a cached property
+    word_dim: int = field(init=False, compare=False)
     rank: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -38,25 +38,25 @@ class Layout:
 
     def axis(self, plate: str) -> int:
         """The dim of a plate, or of the word."""
-        return self.word if plate == WORD else self.batch + 1 + self.plates.index(plate)
+        return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
 
-    def full(self, value: Tensor, own: int) -> Tensor:
+    def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
         """A value with all dims before its last `own`: those that a TPM left out lead with size 1."""
-        missing = self.rank + own - value.dim()
+        missing = self.rank + event_dim - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
 
-class Inputs(NamedTuple):
+class ValidatedInputs(NamedTuple):
     """The value of every input family with its name in messages, the words of each stack, the batch, the device."""
 
     values: dict[int, tuple[str, Tensor]]
-    words: dict[str, int]
+    word_counts: dict[str, int]
     batch: int
     device: torch.device
 
 
 @dataclass(frozen=True)
-class Request:
+class ExecutionRequest:
     """What one run of the compiled net computes: the families that are wanted, the sentences, the interventions.
 
     Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 holds for all sentences.
@@ -79,25 +79,25 @@ class Request:
         check_values: Whether states, ids and masks are looked at, to refuse wrong ones; the module's mode by default.
     """
 
-    want: tuple[str, ...]
-    x: Values | Inputs | None = None
-    mask: Values | None = None
+    outputs: tuple[str, ...]
+    x: StackTensors | ValidatedInputs | None = None
+    mask: StackTensors | None = None
     given: Mapping[str, Tensor] | None = None
     do: Mapping[str, Tensor] | None = None
     observed: Mapping[str, Tensor] | None = None
-    patched: SomeNodes | None = None
-    rows: SomeNodes | None = None
+    patched: NodePatches | None = None
+    attention_rows: NodePatches | None = None
     gates: Mapping[str, Tensor] | None = None
-    nudges: Mapping[int, Tensor] | None = None
+    perturbations: Mapping[int, Tensor] | None = None
     enumerate_too: frozenset[int] = frozenset()
-    left: frozenset[int] = frozenset()
-    readings: frozenset[int] = frozenset()
+    deferred: frozenset[int] = frozenset()
+    record_attention: frozenset[int] = frozenset()
     training: bool | None = None
     check_values: bool | None = None
 
 
 @dataclass
-class Course:
+class ExecutionState:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
 
     `places` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
@@ -106,26 +106,26 @@ class Course:
     """
 
     network: Network
-    layout: Layout
+    layout: TensorLayout
     parameters: Mapping[str, Tensor]
     known: Mapping[int, Tensor]
-    words: Mapping[str, int]
+    word_counts: Mapping[str, int]
     present: Mapping[str, Tensor]
     training: bool
     values: dict[int, Tensor]
     dtype: torch.dtype
     device: torch.device
     patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    readings: dict[int, Tensor | None] = field(default_factory=dict)
+    attention_rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    attention_weights: dict[int, Tensor | None] = field(default_factory=dict)
     gates: dict[int, Tensor] = field(default_factory=dict)
-    nudges: Mapping[int, Tensor] = field(default_factory=dict)
-    places: Mapping[str, Tensor] = field(default_factory=dict)
-    _counted: dict[int, Tensor] = field(default_factory=dict)
-    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
-    turns: dict[Any, Any] = field(default_factory=dict)  # so too
-    apart: bool = False
-    tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of reaches that are told by one
+    perturbations: Mapping[int, Tensor] = field(default_factory=dict)
+    positions: Mapping[str, Tensor] = field(default_factory=dict)
+    _aranges: dict[int, Tensor] = field(default_factory=dict)
+    mask_cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
+    rotary: dict[Any, Any] = field(default_factory=dict)  # so too
+    is_multi_device: bool = False
+    reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of reaches that are told by one
     check_values: bool = True  # whether states, ids and masks are looked at
 
     @property
@@ -135,232 +135,242 @@ class Course:
 
     def count_states(self, index: int) -> int:
         """How many states a discrete family has; the words that it may read, where its state is a word."""
-        return self.network.count_states(index, self.words)
+        return self.network.count_states(index, self.word_counts)
 
-    def count(self, n: int) -> Tensor:
+    def arange(self, n: int) -> Tensor:
         """The numbers `0 .. n - 1`."""
-        if n not in self._counted:
-            self._counted[n] = torch.arange(n, device=self.device)
-        return self._counted[n]
+        if n not in self._aranges:
+            self._aranges[n] = torch.arange(n, device=self.device)
+        return self._aranges[n]
 
 
-def brought(course: Course, at: EvalContext, parents: Sequence[Tensor]) -> tuple[EvalContext, list[Tensor]]:
+def move_to_device(
+    state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]
+) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, all of it where its node is computed."""
-    device = _home(course, at, parents)
-    read = {slot: value.to(device) for slot, value in at.read_indices.items()}
-    mask = {slot: value.to(device) for slot, value in at.mask.items()}
-    return replace(at, word=at.word.to(device), read=read, mask=mask), [parent.to(device) for parent in parents]
+    device = _choose_device(state, context, parents)
+    read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
+    mask = {slot: value.to(device) for slot, value in context.mask.items()}
+    return replace(context, word=context.word.to(device), read=read_indices, mask=mask), [
+        parent.to(device) for parent in parents
+    ]
 
 
-def _home(course: Course, at: EvalContext, parents: Sequence[Tensor]) -> torch.device:
+def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
     """The device of a node's own parameters; else that of the greatest of what it reads, the last of several."""
-    for value in at.parameters.values():
+    for value in context.parameters.values():
         return value.device
     greatest = max([parent.numel() for parent in parents], default=0)
-    return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), course.device)
+    return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), state.device)
 
 
-def states(course: Course, index: int) -> Tensor:
+def enumerate_states(state: ExecutionState, index: int) -> Tensor:
     """All states of an enumerated family, along its own dim."""
-    place = course.layout.enumerated.index(index)
-    shape = [1] * course.layout.rank
+    place = state.layout.enumerated.index(index)
+    shape = [1] * state.layout.rank
     shape[place] = -1
-    return course.count(course.count_states(index)).reshape(shape)
+    return state.arange(state.count_states(index)).reshape(shape)
 
 
-def given_value(course: Course, index: int) -> Tensor | None:
+def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
     """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
-    member = course.network.specs[index]
-    if index not in course.known and index not in course.layout.enumerated:
+    member = state.network.specs[index]
+    if index not in state.known and index not in state.layout.enumerated:
         return None
-    found = course.known[index] if index in course.known else states(course, index)
+    found = state.known[index] if index in state.known else enumerate_states(state, index)
     discrete = member.tpm.kind == "discrete" and not found.is_floating_point()
-    return full(course, member, member.tpm.emit(standing(course, member), found)) if discrete else found
+    return pad_dims(state, member, member.tpm.emit(build_context(state, member), found)) if discrete else found
 
 
-def full(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
+def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     """A value with all dims of the layout: those that a TPM left out lead with size 1."""
-    return course.layout.full(value, len(member.shape))
+    return state.layout.pad_dims(value, len(spec.shape))
 
 
-def seen(course: Course, member: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
+def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
-    read: dict[str, Tensor] = {}
+    read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     parents = []
-    for given in member.parents:
-        found = course.values.get(given.index)
+    for given in spec.parents:
+        found = state.values.get(given.index)
         if found is None:  # a value that is read no more in the plan was dropped
-            found = given_value(course, given.index)
+            found = get_known_value(state, given.index)
         if found is None:
-            if given.index not in course.network.graph.recurrent:  # else it is a word that is not there yet
-                raise open_parent(course.network.specs[given.index].group.name)
-            found = nothing(course, given)
-        words = course.network.specs[given.index].group.word_stack
-        if words is not None and WORD not in dict(given.pick):
-            found = _of_words(course, member, given, found, words, word)  # first: a selector picks for the child's word
+            if given.index not in state.network.graph.recurrent:  # else it is a word that is not there yet
+                raise unset_parent_error(state.network.specs[given.index].group.name)
+            found = get_initial_value(state, given)
+        stack = state.network.specs[given.index].group.word_stack
+        if stack is not None and WORD not in dict(given.pick):
+            found = _select_words(
+                state, spec, given, found, stack, word
+            )  # first: a selector picks for the child's word
         for plate, selector in given.pick:
-            found = _picked(course, found, course.layout.axis(plate), selector, word)
+            found = _pick_entry(state, found, state.layout.axis(plate), selector, word)
             if plate == WORD:
-                found = _within_reach(course, member, given, found, selector)
+                found = _zero_out_of_reach(state, spec, given, found, selector)
         for plate in reversed(given.over):
             if plate != WORD:
-                found = found.unsqueeze(course.layout.rank).transpose(course.layout.axis(plate), course.layout.rank)
+                found = found.unsqueeze(state.layout.rank).transpose(state.layout.axis(plate), state.layout.rank)
         if given.over:
-            read[given.slot], mask[given.slot] = _who(course, member, given, word)
+            read_indices[given.slot], mask[given.slot] = _get_indices_and_mask(state, spec, given, word)
         parents.append(found)
-    at = standing(course, member, read, mask, word)
-    return brought(course, at, parents) if course.apart else (at, parents)
+    at = build_context(state, spec, read_indices, mask, word)
+    return move_to_device(state, at, parents) if state.is_multi_device else (at, parents)
 
 
-def nothing(course: Course, given: ParentSpec) -> Tensor:
+def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
     """What is read of a word that is not there yet: zero, or state 0."""
-    parent = course.network.specs[given.index]
-    dtype = torch.long if parent.tpm.is_index_valued else course.dtype
-    return torch.zeros([1] * course.layout.rank + list(parent.shape), dtype=dtype, device=course.device)
+    parent_spec = state.network.specs[parent.index]
+    dtype = torch.long if parent_spec.tpm.is_index_valued else state.dtype
+    return torch.zeros([1] * state.layout.rank + list(parent_spec.shape), dtype=dtype, device=state.device)
 
 
-def _within_reach(course: Course, member: NodeSpec, given: ParentSpec, found: Tensor, selector: int) -> Tensor:
+def _zero_out_of_reach(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, selector: int
+) -> Tensor:
     """A picked word that is out of reach gives zero (it has probability zero)."""
-    words = course.network.specs[given.index].group.word_stack or ""
-    n = course.words[member.group.word_stack] if member.group.word_stack is not None else 1
-    reads = _reads(course, given, n, course.words[words])
-    state = course.values[selector]
-    word = course.count(n)
-    inside = reads[word, state]
-    return found * inside.reshape(*inside.shape, *[1] * (found.dim() - inside.dim()))
+    stack = state.network.specs[parent.index].group.word_stack or ""
+    n = state.word_counts[spec.group.word_stack] if spec.group.word_stack is not None else 1
+    is_read = _build_reach_mask(state, parent, n, state.word_counts[stack])
+    selected = state.values[selector]
+    word = state.arange(n)
+    inside = is_read[word, selected]
+    return value * inside.reshape(*inside.shape, *[1] * (value.dim() - inside.dim()))
 
 
-def _of_words(
-    course: Course, member: NodeSpec, given: ParentSpec, found: Tensor, words: str, word: int | None
+def _select_words(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
 ) -> Tensor:
     """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
-    axis = course.layout.word
-    n = found.shape[axis]
-    match given.reach.kind:
+    axis = state.layout.word_dim
+    n = value.shape[axis]
+    match parent.reach.kind:
         case "same":
-            return found if word is None else found.narrow(axis, word if n > 1 else 0, 1)
+            return value if word is None else value.narrow(axis, word if n > 1 else 0, 1)
         case "first":
-            return found.narrow(axis, 0, 1)
+            return value.narrow(axis, 0, 1)
         case "last":
-            return _last(course, found, words)
+            return _select_last_word(state, value, stack)
         case "before" | "rest":  # the first word reads nothing, and the others the word before them, or their own
-            back = int(given.reach.kind == "before")
-            found = present_alone(course, words, found) if back else found
-            found = found.expand(*found.shape[:axis], course.words[words], *found.shape[axis + 1 :])
-            zero = torch.zeros_like(found.narrow(axis, 0, 1))
+            back = int(parent.reach.kind == "before")
+            value = zero_padding(state, stack, value) if back else value
+            value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
+            zero = torch.zeros_like(value.narrow(axis, 0, 1))
             if word is not None:
-                return found.narrow(axis, word - back, 1) if word else zero
-            return torch.cat([zero, found.narrow(axis, 1 - back, course.words[words] - 1)], axis)
+                return value.narrow(axis, word - back, 1) if word else zero
+            return torch.cat([zero, value.narrow(axis, 1 - back, state.word_counts[stack] - 1)], axis)
         case _:
-            return found.unsqueeze(axis)
+            return value.unsqueeze(axis)
 
 
-def present_in(course: Course, words: str | None) -> Tensor | None:
+def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
     """Which words of a stack are present, in the layout; None where all are, or of a family without words."""
-    if words is None or words not in course.present:
+    if stack is None or stack not in state.present:
         return None
-    present, layout = course.present[words], course.layout
-    return present.reshape(*[1] * layout.batch, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+    present, layout = state.present[stack], state.layout
+    return present.reshape(*[1] * layout.batch_dim, present.shape[0], *[1] * len(layout.plates), present.shape[1])
 
 
-def present_alone(course: Course, words: str | None, value: Tensor) -> Tensor:
+def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Tensor:
     """A value that is zero, or state 0, at the words that are absent."""
-    there = present_in(course, words)
+    there = get_present_mask(state, stack)
     if there is None:
         return value
     there = there.reshape(*there.shape, *[1] * (value.dim() - there.dim())).to(value.device)
     return torch.where(there, value, value.new_zeros(()))
 
 
-def _last(course: Course, found: Tensor, words: str) -> Tensor:
+def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tensor:
     """The last word that is present."""
-    axis = course.layout.word
-    if words not in course.present:
-        return found.narrow(axis, found.shape[axis] - 1, 1)
-    last = course.present[words].long().cumsum(-1).argmax(-1).to(found.device)
-    shape = [1] * found.dim()
-    shape[course.layout.batch] = -1
+    axis = state.layout.word_dim
+    if stack not in state.present:
+        return value.narrow(axis, value.shape[axis] - 1, 1)
+    last = state.present[stack].long().cumsum(-1).argmax(-1).to(value.device)
+    shape = [1] * value.dim()
+    shape[state.layout.batch_dim] = -1
     where = last.reshape(shape)
-    lead = torch.broadcast_shapes(where.shape, (*found.shape[:axis], 1, *found.shape[axis + 1 :]))
-    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+    lead = torch.broadcast_shapes(where.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    return value.expand(*lead[:axis], value.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
 
 
-def _who(course: Course, member: NodeSpec, given: ParentSpec, word: int | None) -> tuple[Tensor, Tensor]:
+def _get_indices_and_mask(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, word: int | None
+) -> tuple[Tensor, Tensor]:
     """For a collection: the indices of its entries, and which of them each word reads."""
-    network = course.network
-    if WORD not in given.over:
-        size = network.graph.plate_sizes[given.over[-1]]
-        return course.count(size), torch.ones(size, dtype=torch.bool, device=course.device)
-    words = network.specs[given.index].group.word_stack or ""
-    m = course.words[words]
-    key = given.reach, words, member.group.word_stack, word
-    if key not in course.masks:
-        course.masks[key] = _mask(course, member, given, words, word)
-    return course.count(m), course.masks[key]
+    network = state.network
+    if WORD not in parent.over:
+        size = network.graph.plate_sizes[parent.over[-1]]
+        return state.arange(size), torch.ones(size, dtype=torch.bool, device=state.device)
+    stack = network.specs[parent.index].group.word_stack or ""
+    m = state.word_counts[stack]
+    key = parent.reach, stack, spec.group.word_stack, word
+    if key not in state.mask_cache:
+        state.mask_cache[key] = _build_mask(state, spec, parent, stack, word)
+    return state.arange(m), state.mask_cache[key]
 
 
-def _mask(course: Course, member: NodeSpec, given: ParentSpec, words: str, word: int | None) -> Tensor:
+def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str, word: int | None) -> Tensor:
     """Which words of a stack each word of a family reads, none that is absent."""
-    m = course.words[words]
-    n = 1 if member.group.word_stack is None else course.words[member.group.word_stack]
-    mask = _reads(course, given, n, m)
+    m = state.word_counts[stack]
+    n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+    mask = _build_reach_mask(state, parent, n, m)
     mask = mask if word is None else mask[word : word + 1]
-    if words in course.present:
-        present = course.present[words]
-        shape = (present.shape[0], *[1] * len(course.layout.plates), 1, m)
+    if stack in state.present:
+        present = state.present[stack]
+        shape = (present.shape[0], *[1] * len(state.layout.plates), 1, m)
         mask = mask & present.reshape(shape)
-        mask = mask | _absent_and_alone(course, member, mask, word)
+        mask = mask | _find_fully_masked_padding(state, spec, mask, word)
     return mask
 
 
-def _absent_and_alone(course: Course, member: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
+def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
     """The padding words that may read nobody: they read everybody, and nobody reads them."""
-    alone = ~mask.any(-1, keepdim=True)
-    if member.group.word_stack not in course.present:
-        return torch.zeros_like(alone)
-    present = course.present[member.group.word_stack or ""]
+    is_fully_masked = ~mask.any(-1, keepdim=True)
+    if spec.group.word_stack not in state.present:
+        return torch.zeros_like(is_fully_masked)
+    present = state.present[spec.group.word_stack or ""]
     present = present if word is None else present[:, word : word + 1]
-    return alone & ~present.reshape(present.shape[0], *[1] * len(course.layout.plates), -1, 1)
+    return is_fully_masked & ~present.reshape(present.shape[0], *[1] * len(state.layout.plates), -1, 1)
 
 
-def _reads(course: Course, given: ParentSpec, n: int, m: int) -> Tensor:
+def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int) -> Tensor:
     """`[n, m]`: which words each word reads."""
-    if given.reach.kind == "mask":
-        made = course.tables.get(given.reach)
-        return torch.tensor(given.reach.table, device=course.device) if made is None else made.to(course.device)
-    i, j = course.count(n), course.count(m)
-    mask: Tensor = given.reach.has_arrow(i[:, None], j[None, :], m)
+    if parent.reach.kind == "mask":
+        made = state.reach_tables.get(parent.reach)
+        return torch.tensor(parent.reach.table, device=state.device) if made is None else made.to(state.device)
+    i, j = state.arange(n), state.arange(m)
+    mask: Tensor = parent.reach.has_arrow(i[:, None], j[None, :], m)
     return mask
 
 
-def _picked(course: Course, found: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
     """The entry of a dim that a selector picks; a view where the selector is enumerated."""
-    if selector in course.layout.enumerated and selector not in course.patched:
-        place = course.layout.enumerated.index(selector)
-        if found.shape[place] == 1:
-            return found.transpose(place, axis)
-    state = course.values[selector]
-    if word is not None and state.shape[course.layout.word] > 1:
-        state = state.narrow(course.layout.word, word, 1)
-    extra = found.dim() - state.dim()
-    where = state.reshape(*state.shape, *[1] * extra)
-    lead = torch.broadcast_shapes((*found.shape[:axis], 1, *found.shape[axis + 1 :]), where.shape)
-    return found.expand(*lead[:axis], found.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
+    if selector in state.layout.enumerated and selector not in state.patched:
+        place = state.layout.enumerated.index(selector)
+        if value.shape[place] == 1:
+            return value.transpose(place, axis)
+    selected = state.values[selector]
+    if word is not None and selected.shape[state.layout.word_dim] > 1:
+        selected = selected.narrow(state.layout.word_dim, word, 1)
+    extra = value.dim() - selected.dim()
+    where = selected.reshape(*selected.shape, *[1] * extra)
+    lead = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), where.shape)
+    return value.expand(*lead[:axis], value.shape[axis], *lead[axis + 1 :]).gather(axis, where.expand(lead))
 
 
-def standing(
-    course: Course,
-    member: NodeSpec,
-    read: Mapping[str, Tensor] | None = None,
+def build_context(
+    state: ExecutionState,
+    spec: NodeSpec,
+    read_indices: Mapping[str, Tensor] | None = None,
     mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
 ) -> EvalContext:
     """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
-    layout, family = course.layout, member.group
+    layout, family = state.layout, spec.group
     parameters = {}
-    for name in member.parameters:
-        stored = course.parameters[f"{member.param_prefix}.{name}"]
+    for name in spec.parameters:
+        stored = state.parameters[f"{spec.param_prefix}.{name}"]
         if family.plates:
             shape = [1] * (1 + len(layout.plates) + 1)
             for k, plate in enumerate(family.plates):
@@ -368,10 +378,10 @@ def standing(
             stored = stored.reshape(*shape, *stored.shape[len(family.plates) :])
         parameters[name] = stored
     if word is not None:
-        place = torch.full((1,), word, device=course.device)
-    elif family.word_stack is not None and family.word_stack in course.places:
-        place = course.places[family.word_stack]
+        positions = torch.full((1,), word, device=state.device)
+    elif family.word_stack is not None and family.word_stack in state.positions:
+        positions = state.positions[family.word_stack]
     else:
-        place = course.count(1 if family.word_stack is None else course.words[family.word_stack])
-    turns = course.turns if word is None else {}
-    return EvalContext(parameters, place, read or {}, mask or {}, course.training, course.dtype, turns)
+        positions = state.arange(1 if family.word_stack is None else state.word_counts[family.word_stack])
+    rotary = state.rotary if word is None else {}
+    return EvalContext(parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary)

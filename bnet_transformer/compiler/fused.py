@@ -21,28 +21,38 @@ from bnet_transformer.tpm import Affine, Attention, Bias, Cayley, Dot, EvalConte
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.combine import apply_linear
 
-FEW = 16 * 16  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
+MAX_EXPLICIT_PAIRS = (
+    16 * 16
+)  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
 
 
-def fused(member: NodeSpec, at: EvalContext, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Tensor | None:
+def compute_fused(
+    spec: NodeSpec, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
+) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
 
     `whole` says that every word reads every word, `causal` that it reads those up to itself: no mask is needed then.
     """
-    tpm = member.tpm
+    tpm = spec.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
-        bias = at["bias"] if isinstance(tpm, Affine) else None
-        return maps([parents[0]], parents[1], [bias])[0]
-    if isinstance(tpm, Attention) and is_plain(tpm, member, parents):
-        mix = mix_of(reading_of(tpm, at, parents, whole=whole, causal=causal))
+        bias = context["bias"] if isinstance(tpm, Affine) else None
+        return apply_maps([parents[0]], parents[1], [bias])[0]
+    if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
+        mix = attend(build_attention_inputs(tpm, context, parents, is_full=is_full, is_causal=is_causal))
         return mix + parents[-1] if tpm.residual else mix
-    if isinstance(tpm, Cayley) and all(x.shape[-3] == 1 for x in parents) and at.word is at.read_indices["z."]:
-        mask = None if whole else at.mask["z."].any(-2, keepdim=True)  # every word reads the same: all that are there
-        return tpm.mix(at.read_indices["z."], mask, *parents).squeeze(-3)
+    if (
+        isinstance(tpm, Cayley)
+        and all(x.shape[-3] == 1 for x in parents)
+        and context.word is context.read_indices["z."]
+    ):
+        mask = (
+            None if is_full else context.mask["z."].any(-2, keepdim=True)
+        )  # every word reads the same: all that are there
+        return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
     return None
 
 
-def entries(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
+def expand_table(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
     """`table[d1, d2, *shape]` at all states of its parents, each along its own dim of the layout: a view, where a
     look-up would copy."""
     order = sorted(range(len(dims)), key=dims.__getitem__)
@@ -52,25 +62,25 @@ def entries(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
     return table.permute(*order, *range(len(dims), table.dim())).reshape(*sizes, *table.shape[len(dims) :])
 
 
-def maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
+def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
     """`W x (+ b)` for several W at once: one matrix product where x is the same for all their heads and states."""
-    shared = all(_shares(W, x) for W in weights)
-    if shared and not any(_wider(b, W) for b, W in zip(biases, weights, strict=True)):
-        if len(weights) > 1 and not _joins(weights, x):
-            return [maps([W], x, [b])[0] for W, b in zip(weights, biases, strict=True)]
+    shared = all(_can_share_input(W, x) for W in weights)
+    if shared and not any(_has_extra_dims(b, W) for b, W in zip(biases, weights, strict=True)):
+        if len(weights) > 1 and not _is_concat_cheaper(weights, x):
+            return [apply_maps([W], x, [b])[0] for W, b in zip(weights, biases, strict=True)]
         flat = [W.reshape(-1, W.shape[-1]) for W in weights]
         bias = [b.expand(W.shape[:-1]).reshape(-1) for b, W in zip(biases, weights, strict=True) if b is not None]
-        y = functional.linear(x, _joined(flat), _joined(bias) if bias else None)
+        y = functional.linear(x, _concat(flat), _concat(bias) if bias else None)
         parts = y.split([len(W) for W in flat], -1) if len(flat) > 1 else [y]
-        return [_spread(part, W) for part, W in zip(parts, weights, strict=True)]
+        return [_unflatten_rows(part, W) for part, W in zip(parts, weights, strict=True)]
     if len(weights) > 1 and len({W.shape[:-2] for W in weights}) == 1:
-        parts = _each(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
+        parts = _batched_matmul(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
     else:
-        parts = [_each(W, x) for W in weights]
+        parts = [_batched_matmul(W, x) for W in weights]
     return [part if b is None else part + b for part, b in zip(parts, biases, strict=True)]
 
 
-def _each(W: Tensor, x: Tensor) -> Tensor:
+def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
     """`W x` with one product for each head or state, each of all words."""
     rank = x.dim() - 1
     wide = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
@@ -84,27 +94,27 @@ def _each(W: Tensor, x: Tensor) -> Tensor:
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
 
 
-def _joins(weights: Sequence[Tensor], x: Tensor) -> bool:
+def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
     """True where one product with all weights side by side moves fewer numbers than a product with each: their copy is
     written and read, where x would be read again for each. On a GPU calls count for more."""
     return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _concat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
-def _shares(W: Tensor, x: Tensor) -> bool:
+def _can_share_input(W: Tensor, x: Tensor) -> bool:
     """True where x has size 1 along every dim in which W differs."""
     return W.dim() == x.dim() + 1 and all(x.shape[d] == 1 for d in range(x.dim() - 1) if W.shape[d] > 1)
 
 
-def _wider(b: Tensor | None, W: Tensor) -> bool:
+def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
     """True where a bias differs along a dim in which its W does not."""
     return b is not None and any(n > m for n, m in zip(b.shape[-2::-1], W.shape[-3::-1], strict=False))
 
 
-def _spread(y: Tensor, W: Tensor) -> Tensor:
+def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
     """From `[*lead, all rows of W]` to the layout, the dims of W in their places: a view."""
     rank = y.dim() - 1
     wide = [d for d in range(rank) if W.shape[d] > 1]
@@ -115,15 +125,15 @@ def _spread(y: Tensor, W: Tensor) -> Tensor:
     return y.permute(*order, *wide, y.dim() - 1).squeeze(tuple(range(rank, rank + len(wide))))
 
 
-def is_plain(tpm: Attention, member: NodeSpec, parents: Sequence[Tensor]) -> bool:
+def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
     """True for softmax attention over words by scaled products, all words reading the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
-    plain = plain and tpm.normaliser.kind == "softmax" and member.parents[1].over == (WORD,) and parents[1].dim() >= 4
+    plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
     return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
 
 
 @dataclass(frozen=True)
-class Reading:
+class AttentionInputs:
     """What a plain softmax attention reads: q, k, v `[*lead, word, feature]`; no mask where every word reads all.
 
     A bias `[*lead, word, word read]` is added to the scores.
@@ -133,30 +143,34 @@ class Reading:
     k: Tensor
     v: Tensor
     mask: Tensor | None
-    causal: bool
+    is_causal: bool
     scale: float
     bias: Tensor | None = None
 
 
-def reading_of(tpm: Attention, at: EvalContext, parents: Sequence[Tensor], *, whole: bool, causal: bool) -> Reading:
+def build_attention_inputs(
+    tpm: Attention, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
+) -> AttentionInputs:
     """What an attention reads, from what it sees."""
     assert isinstance(tpm.score, Dot)
-    q, v = tpm.score.rotate(parents[0], at.word, at.rotary), parents[2].squeeze(-3)
-    k = tpm.score.rotate(parents[1].squeeze(-3), at.read_indices["k."], at.rotary)
+    q, v = tpm.score.rotate(parents[0], context.word, context.rotary), parents[2].squeeze(-3)
+    k = tpm.score.rotate(parents[1].squeeze(-3), context.read_indices["k."], context.rotary)
     if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
-        causal = False
+        is_causal = False
     bias = None
     if tpm.bias is not None:  # each pair of words has its own score then, though q and k may be the same for all
-        bias = _bias(tpm.bias, at, parents[3])
+        bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
-    return Reading(q, k, v, None if whole else at.mask["k."], causal, tpm.score.get_scale(q.shape[-1]), bias)
+    return AttentionInputs(
+        q, k, v, None if is_full else context.mask["k."], is_causal, tpm.score.get_scale(q.shape[-1]), bias
+    )
 
 
-def _bias(bias: Bias, at: EvalContext, b: Tensor) -> Tensor:
+def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
     """What is added to the scores, made once for all slices that have it from the same parent."""
-    i, j = at.word, at.read_indices["k."]
-    made: list[tuple[Tensor, ...]] = at.rotary.setdefault(bias, [])
+    i, j = context.word, context.read_indices["k."]
+    made: list[tuple[Tensor, ...]] = context.rotary.setdefault(bias, [])
     for *of, found in made:
         if all(mine is other for mine, other in zip(of, (b, i, j), strict=True)):
             return found
@@ -164,54 +178,64 @@ def _bias(bias: Bias, at: EvalContext, b: Tensor) -> Tensor:
     return made[-1][-1]
 
 
-def mix_of(r: Reading) -> Tensor:
+def attend(inputs: AttentionInputs) -> Tensor:
     """`softmax(scale q k^T) v`: by explicit products for few words, else torch's own attention."""
-    n, m = r.q.shape[-2], r.k.shape[-2]
-    if n * m > FEW:
-        return _scaled_dot_product(r)
-    dims = dims_of(r)
-    Q, K, V = dims.rows(r.q, dims.of_q), dims.rows(r.k, dims.of_k, first=True), dims.rows(r.v, dims.of_v)
-    scores = scaled_product(Q, K, r.scale).reshape(len(Q), n, -1, m)
-    if r.bias is not None:
-        scores = scores + dims.mask(r.bias).unsqueeze(-2)
-    if r.mask is not None:
-        scores = scores.masked_fill(~dims.mask(r.mask).unsqueeze(-2), -torch.inf)
+    n, m = inputs.q.shape[-2], inputs.k.shape[-2]
+    if n * m > MAX_EXPLICIT_PAIRS:
+        return _scaled_dot_product(inputs)
+    dims = classify_dims(inputs)
+    Q, K, V = (
+        dims.flatten(inputs.q, dims.only_q),
+        dims.flatten(inputs.k, dims.only_k, is_leading=True),
+        dims.flatten(inputs.v, dims.only_v),
+    )
+    scores = scaled_product(Q, K, inputs.scale).reshape(len(Q), n, -1, m)
+    if inputs.bias is not None:
+        scores = scores + dims.flatten_mask(inputs.bias).unsqueeze(-2)
+    if inputs.mask is not None:
+        scores = scores.masked_fill(~dims.flatten_mask(inputs.mask).unsqueeze(-2), -torch.inf)
     mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
-    return dims.back(mix, n, r.v.shape[-1])
+    return dims.unflatten(mix, n, inputs.v.shape[-1])
 
 
-def told_apart(r: Reading) -> tuple[Tensor, Tensor]:
+def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
-    n, m = r.q.shape[-2], r.k.shape[-2]
-    added = _added(r)
-    lead = broadcast_shapes(r.q.shape[:-2], r.k.shape[:-2], () if added is None else added.shape[:-2])
-    grouped = _are_grouped(r, lead)
-    own, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
-    Q = r.q.expand(*lead, n, -1).reshape(-1, rows, r.q.shape[-1])
-    K, v = (x.squeeze(-3) if grouped else x for x in (r.k, r.v))
-    K = K.expand(*own, m, -1).reshape(-1, m, K.shape[-1])
+    n, m = inputs.q.shape[-2], inputs.k.shape[-2]
+    added = _build_additive_mask(inputs)
+    lead = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
+    grouped = _is_grouped_query(inputs, lead)
+    outer, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
+    Q = inputs.q.expand(*lead, n, -1).reshape(-1, rows, inputs.q.shape[-1])
+    K, v = (x.squeeze(-3) if grouped else x for x in (inputs.k, inputs.v))
+    K = K.expand(*outer, m, -1).reshape(-1, m, K.shape[-1])
     if added is None:
-        scores = scaled_product(Q, K, r.scale)
+        scores = scaled_product(Q, K, inputs.scale)
     else:
         scores = added.expand(*lead, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
-        scores.baddbmm_(Q, K.mT, alpha=r.scale)
+        scores.baddbmm_(Q, K.mT, alpha=inputs.scale)
     P = scores.softmax(-1)
-    mix = P.reshape(*own, rows, m) @ v
+    mix = P.reshape(*outer, rows, m) @ v
     return P.reshape(*lead, n, m), mix.reshape(*lead, n, -1) if grouped else mix
 
 
-def _added(r: Reading) -> Tensor | None:
+def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
     """What is added to the scores: a bias, and minus infinity where a word is not read."""
-    if r.mask is None:
-        return r.bias
-    hidden = torch.zeros(r.mask.shape, dtype=r.q.dtype, device=r.mask.device).masked_fill_(~r.mask, -torch.inf)
-    return hidden if r.bias is None else r.bias + hidden
+    if inputs.mask is None:
+        return inputs.bias
+    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device).masked_fill_(
+        ~inputs.mask, -torch.inf
+    )
+    return hidden if inputs.bias is None else inputs.bias + hidden
 
 
-def _are_grouped(r: Reading, lead: Sequence[int]) -> bool:
+def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:
     """True where the heads of a group share k and v: their words are then rows of one product."""
-    shared = min(r.q.dim(), r.k.dim(), r.v.dim()) > 3 and r.k.shape[-3] == 1 == r.v.shape[-3] and lead[-1] > 1
-    return shared and tuple(broadcast_shapes(lead, r.v.shape[:-2])) == tuple(lead)
+    shared = (
+        min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3
+        and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
+        and leading[-1] > 1
+    )
+    return shared and tuple(broadcast_shapes(leading, inputs.v.shape[:-2])) == tuple(leading)
 
 
 def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
@@ -219,89 +243,96 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
     return torch.bmm(Q, K.mT) if scale == 1 else torch.baddbmm(Q.new_empty(()), Q, K.mT, beta=0, alpha=scale)
 
 
-def _scaled_dot_product(r: Reading) -> Tensor:
-    q, k, v, mask, causal = r.q, r.k, r.v, None if r.causal else r.mask, r.causal
-    if r.bias is not None:
-        mask, causal = r.bias if r.mask is None else r.bias.masked_fill(~r.mask, -torch.inf), False
+def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
+    q, k, v, mask, is_causal = inputs.q, inputs.k, inputs.v, None if inputs.is_causal else inputs.mask, inputs.is_causal
+    if inputs.bias is not None:
+        mask, is_causal = (
+            inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf),
+            False,
+        )
     n = q.shape[-2]
-    dims = dims_of(r)
-    if mask is None and not causal and dims.of_q and not dims.of_k and not dims.of_v:
-        Q, K, V = dims.rows(q, dims.of_q), dims.rows(k, ()), dims.rows(v, ())
-        mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=r.scale)
-        return dims.back(mix[:, 0], n, v.shape[-1])
+    dims = classify_dims(inputs)
+    if mask is None and not is_causal and dims.only_q and not dims.only_k and not dims.only_v:
+        Q, K, V = dims.flatten(q, dims.only_q), dims.flatten(k, ()), dims.flatten(v, ())
+        mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=inputs.scale)
+        return dims.unflatten(mix[:, 0], n, v.shape[-1])
     lead = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    if _are_grouped(r, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
-        return _grouped_product(r, lead, mask, causal=causal)
+    if _is_grouped_query(inputs, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
+        return _grouped_query_attention(inputs, lead, mask, is_causal=is_causal)
     if mask is not None and mask.dim() > 2:
         lead = broadcast_shapes(lead, mask.shape[:-2])
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
     q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
-    mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale)
+    mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale)
     return mix.reshape(*lead, n, v.shape[-1])
 
 
-def _grouped_product(r: Reading, lead: Sequence[int], mask: Tensor | None, *, causal: bool) -> Tensor:
+def _grouped_query_attention(
+    inputs: AttentionInputs, leading: Sequence[int], mask: Tensor | None, *, is_causal: bool
+) -> Tensor:
     """`softmax(scale q k^T) v`, where k and v are the same for the heads of a group, and are not copied for each."""
-    *outer, groups, heads = lead
-    q = r.q.expand(*lead, -1, -1).reshape(-1, groups * heads, *r.q.shape[-2:])
-    k, v = (x.squeeze(-3).expand(*outer, groups, -1, -1).reshape(-1, groups, *x.shape[-2:]) for x in (r.k, r.v))
+    *outer, groups, heads = leading
+    q = inputs.q.expand(*leading, -1, -1).reshape(-1, groups * heads, *inputs.q.shape[-2:])
+    k, v = (
+        x.squeeze(-3).expand(*outer, groups, -1, -1).reshape(-1, groups, *x.shape[-2:]) for x in (inputs.k, inputs.v)
+    )
     if mask is not None and mask.dim() > 2:
         mask = mask.squeeze(-4).expand(*outer, -1, -1, -1).reshape(-1, 1, *mask.shape[-2:])
     mix = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, scale=r.scale, enable_gqa=True
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale, enable_gqa=True
     )
-    return mix.reshape(*lead, -1, r.v.shape[-1])
+    return mix.reshape(*leading, -1, inputs.v.shape[-1])
 
 
 @dataclass(frozen=True)
-class Dims:
+class AttentionDims:
     """The leading dims of an attention: those of q, of k or of v alone, and those that several of them have."""
 
     sizes: tuple[int, ...]
-    both: tuple[int, ...]
-    of_q: tuple[int, ...]
-    of_k: tuple[int, ...]
-    of_v: tuple[int, ...]
+    shared: tuple[int, ...]
+    only_q: tuple[int, ...]
+    only_k: tuple[int, ...]
+    only_v: tuple[int, ...]
 
-    def rows(self, x: Tensor, own: tuple[int, ...], *, first: bool = False) -> Tensor:
+    def flatten(self, x: Tensor, private: tuple[int, ...], *, is_leading: bool = False) -> Tensor:
         """`[both, word * own, feature]` of `[*lead, word, feature]`; `first`: `own * word`."""
         rank = len(self.sizes)
         x = x.reshape(*[1] * (rank + 2 - x.dim()), *x.shape)
-        x = x.expand(*(n if d in self.both else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)
-        rest = [d for d in range(rank) if d not in self.both and d not in own]
-        order = [*self.both, *own, rank] if first else [*self.both, rank, *own]
-        return x.permute(*order, *rest, rank + 1).reshape(self.count(self.both), -1, x.shape[-1])
+        x = x.expand(*(n if d in self.shared else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)
+        rest = [d for d in range(rank) if d not in self.shared and d not in private]
+        order = [*self.shared, *private, rank] if is_leading else [*self.shared, rank, *private]
+        return x.permute(*order, *rest, rank + 1).reshape(self.count_entries(self.shared), -1, x.shape[-1])
 
-    def back(self, mix: Tensor, n: int, width: int) -> Tensor:
+    def unflatten(self, mix: Tensor, n: int, width: int) -> Tensor:
         """The layout `[*lead, word, feature]` of `[both, word * of_q * of_k, of_v * feature]`: a view."""
-        order = [*self.both, -1, *self.of_q, *self.of_k, *self.of_v]
+        order = [*self.shared, -1, *self.only_q, *self.only_k, *self.only_v]
         full = mix.reshape(*(n if d < 0 else self.sizes[d] for d in order), width)
         return full.permute(*(order.index(d) for d in range(len(self.sizes))), order.index(-1), len(order))
 
-    def mask(self, mask: Tensor) -> Tensor:
+    def flatten_mask(self, mask: Tensor) -> Tensor:
         """A mask `[..., word, word read]` as `[both, word, word read]`, or as it is where all share it."""
-        return mask if mask.dim() == 2 else self.rows(mask, ())
+        return mask if mask.dim() == 2 else self.flatten(mask, ())
 
-    def count(self, dims: tuple[int, ...]) -> int:
+    def count_entries(self, dims: tuple[int, ...]) -> int:
         """How many entries some dims have."""
         return math.prod([self.sizes[d] for d in dims])
 
 
-def dims_of(r: Reading, *others: Tensor) -> Dims:
+def classify_dims(inputs: AttentionInputs, *extra: Tensor) -> AttentionDims:
     """The dims of a reading; those of its mask, its bias and of others `[*lead, ., .]`, count as dims of several."""
-    rank = r.q.dim() - 2
-    given = [list(x.shape[:rank]) for x in (r.q, r.k, r.v)]
-    more = [_lead(x, rank) for x in (r.mask, r.bias, *others) if x is not None]
+    rank = inputs.q.dim() - 2
+    given = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
+    more = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]
     sizes = [max([lead[d] for lead in given + more]) for d in range(rank)]
-    both: list[int] = []
+    shared_dims: list[int] = []
     alone: list[list[int]] = [[], [], []]
     for d in range(rank):
         wide = [i for i in range(3) if given[i][d] > 1]
-        shared = len(wide) != 1 or any([lead[d] > 1 for lead in more])  # noqa: C419
-        (both if shared else alone[wide[0]]).append(d)
-    return Dims(tuple(sizes), tuple(both), tuple(alone[0]), tuple(alone[1]), tuple(alone[2]))
+        is_shared = len(wide) != 1 or any([lead[d] > 1 for lead in more])  # noqa: C419
+        (shared_dims if is_shared else alone[wide[0]]).append(d)
+    return AttentionDims(tuple(sizes), tuple(shared_dims), tuple(alone[0]), tuple(alone[1]), tuple(alone[2]))
 
 
-def _lead(x: Tensor, rank: int) -> list[int]:
+def _get_leading_sizes(x: Tensor, rank: int) -> list[int]:
     """The leading dims of `[..., ., .]`, as many as there are in the layout."""
     return [1] * (rank + 2 - x.dim()) + list(x.shape[:-2])

@@ -9,25 +9,32 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_int, check_mapping
-from bnet_transformer.compiler.course import Course, Inputs, Layout, Request, Values, seen
-from bnet_transformer.compiler.plan import Needs, Plan, find_needs, network_to_plan
+from bnet_transformer.compiler.course import (
+    ExecutionRequest,
+    ExecutionState,
+    StackTensors,
+    TensorLayout,
+    ValidatedInputs,
+    gather_parents,
+)
+from bnet_transformer.compiler.plan import Plan, Requirements, find_requirements, network_to_plan
 from bnet_transformer.compiler.told import (
-    batch_of,
-    by_family,
     check_mask,
-    check_read,
+    check_masked_reads,
     check_value,
-    form,
-    gates_in,
-    laid_out,
-    lead_of,
-    received,
-    told_gates,
-    wanted,
+    describe_shape,
+    get_plate_sizes,
+    index_by_group,
+    infer_batch_size,
+    lay_out_gates,
+    lay_out_value,
+    lay_out_values,
+    validate_gates,
+    validate_outputs,
 )
 from bnet_transformer.compiler.values import plan_to_values
-from bnet_transformer.data.encode import check_reads
-from bnet_transformer.data.words import main_input
+from bnet_transformer.data.encode import check_word_counts
+from bnet_transformer.data.words import find_main_input
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.tpm.arrays import is_dense
@@ -35,7 +42,7 @@ from bnet_transformer.tpm.arrays import is_dense
 T = TypeVar("T")
 
 
-class Module(nn.Module):
+class CompiledModule(nn.Module):
     """`module(x, mask=None, want=None, do=None)`: a batch of sentences in, values out.
 
     `x` is `[batch, word, dim]` vectors or `[batch, word]` ids (a mapping from stack where there are several), `mask`
@@ -52,25 +59,25 @@ class Module(nn.Module):
         self.store = nn.ParameterDict()
         for name, value in network.parameters.items():
             self.store[name.replace(".", "/")] = nn.Parameter(value, requires_grad=name in network.learnable)
-        self.output = output_of(network)
+        self.output = find_default_output(network)
         self._stacks = network.graph.word_stacks
-        self.widest = max((n for member in network.specs for n in member.shape), default=0)
-        self._given = [member for member in network.specs if member.tpm.kind == "input"]
-        self._input_indices = frozenset(member.group.index for member in self._given)
-        self._memo: dict[Hashable, Any] = {}
+        self.max_width = max((n for member in network.specs for n in member.shape), default=0)
+        self._input_specs = [member for member in network.specs if member.tpm.kind == "input"]
+        self._input_indices = frozenset(member.group.index for member in self._input_specs)
+        self._cache: dict[Hashable, Any] = {}
         self.check_values = check_values
         tables = {given.reach for m in network.specs for given in m.parents if given.reach.kind == "mask"}
-        self._tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
-        for reach, name in self._tables.items():
+        self._reach_tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
+        for reach, name in self._reach_tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
-        if self.find_needs((self.output,), ()).fault is None:  # else it is refused when it is asked for
+        if self.find_requirements((self.output,), ()).fault is None:  # else it is refused when it is asked for
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
 
     def forward(
         self,
-        x: Values | None = None,
-        mask: Values | None = None,
+        x: StackTensors | None = None,
+        mask: StackTensors | None = None,
         *,
         want: Sequence[str] | None = None,
         do: Mapping[str, Tensor] | None = None,
@@ -81,15 +88,17 @@ class Module(nn.Module):
 
         The values of a family are multiplied by its `gates`, `[batch, *plates]`: zero shuts a head off.
         """
-        names = (self.output,) if want is None else wanted(want)
-        course, plan = self.run(Request(names, x, mask, given, do, gates=gates))
-        found = {name: self.wanted(course, name, index) for name, index in zip(names, plan.wanted, strict=True)}
+        names = (self.output,) if want is None else validate_outputs(want)
+        course, plan = self.run(ExecutionRequest(names, x, mask, given, do, gates=gates))
+        found = {
+            name: self.compute_output(course, name, index) for name, index in zip(names, plan.outputs, strict=True)
+        }
         return found[self.output] if want is None else found
 
     def readings(
         self,
-        x: Values | None = None,
-        mask: Values | None = None,
+        x: StackTensors | None = None,
+        mask: StackTensors | None = None,
         *,
         of: Sequence[str] | None = None,
         want: Sequence[str] = (),
@@ -103,24 +112,24 @@ class Module(nn.Module):
         readers = {
             m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
         }
-        for name in wanted([] if of is None else of):
+        for name in validate_outputs([] if of is None else of):
             if name not in readers:
                 raise unknown_name_error("family that reads words", name, readers)
         asked = {name: readers[name] for name in (readers if of is None else of)}
-        names = wanted(want)
-        course, plan = self.run(Request(names, x, mask, given, do, readings=frozenset(asked.values())))
+        names = validate_outputs(want)
+        course, plan = self.run(ExecutionRequest(names, x, mask, given, do, record_attention=frozenset(asked.values())))
         found = {}
         for name, index in asked.items():
-            weights = course.readings[index]
+            weights = course.attention_weights[index]
             if weights is None:
                 member = self.network.specs[index]
                 got = "one that is set" if index in course.known else "one that is computed word after word"
                 raise UnsupportedError(member.group.name, expected="a family that reads all words at once", actual=got)
-            found[name] = _bare(course, self.network.specs[index], weights)
-        own = zip(names, plan.wanted, strict=True)
-        return found, {name: self.wanted(course, name, index) for name, index in own}
+            found[name] = _drop_absent_dims(course, self.network.specs[index], weights)
+        own = zip(names, plan.outputs, strict=True)
+        return found, {name: self.compute_output(course, name, index) for name, index in own}
 
-    def run(self, request: Request) -> tuple[Course, Plan]:
+    def run(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
         """Compute all values that the wanted families need (but for the `left`), in one layout.
 
         Args:
@@ -138,27 +147,29 @@ class Module(nn.Module):
         >>> state.values[plan.wanted[0]].shape  # [state of c, batch, word, feature]
         torch.Size([2, 2, 3, 4])
         """
-        x, readings, nudges = request.x, request.readings, request.nudges or {}
-        inputs, words, batch, device = x if isinstance(x, Inputs) else self.inputs(x, request.given)
-        set_ = self.told("do", request.do, words, batch) | self.told("evidence", request.observed, words, batch)
-        batch = batch_of(self.network, set_, batch) if set_ else batch
-        gates = told_gates(self.network, request.gates, batch, next(iter(self.store.values()), None))
+        x, readings, nudges = request.x, request.record_attention, request.perturbations or {}
+        inputs, words, batch, device = x if isinstance(x, ValidatedInputs) else self.validate_inputs(x, request.given)
+        set_ = self.validate_values("do", request.do, words, batch) | self.validate_values(
+            "evidence", request.observed, words, batch
+        )
+        batch = infer_batch_size(self.network, set_, batch) if set_ else batch
+        gates = validate_gates(self.network, request.gates, batch, next(iter(self.store.values()), None))
         batch = max([batch, *map(len, gates.values())])
         patches = request.patched or {}
-        some = self.told("do", {name: value for name, (value, _) in patches.items()}, words, batch)
-        rows = {self.network.graph.get_group(name).index: row for name, row in (request.rows or {}).items()}
+        some = self.validate_values("do", {name: value for name, (value, _) in patches.items()}, words, batch)
+        rows = {self.network.graph.get_group(name).index: row for name, row in (request.attention_rows or {}).items()}
         # One weight folds maps into an attention where there are more words than features. Then there are no
         # values v to mix by a row, no P(j | i) to keep and nothing to add to.
-        fold = not (readings or nudges or rows) and batch * max([0, *words.values()]) > self.widest
+        fold = not (readings or nudges or rows) and batch * max([0, *words.values()]) > self.max_width
         apart = frozenset({*some, *rows, *gates, *nudges})
-        known, sets = frozenset(set_), (request.enumerate_too, request.left, apart, readings)
-        plan = self.plan(request.want, known, *sets, fold=fold, words=words)
+        known, sets = frozenset(set_), (request.enumerate_too, request.deferred, apart, readings)
+        plan = self.plan(request.outputs, known, *sets, fold=fold, word_counts=words)
         parameters = {name: self.store[name.replace(".", "/")] for name in self.network.parameters}
         check_values = self.check_values if request.check_values is None else request.check_values
         present = check_mask(request.mask, words, batch, check_values=check_values)
-        course = Course(
+        course = ExecutionState(
             self.network,
-            Layout(plan.enumerated, tuple(self.network.graph.plate_sizes)),
+            TensorLayout(plan.enumerated, tuple(self.network.graph.plate_sizes)),
             parameters,
             {},
             words,
@@ -167,22 +178,25 @@ class Module(nn.Module):
             {},
             next((p.dtype for p in parameters.values()), self.network.default_dtype),
             device,
-            nudges=nudges,
-            apart=any([value.device != device for value in parameters.values()]),  # noqa: C419
-            tables={reach: getattr(self, name) for reach, name in self._tables.items()},
+            perturbations=nudges,
+            is_multi_device=any([value.device != device for value in parameters.values()]),  # noqa: C419
+            reach_tables={reach: getattr(self, name) for reach, name in self._reach_tables.items()},
             check_values=check_values,
         )
-        course.known = received(course, {**inputs, **set_})
-        for (index, value), (_, which) in zip(received(course, some).items(), patches.values(), strict=True):
-            course.patched[index] = value, laid_out(course, index, which)
+        course.known = lay_out_values(course, {**inputs, **set_})
+        for (index, value), (_, which) in zip(lay_out_values(course, some).items(), patches.values(), strict=True):
+            course.patched[index] = value, lay_out_value(course, index, which)
         for index, (weights, which) in rows.items():
             own = weights.shape[-1:]
-            course.rows[index] = laid_out(course, index, weights, own), laid_out(course, index, which)
-        course.readings.update(dict.fromkeys(readings))
-        course.gates.update(gates_in(course, gates))
+            course.attention_rows[index] = (
+                lay_out_value(course, index, weights, own),
+                lay_out_value(course, index, which),
+            )
+        course.attention_weights.update(dict.fromkeys(readings))
+        course.gates.update(lay_out_gates(course, gates))
         if present and check_values:
-            groups = (*plan.groups, plan.wanted, request.left)
-            check_read(course, (self.network.specs[index] for group in groups for index in group))
+            groups = (*plan.components, plan.outputs, request.deferred)
+            check_masked_reads(course, (self.network.specs[index] for group in groups for index in group))
         plan_to_values(plan, course)
         return course, plan
 
@@ -193,72 +207,78 @@ class Module(nn.Module):
             key: What it depends on besides the net; begins with a name of its own.
             make: Makes it; called where the key is new.
         """
-        if key not in self._memo:
-            self._memo[key] = make()
-        found: T = self._memo[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        found: T = self._cache[key]
         return found
 
     def plan(
         self,
-        want: tuple[str, ...],
+        outputs: tuple[str, ...],
         known: frozenset[int],
         enumerate_too: frozenset[int] = frozenset(),
-        left: frozenset[int] = frozenset(),
+        deferred: frozenset[int] = frozenset(),
         patched: frozenset[int] = frozenset(),
-        passed: frozenset[int] = frozenset(),
+        transient: frozenset[int] = frozenset(),
         *,
         fold: bool = False,
-        words: Mapping[str, int] | None = None,
+        word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
         """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
-        options: dict[str, Any] = {"fold": fold, "left": left, "patched": patched, "passed": passed}
+        options: dict[str, Any] = {"fold": fold, "left": deferred, "patched": patched, "passed": transient}
         return self.memoize(
-            ("plan", want, known, enumerate_too, *options.values()),
+            ("plan", outputs, known, enumerate_too, *options.values()),
             lambda: network_to_plan(
-                self.network, want, known | self._input_indices, enumerate_too, words=words, **options
+                self.network, outputs, known | self._input_indices, enumerate_too, word_counts=word_counts, **options
             ),
         )
 
-    def find_needs(
+    def find_requirements(
         self,
-        want: Sequence[str],
+        outputs: Sequence[str],
         known: Collection[int],
         enumerate_too: Collection[int] = (),
         patched: Collection[int] = (),
-        words: Mapping[str, int] | None = None,
-    ) -> Needs:
+        word_counts: Mapping[str, int] | None = None,
+    ) -> Requirements:
         """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
-        indices = [self.network.graph.get_group(name).index for name in want]
+        indices = [self.network.graph.get_group(name).index for name in outputs]
         known, some = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
             ("needs", tuple(indices), known, frozenset(enumerate_too), some),
-            lambda: find_needs(self.network, indices, known, enumerate_too, patched=some, words=words),
+            lambda: find_requirements(
+                self.network, indices, known, enumerate_too, patched=some, word_counts=word_counts
+            ),
         )
 
-    def wanted(self, course: Course, name: str, index: int) -> Tensor:
+    def compute_output(self, state: ExecutionState, name: str, index: int) -> Tensor:
         """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
         member = self.network.specs[index]
-        if index in course.values and (member.tpm.kind == "deterministic" or index in course.known):
-            return _bare(course, member, course.values[index])
-        at, parents = seen(course, member)
+        if index in state.values and (member.tpm.kind == "deterministic" or index in state.known):
+            return _drop_absent_dims(state, member, state.values[index])
+        at, parents = gather_parents(state, member)
         if member.tpm.kind == "discrete":
             logits = torch.log_softmax(member.tpm.logits(at, *parents), -1)
-            return _bare(course, member, course.layout.full(logits, 1))
-        return _bare(course, member, member.tpm.distribution(at, *parents).mean)
+            return _drop_absent_dims(state, member, state.layout.pad_dims(logits, 1))
+        return _drop_absent_dims(state, member, member.tpm.distribution(at, *parents).mean)
 
-    def told(self, what: str, told: object, words: Mapping[str, int], batch: int) -> dict[int, tuple[str, Tensor]]:
+    def validate_values(
+        self, subject: str, values: object, word_counts: Mapping[str, int], batch: int
+    ) -> dict[int, tuple[str, Tensor]]:
         """Values by the number of their family, each with its name in messages; wrong names and forms are refused."""
-        found = by_family(self.network, what, told)
-        batch = batch_of(self.network, found, batch)
+        found = index_by_group(self.network, subject, values)
+        batch = infer_batch_size(self.network, found, batch)
         for index, (name, value) in found.items():
-            self._check(index, name, value, words, batch)
+            self._check_value(index, name, value, word_counts, batch)
         return found
 
-    def _check(self, index: int, what: str, value: Tensor, words: Mapping[str, int], batch: int) -> None:
+    def _check_value(self, index: int, subject: str, value: Tensor, word_counts: Mapping[str, int], batch: int) -> None:
         like = next(iter(self.store.values()), None)
-        check_value(self.network, self.network.specs[index], what, value, words=words, batch=batch, like=like)
+        check_value(
+            self.network, self.network.specs[index], subject, value, word_counts=word_counts, batch=batch, like=like
+        )
 
-    def inputs(self, x: Values | None, given: Mapping[str, Tensor] | None) -> Inputs:
+    def validate_inputs(self, x: StackTensors | None, given: Mapping[str, Tensor] | None) -> ValidatedInputs:
         """What a batch gives, checked; a `Request` takes it in place of `x` and `given`."""
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
@@ -266,17 +286,17 @@ class Module(nn.Module):
         if len(stacks) > 1 and x is not None and not isinstance(x, Mapping):
             raise BNetError("x", expected="a mapping from stack: " + ", ".join(stacks), actual="one tensor")
         by_stack = dict(x) if isinstance(x, Mapping) else {} if x is None else {stacks[0]: x}
-        inputs = by_family(self.network, "given", given)
+        inputs = index_by_group(self.network, "given", given)
         for index, (what, _) in inputs.items():
             if self.network.specs[index].tpm.kind != "input":
-                hint = ", ".join(m.group.name for m in self._given) + "; do= sets any node"
+                hint = ", ".join(m.group.name for m in self._input_specs) + "; do= sets any node"
                 raise BNetError(what, expected="a node that is given", actual="one that is not", allowed=hint)
         words: dict[str, int] = {}
         for stack, value in by_stack.items():
             if stack not in stacks:
                 raise unknown_name_error("stack", stack, stacks)
             what = f"x[{stack!r}]" if len(stacks) > 1 else "x"
-            member = self._main(stack, what, check_mapping("given", given))
+            member = self._find_main_input(stack, what, check_mapping("given", given))
             if not is_dense(value) or value.dim() < 2:
                 got = tuple(value.shape) if is_dense(value) else value
                 raise BNetError(what, expected="[batch, word] ids or [batch, word, dim] vectors", actual=got)
@@ -288,70 +308,70 @@ class Module(nn.Module):
             if family.word_stack is not None:
                 if not is_dense(value) or value.dim() < 2 + len(family.plates):
                     got = tuple(value.shape) if is_dense(value) else value
-                    raise BNetError(what, expected=form(self.network.specs[index]), actual=got)
+                    raise BNetError(what, expected=describe_shape(self.network.specs[index]), actual=got)
                 words.setdefault(family.word_stack, value.shape[1 + len(family.plates)])
-        return self._complete(inputs, words, by_stack)
+        return self._complete_inputs(inputs, words, by_stack)
 
-    def _complete(
+    def _complete_inputs(
         self, inputs: dict[int, tuple[str, Tensor]], words: dict[str, int], by_stack: Mapping[str, Tensor]
-    ) -> Inputs:
+    ) -> ValidatedInputs:
         """The inputs, none missing, all of the right form for words that the net can read."""
         given = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = given[0] if given else torch.zeros(1)
-        for member in self._given:
+        for member in self._input_specs:
             default = member.tpm.default
             words_known = member.group.word_stack is None or member.group.word_stack in words
             if default is not None and words_known and member.group.index not in inputs:
-                lead = lead_of(self.network, member, words)
+                lead = get_plate_sizes(self.network, member, words)
                 inputs[member.group.index] = member.group.name, torch.full((1, *lead), default, device=first.device)
-        missing = [m.group.name for m in self._given if m.group.index not in inputs]
+        missing = [m.group.name for m in self._input_specs if m.group.index not in inputs]
         missing += [f"stack {stack!r}" for stack in self._stacks if stack not in words]
         if missing:
             raise BNetError(
                 "x", expected="a value for every given node and stack", actual="none for " + ", ".join(missing)
             )
-        batch = batch_of(self.network, inputs, first.shape[0] if by_stack else 1)
+        batch = infer_batch_size(self.network, inputs, first.shape[0] if by_stack else 1)
         if batch == 0:
             what = ", ".join(what for what, _ in inputs.values())
             raise BNetError(what, expected="at least one sentence", actual="none")
         for index, (what, value) in inputs.items():
-            self._check(index, what, value, words, batch)
+            self._check_value(index, what, value, words, batch)
         if not torch.compiler.is_compiling():
             self.memoize(("words", *words.items()), lambda: self._check_words(words))
-        return Inputs(inputs, words, batch, first.device)
+        return ValidatedInputs(inputs, words, batch, first.device)
 
-    def _check_words(self, words: Mapping[str, int]) -> None:
+    def _check_words(self, word_counts: Mapping[str, int]) -> None:
         """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
-        for stack, count in words.items():
+        for stack, count in word_counts.items():
             check_int(f"words of stack {stack!r}" if stack else "words", count)
-        check_reads(self.network, words)
+        check_word_counts(self.network, word_counts)
 
-    def _main(self, stack: str, what: str, given: Mapping[str, Tensor]) -> NodeSpec | None:
+    def _find_main_input(self, stack: str, subject: str, given: Mapping[str, Tensor]) -> NodeSpec | None:
         """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
-        over = [member for member in self._given if member.group.word_stack == stack and not member.group.plates]
-        found = main_input([member for member in over if member.group.name not in given])
+        over = [member for member in self._input_specs if member.group.word_stack == stack and not member.group.plates]
+        found = find_main_input([member for member in over if member.group.name not in given])
         rest = found is None or found.tpm.default is not None
-        main = main_input(over)
+        main = find_main_input(over)
         if rest and main is not None and main.group.name in given:
             name = main.group.name
-            raise BNetError(f"{what} and given[{name!r}]", expected=f"one value for {name}", actual="two")
+            raise BNetError(f"{subject} and given[{name!r}]", expected=f"one value for {name}", actual="two")
         return found
 
-    def check_mask(self, want: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
+    def check_mask(self, outputs: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
         """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
         words, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
         members, present = self.network.specs, check_mask(mask, words, len(first))
         # Whether choices can be summed is no matter of a mask: they are taken as they come.
-        choices = frozenset(m.group.index for m in members if m.tpm.kind == "discrete" and m.group.name not in want)
-        plan = self.plan(want, choices, words=words)
-        layout = Layout((), tuple(self.network.graph.plate_sizes))
-        course = Course(
+        choices = frozenset(m.group.index for m in members if m.tpm.kind == "discrete" and m.group.name not in outputs)
+        plan = self.plan(outputs, choices, word_counts=words)
+        layout = TensorLayout((), tuple(self.network.graph.plate_sizes))
+        course = ExecutionState(
             self.network, layout, {}, {}, words, present, False, {}, self.network.default_dtype, first.device
         )
-        check_read(course, (members[index] for group in plan.groups for index in group))
+        check_masked_reads(course, (members[index] for group in plan.components for index in group))
 
 
-def output_of(network: Network) -> str:
+def find_default_output(network: Network) -> str:
     """The family that a module returns by default: the last readout, else the last state."""
     last = network.specs[-1].group
     for stack in network.declaration.stacks:
@@ -364,15 +384,15 @@ def output_of(network: Network) -> str:
     return last.name
 
 
-def _bare(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
+def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     """A value without the dims that its family has not, and without the states on which it does not depend."""
-    layout, family = course.layout, member.group
-    drop = {k for k in range(layout.batch) if value.shape[k] == 1 and course.count_states(layout.enumerated[k]) > 1}
+    layout, family = state.layout, spec.group
+    drop = {k for k in range(layout.batch_dim) if value.shape[k] == 1 and state.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in family.plates}
-    drop |= {layout.word} if family.word_stack is None else set()
+    drop |= {layout.word_dim} if family.word_stack is None else set()
     full = list(value.shape)
     for plate in family.plates:
-        full[layout.axis(plate)] = course.network.graph.plate_sizes[plate]
+        full[layout.axis(plate)] = state.network.graph.plate_sizes[plate]
     if family.word_stack is not None:
-        full[layout.word] = course.words[family.word_stack]
+        full[layout.word_dim] = state.word_counts[family.word_stack]
     return value.expand(full).reshape([size for k, size in enumerate(full) if k not in drop])

@@ -16,8 +16,8 @@ from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
-Spread = Mapping[int, frozenset[object]]
-MEETING = (  # what to do where choices of different words meet
+ValueDims = Mapping[int, frozenset[object]]
+CROSS_WORD_HINT = (  # what to do where choices of different words meet
     "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
 )
 
@@ -26,42 +26,46 @@ MEETING = (  # what to do where choices of different words meet
 class Fold:
     """An attention that reads x instead of q, k (and v): how it sees x, and the weights that are applied to it."""
 
-    member: NodeSpec
+    spec: NodeSpec
     W_q: ParentSpec
     W_k: ParentSpec
     W_v: ParentSpec | None
-    residual: bool
-    away: frozenset[int]
+    has_residual: bool
+    absorbed: frozenset[int]
 
 
-def folds(
-    network: Network, groups: Sequence[Sequence[int]], enumerated: set[int], kept: set[int], known: Collection[int]
+def find_folds(
+    network: Network,
+    components: Sequence[Sequence[int]],
+    enumerated: set[int],
+    retained: set[int],
+    known: Collection[int],
 ) -> dict[int, Fold]:
     """The attentions of a plan that are cheaper when the maps around them are folded in; `kept` are wanted."""
-    order = [index for group in groups for index in group]
-    spread = _spread(network, order, enumerated)
+    order = [index for group in components for index in group]
+    spread = _find_value_dims(network, order, enumerated)
     readers = dict.fromkeys(order, 0)
     for index in order:
         for parent in {bundle.parent for bundle in network.graph.in_edges[index]} & readers.keys():
             readers[parent] += 1
-    free = {index for index in order if readers[index] == 1 and index not in {*kept, *known, *enumerated}}
+    free = {index for index in order if readers[index] == 1 and index not in {*retained, *known, *enumerated}}
     found: dict[int, Fold] = {}
-    for (index,) in (group for group in groups if len(group) == 1):
+    for (index,) in (group for group in components if len(group) == 1):
         member = network.specs[index]
         if isinstance(member.tpm, Attention) and index not in known:
-            fold = _fold(network, member, spread, free)
+            fold = _fold_attention(network, member, spread, free)
             if fold is not None:
                 found[index] = fold
     return found
 
 
-def together(network: Network, order: Sequence[int], away: Collection[int]) -> dict[int, tuple[int, ...]]:
+def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Maps of one vector by weights that are all there when the first of them is due: first -> all."""
     place = {index: k for k, index in enumerate(order)}
     alike: dict[tuple[object, ...], list[int]] = {}
     for index in order:
         member = network.specs[index]
-        if index not in away and isinstance(member.tpm, Linear | Affine) and _is_map(member):
+        if index not in excluded and isinstance(member.tpm, Linear | Affine) and _is_map(member):
             x = member.parents[1]
             alike.setdefault((x.index, member.group.plates, member.group.word_stack, type(member.tpm)), []).append(
                 index
@@ -74,48 +78,48 @@ def together(network: Network, order: Sequence[int], away: Collection[int]) -> d
     return found
 
 
-def _fold(network: Network, member: NodeSpec, spread: Spread, free: set[int]) -> Fold | None:
-    tpm = member.tpm
+def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
+    tpm = spec.tpm
     assert isinstance(tpm, Attention)
     if not isinstance(tpm.score, Dot) or tpm.score.rotary is not None or tpm.over != "keys":
         return None
-    if any(given.pick for given in member.parents) or any(given.over != (WORD,) for given in member.parents[1:3]):
+    if any(given.pick for given in spec.parents) or any(given.over != (WORD,) for given in spec.parents[1:3]):
         return None
-    q, k, v = (network.specs[given.index] for given in member.parents[:3])
-    if not all(m.group.index in free and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
+    q, k, v = (network.specs[given.index] for given in spec.parents[:3])
+    if not all(m.group.index in foldable and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
         return None
     (W_q, x_q), (W_k, x_k) = q.parents, k.parents
     of_words = {m.group.index for m in network.specs if m.group.word_stack is not None}
     if W_k.index in of_words:  # weights of the word that is read, which only a map before the attention can take
         return None
     (key,), (d_q,), (d_k,) = q.shape, q.tpm_parents[1].shape, k.tpm_parents[1].shape
-    together, alone_q, alone_k = (_size(network, spread, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
+    together, alone_q, alone_k = (_count_entries(network, value_dims, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
     if d_k > key or together * d_q * d_k > (alone_q * d_q + alone_k * d_k) * key:
         return None
-    inputs = [replace(x_q, slot="q"), replace(member.parents[1], parent=x_k.index), *member.parents[2:]]
+    inputs = [replace(x_q, slot="q"), replace(spec.parents[1], parent=x_k.index), *spec.parents[2:]]
     away, W_v = {q.group.index, k.group.index}, None
-    if v.group.index in free and isinstance(v.tpm, Linear) and _is_map(v):
+    if v.group.index in foldable and isinstance(v.tpm, Linear) and _is_map(v):
         weights, x_v = v.parents
-        shared = not spread.get(x_v.index, frozenset()) & spread[weights.index]
-        within = spread[W_q.index] | spread[W_k.index] <= spread[weights.index]
+        shared = not value_dims.get(x_v.index, frozenset()) & value_dims[weights.index]
+        within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[weights.index]
         if shared and within and weights.index not in of_words and v.tpm_parents[1].shape <= v.shape:
             W_v = weights
-            inputs[2] = replace(member.parents[2], parent=x_v.index)
+            inputs[2] = replace(spec.parents[2], parent=x_v.index)
             away.add(v.group.index)
     scored = replace(tpm, score=Dot(tpm.score.get_scale(key)), residual=False)
-    return Fold(replace(member, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
+    return Fold(replace(spec, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
 
 
-def _is_map(member: NodeSpec) -> bool:
+def _is_map(spec: NodeSpec) -> bool:
     """True for `W x` of a word's own vector, W and x read as they are."""
-    if len(member.parents) != 2:
+    if len(spec.parents) != 2:
         return False
-    W, x = member.parents
+    W, x = spec.parents
     bare = not (W.pick or x.pick or W.over or x.over)
-    return bare and W.reach.kind == x.reach.kind == "same" and member.group.word_stack is not None
+    return bare and W.reach.kind == x.reach.kind == "same" and spec.group.word_stack is not None
 
 
-def _spread(network: Network, order: Sequence[int], enumerated: set[int]) -> Spread:
+def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int]) -> ValueDims:
     """The dims besides batch and word along which each value spreads: plates, and enumerated families."""
     found: dict[int, frozenset[object]] = {}
     for index in order:
@@ -126,9 +130,9 @@ def _spread(network: Network, order: Sequence[int], enumerated: set[int]) -> Spr
     return found
 
 
-def _size(network: Network, spread: Spread, *weights: ParentSpec) -> float:
+def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec) -> float:
     """How many entries the dims have along which some weights spread."""
-    dims = {dim for W in weights for dim in spread.get(W.index, frozenset())}
+    dims = {dim for W in weights for dim in value_dims.get(W.index, frozenset())}
     families = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
     return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(families)
 
@@ -140,27 +144,27 @@ class Plan:
     is wanted, the attentions into which their maps are folded, the maps that are made together, the families that
     are left to whoever asked, who finds all that they read, and those that are computed word after word."""
 
-    groups: tuple[tuple[int, ...], ...]
-    done: tuple[tuple[int, ...], ...]
+    components: tuple[tuple[int, ...], ...]
+    released: tuple[tuple[int, ...], ...]
     enumerated: tuple[int, ...]
-    wanted: tuple[int, ...]
+    outputs: tuple[int, ...]
     folds: Mapping[int, Fold] = field(default_factory=dict)
-    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    left: frozenset[int] = frozenset()
+    fused_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    deferred: frozenset[int] = frozenset()
     recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
 
 
 def network_to_plan(
     network: Network,
-    want: Sequence[str],
+    outputs: Sequence[str],
     known: Collection[int] = (),
     enumerate_too: Collection[int] = (),
     *,
     fold: bool = False,
-    left: frozenset[int] = frozenset(),
+    deferred: frozenset[int] = frozenset(),
     patched: frozenset[int] = frozenset(),
-    passed: frozenset[int] = frozenset(),
-    words: Mapping[str, int] | None = None,
+    transient: frozenset[int] = frozenset(),
+    word_counts: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
 
@@ -168,41 +172,45 @@ def network_to_plan(
     `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
     Some nodes of the families `patched` are set. `words` of each stack are for the messages.
     """
-    wanted = tuple(network.graph.get_group(name).index for name in want)
-    needs = find_needs(network, wanted, known, enumerate_too, patched=patched, passed=passed, words=words)
+    output_ids = tuple(network.graph.get_group(name).index for name in outputs)
+    needs = find_requirements(
+        network, output_ids, known, enumerate_too, patched=patched, transient=transient, word_counts=word_counts
+    )
     if needs.fault is not None:
         raise needs.fault
-    needed, enumerated = set(needs.needed), set(needs.enumerated)
-    groups = network.filter_components(needed)
-    read = [index for index in wanted if network.specs[index].tpm.is_random and index not in known]
-    kept = {*wanted, *(bundle.parent for index in read for bundle in network.graph.in_edges[index])}
-    folded = folds(network, groups, enumerated, kept | patched, known) if fold else {}
-    groups = network.filter_components(needed - {index for each in folded.values() for index in each.away})
-    kept |= {parent for index in left for parent in _read(network, index, folded)}
-    sides = together(network, [group[0] for group in groups if len(group) == 1], {*known, *folded})
-    done = _done(network, groups, kept, folded)
-    return Plan(groups, done, tuple(sorted(enumerated)), wanted, folded, sides, left, network.graph.recurrent)
+    needed, enumerated = set(needs.required), set(needs.enumerated)
+    components = network.filter_components(needed)
+    read = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
+    retained = {*output_ids, *(bundle.parent for index in read for bundle in network.graph.in_edges[index])}
+    folded = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
+    components = network.filter_components(needed - {index for each in folded.values() for index in each.absorbed})
+    retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folded)}
+    sides = find_fused_maps(network, [group[0] for group in components if len(group) == 1], {*known, *folded})
+    done = _find_released(network, components, retained, folded)
+    return Plan(
+        components, done, tuple(sorted(enumerated)), output_ids, folded, sides, deferred, network.graph.recurrent
+    )
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """The families that a question needs, the choices among them that are enumerated, and why it cannot be planned."""
 
-    needed: frozenset[int]
+    required: frozenset[int]
     enumerated: frozenset[int]
     fault: UnsupportedError | None
 
 
-def find_needs(
+def find_requirements(
     network: Network,
-    wanted: Sequence[int],
+    outputs: Sequence[int],
     known: Collection[int],
     enumerate_too: Collection[int] = (),
     *,
     patched: frozenset[int] = frozenset(),
-    passed: frozenset[int] = frozenset(),
-    words: Mapping[str, int] | None = None,
-) -> Needs:
+    transient: frozenset[int] = frozenset(),
+    word_counts: Mapping[str, int] | None = None,
+) -> Requirements:
     """What `network_to_plan` plans for, or the fault for which it refuses, which is not raised here.
 
     Args:
@@ -217,8 +225,8 @@ def find_needs(
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
     fault: UnsupportedError | None = None
-    stack = [parent for index in wanted for parent in _above(network, index, known, wanted=True)]
-    stack += [index for index in (*wanted, *passed) if not network.specs[index].tpm.is_random or index in known]
+    stack = [parent for index in outputs for parent in _get_required_parents(network, index, known, is_output=True)]
+    stack += [index for index in (*outputs, *transient) if not network.specs[index].tpm.is_random or index in known]
     while stack:
         index = stack.pop()
         if index in needed:
@@ -228,23 +236,25 @@ def find_needs(
         if member.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
         elif member.tpm.kind == "continuous" and index not in known:
-            fault = fault or open_parent(member.group.name)
+            fault = fault or unset_parent_error(member.group.name)
         else:
-            stack.extend(_above(network, index, known, wanted=False))
+            stack.extend(_get_required_parents(network, index, known, is_output=False))
     for index in sorted(enumerated):
-        computed = (needed - enumerated) | set(wanted)
-        fault = fault or _meeting_fault(network, index, computed, enumerated, words)
-    fault = fault or _patched_fault(network, needed & patched, enumerated)
-    return Needs(frozenset(needed), frozenset(enumerated), fault)
+        computed = (needed - enumerated) | set(outputs)
+        fault = fault or _find_cross_word_error(network, index, computed, enumerated, word_counts)
+    fault = fault or _find_patch_error(network, needed & patched, enumerated)
+    return Requirements(frozenset(needed), frozenset(enumerated), fault)
 
 
-def open_parent(name: str) -> UnsupportedError:
+def unset_parent_error(name: str) -> UnsupportedError:
     """The fault of a family that is random and real, and has no value."""
     expected = "a value (do= or evidence) for all of it, for it is random and real, and others read it"
     return UnsupportedError(name, expected=expected, actual="none")
 
 
-def _patched_fault(network: Network, patched: Collection[int], enumerated: Collection[int]) -> UnsupportedError | None:
+def _find_patch_error(
+    network: Network, patched: Collection[int], enumerated: Collection[int]
+) -> UnsupportedError | None:
     """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
     word where it is neither random nor an attention."""
     for index in sorted(patched):
@@ -260,49 +270,49 @@ def _patched_fault(network: Network, patched: Collection[int], enumerated: Colle
     return None
 
 
-def _read(network: Network, index: int, folded: Mapping[int, Fold]) -> set[int]:
+def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fold]) -> set[int]:
     """What the value of a family is made of, also through the maps that are folded into it."""
-    above = {index, *(folded[index].away if index in folded else ())}
+    above = {index, *(folds[index].absorbed if index in folds else ())}
     return {bundle.parent for i in above for bundle in network.graph.in_edges[i]}
 
 
-def _done(
-    network: Network, groups: tuple[tuple[int, ...], ...], kept: set[int], folded: Mapping[int, Fold]
+def _find_released(
+    network: Network, components: tuple[tuple[int, ...], ...], retained: set[int], folds: Mapping[int, Fold]
 ) -> tuple[tuple[int, ...], ...]:
     """After each group, the families that are read no more."""
     last: dict[int, int] = {}
-    for k, group in enumerate(groups):
+    for k, group in enumerate(components):
         for index in group:
             last.setdefault(index, k)
-            last |= dict.fromkeys(_read(network, index, folded), k)
-    return tuple(tuple(i for i, at in last.items() if at == k and i not in kept) for k in range(len(groups)))
+            last |= dict.fromkeys(_get_effective_parents(network, index, folds), k)
+    return tuple(tuple(i for i, at in last.items() if at == k and i not in retained) for k in range(len(components)))
 
 
-def _above(network: Network, index: int, known: Collection[int], *, wanted: bool) -> list[int]:
+def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
     member = network.specs[index]
-    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not wanted):
+    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not is_output):
         return []
     return [bundle.parent for bundle in network.graph.in_edges[index]]
 
 
-def _meeting_fault(
-    network: Network, index: int, computed: set[int], enumerated: set[int], words: Mapping[str, int] | None
+def _find_cross_word_error(
+    network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
 ) -> UnsupportedError | None:
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
-    where = _meeting(network, index, computed, enumerated)
+    where = _find_cross_word_reader(network, index, computed, enumerated)
     if where is None:
         return None
-    count = "" if words is None else f": {_joint_states(network, computed, enumerated, words)}"
+    count = "" if word_counts is None else f": {_describe_joint_states(network, computed, enumerated, word_counts)}"
     return UnsupportedError(
         network.specs[index].group.name,
         expected="a choice whose words do not meet, to be enumerated for all words at once",
         actual=f"{network.specs[where].group.name}, which reads other words' choices{count}",
-        allowed=MEETING,
+        allowed=CROSS_WORD_HINT,
     )
 
 
-def _meeting(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
+def _find_cross_word_reader(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
     """The first computed family that reads a choice of other words; None where none does."""
     reached = {index} if network.specs[index].group.word_stack is not None else set()
     before: set[int] = set()
@@ -319,15 +329,17 @@ def _meeting(network: Network, index: int, computed: set[int], enumerated: set[i
     return None
 
 
-def _joint_states(network: Network, computed: set[int], enumerated: set[int], words: Mapping[str, int]) -> str:
+def _describe_joint_states(
+    network: Network, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int]
+) -> str:
     """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
     total = 1
     for index in enumerated:
         member = network.specs[index]
         nodes = math.prod(network.graph.plate_sizes[plate] for plate in member.group.plates)
-        if _meeting(network, index, computed, enumerated) is not None:
-            nodes *= words[member.group.word_stack or ""]
-        total *= network.count_states(index, words) ** nodes
+        if _find_cross_word_reader(network, index, computed, enumerated) is not None:
+            nodes *= word_counts[member.group.word_stack or ""]
+        total *= network.count_states(index, word_counts) ** nodes
     told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
-    most = ", ".join(f"{count} words" for count in words.values())
+    most = ", ".join(f"{count} words" for count in word_counts.values())
     return f"up to {told} joint states ({most})"

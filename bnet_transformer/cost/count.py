@@ -11,12 +11,22 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from bnet_transformer._core.checks import check_int
-from bnet_transformer.compiler import Module
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.told import wanted
-from bnet_transformer.cost.counting import ZERO, Amount, Counting, Polynomial, Powers, Size, Sizes, number, order
-from bnet_transformer.cost.paths import links, longest_path, steps
-from bnet_transformer.data.encode import check_reads
+from bnet_transformer.compiler.told import validate_outputs
+from bnet_transformer.cost.counting import (
+    ZERO,
+    FlopCounter,
+    Monomial,
+    Polynomial,
+    SizeTable,
+    SymbolicCount,
+    SymbolicSize,
+    constant,
+    format_order,
+)
+from bnet_transformer.cost.paths import build_slice_graph, count_sequential_steps, longest_path
+from bnet_transformer.data.encode import check_word_counts
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, unknown_name_error
 
@@ -39,7 +49,7 @@ class Row:
     flops: int | None
     flops_in_words: Polynomial | None
     order: str
-    monomials: frozenset[Powers]
+    monomials: frozenset[Monomial]
     parameter_bytes: int
     value_bytes: int
     value_bytes_in_words: Polynomial
@@ -109,7 +119,7 @@ class Cost:
     @property
     def order(self) -> str:
         """The order of the whole."""
-        return "unknown" if self.unknown else order(powers for row in self.rows for powers in row.monomials)
+        return "unknown" if self.unknown else format_order(powers for row in self.rows for powers in row.monomials)
 
     @property
     def parameter_bytes(self) -> int:
@@ -131,32 +141,34 @@ class Cost:
         return frame.astype({"flops": "Int64"})
 
     def __str__(self) -> str:
-        return "\n".join([self._head(), "", *_lines(self._table()), "", *_lines(self._stacks())])
+        return "\n".join(
+            [self._format_header(), "", *_format_table(self._template_table()), "", *_format_table(self._slice_table())]
+        )
 
     def _repr_html_(self) -> str:
         import pandas as pd
 
-        frames = [pd.DataFrame(rows, columns=head) for head, *rows in (self._table(), self._stacks())]
+        frames = [pd.DataFrame(rows, columns=head) for head, *rows in (self._template_table(), self._slice_table())]
         with pd.option_context("display.max_colwidth", None):
             tables = "".join(frame.to_html(index=False, border=0) for frame in frames)
-        return f"<p>{escape(self._head())}</p>{tables}"
+        return f"<p>{escape(self._format_header())}</p>{tables}"
 
-    def _head(self) -> str:
+    def _format_header(self) -> str:
         words = "".join(f"{n:,} words" + (f" of {stack}, " if stack else ", ") for stack, n in self.words.items())
         flops = f"{self.flops:,} FLOPs" if self.flops is not None else "FLOPs unknown for " + ", ".join(self.unknown)
         return f"{self.name}: {words}batch {self.batch}: {self.parameters:,} parameters, {flops}, {self.order}"
 
-    def _table(self) -> list[tuple[str, ...]]:
+    def _template_table(self) -> list[tuple[str, ...]]:
         head = ("template", "TPM", "slices", "parameters", "FLOPs", "in n", "order", "bytes", "bytes of values")
-        rows = [(row.template, row.tpm, str(row.slices), *_numbers(row)) for row in self.rows]
-        return [head, *rows, ("total", "", "", *_numbers(self))]
+        rows = [(row.template, row.tpm, str(row.slices), *_format_numbers(row)) for row in self.rows]
+        return [head, *rows, ("total", "", "", *_format_numbers(self))]
 
-    def _stacks(self) -> list[tuple[str, ...]]:
+    def _slice_table(self) -> list[tuple[str, ...]]:
         head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
         table: list[tuple[str, ...]] = [head]
         for each in self.slices:
-            steps = _with(each.steps, each.steps_order)
-            longest_path = _with(each.longest_path, each.longest_path_order)
+            steps = _format_with_order(each.steps, each.steps_order)
+            longest_path = _format_with_order(each.longest_path, each.longest_path_order)
             dense = (each.dense_order, f"{each.dense_parameters:,}")
             table.append((each.stack or "all", str(each.slices), each.order, steps, longest_path, *dense))
         return table
@@ -172,23 +184,23 @@ def cost(
     reading treats in the same way.
     """
     network = as_network(network)
-    counted = _words(network, words)
+    counted = _check_words(network, words)
     check_int("batch", batch)
-    check_reads(network, counted)
-    module = Module(network)
-    names = (module.output,) if want is None else wanted(want)
-    fold = batch * max([0, *counted.values()]) > module.widest
-    counting = Counting(module.plan(names, frozenset(), fold=fold), Sizes(network, counted, batch))
+    check_word_counts(network, counted)
+    module = CompiledModule(network)
+    names = (module.output,) if want is None else validate_outputs(want)
+    fold = batch * max([0, *counted.values()]) > module.max_width
+    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, counted, batch))
     templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
     for member in network.specs:
-        templates.setdefault((member.group.stack, _block(network, member), member.group.role), []).append(member)
-    rows = tuple(_row(counting, block, members) for (_, block, _), members in templates.items())
+        templates.setdefault((member.group.stack, _get_block(network, member), member.group.role), []).append(member)
+    rows = tuple(_count_template(counting, block, members) for (_, block, _), members in templates.items())
     stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
-    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_slices(counting, s) for s in stacks))
+    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_count_slices(counting, s) for s in stacks))
 
 
-def plan_flops(
-    network: Network, plan: Plan, words: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
+def count_plan_flops(
+    network: Network, plan: Plan, word_counts: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
 ) -> int | None:
     """The floating-point operations of a plan; None where a TPM does not say what its products are.
 
@@ -199,13 +211,13 @@ def plan_flops(
         known: Families whose values come from outside, and are not computed.
         batch: How many sentences are computed.
     """
-    sizes = Sizes(network, dict(words), batch)
-    counting = Counting(plan, sizes, known)
-    flops = counting.flops(counting.products)
-    return None if flops is None else flops.exact(_symbols(sizes))
+    sizes = SizeTable(network, dict(word_counts), batch)
+    counting = FlopCounter(plan, sizes, known)
+    flops = counting.flops(counting.multiplications)
+    return None if flops is None else flops.exact(_get_word_values(sizes))
 
 
-def _words(network: Network, words: object) -> dict[str, int]:
+def _check_words(network: Network, words: object) -> dict[str, int]:
     """How many words each stack has."""
     stacks = network.graph.word_stacks
     if not stacks and words not in (None, {}):
@@ -225,103 +237,105 @@ def _words(network: Network, words: object) -> dict[str, int]:
     return {name: check_int(f"words of {name!r}", words[name]) for name in stacks}
 
 
-def _block(network: Network, member: NodeSpec) -> str:
+def _get_block(network: Network, spec: NodeSpec) -> str:
     """Where a template stands: the block of its stack, or outside the stacks."""
-    step = member.group.step
+    step = spec.group.step
     if step is None:
         return "outside"
-    return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[member.group.stack] else "slice"
+    return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[spec.group.stack] else "slice"
 
 
-def _row(counting: Counting, block: str, members: Sequence[NodeSpec]) -> Row:
+def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> Row:
     """One template: all its slices together, parameters that they share once."""
-    network, words = counting.sizes.network, _symbols(counting.sizes)
+    network, word_values = counter.sizes.network, _get_word_values(counter.sizes)
     store = {
         f"{m.param_prefix}.{name}": network.parameters[f"{m.param_prefix}.{name}"]
-        for m in members
+        for m in specs
         for name in m.parameters
     }
-    flops = counting.flops(member.group.index for member in members)
-    first = members[0]
+    flops = counter.flops(member.group.index for member in specs)
+    first = specs[0]
     weights = first.group.index in network.graph.word_independent
     size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
-    made = [m.group.index for m in members if m.group.index in counting.products and not weights]
-    kept = sum((counting.values[index] for index in made), Amount()).exact * number(size)
+    computed = [m.group.index for m in specs if m.group.index in counter.multiplications and not weights]
+    value_bytes = sum((counter.entries[index] for index in computed), SymbolicCount()).exact * constant(size)
     return Row(
         template=first.group.stem,
         block=block,
         tpm=type(first.tpm).__name__,
-        slices=len(members),
+        slices=len(specs),
         parameters=sum(value.numel() for value in store.values()),
-        **_told(flops, words),
+        **_describe_flops(flops, word_values),
         monomials=frozenset() if flops is None else flops.monomials,
         parameter_bytes=sum(value.numel() * value.element_size() for value in store.values()),
-        value_bytes=kept(words),
-        value_bytes_in_words=kept,
+        value_bytes=value_bytes(word_values),
+        value_bytes_in_words=value_bytes,
     )
 
 
-def _told(flops: Amount | None, words: Mapping[str, int]) -> dict[str, Any]:
+def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int]) -> dict[str, Any]:
     """What a row tells of FLOPs; None where a TPM does not say its products."""
     if flops is None:
         return {"flops": None, "flops_in_words": None, "order": "unknown"}
-    return {"flops": flops.exact(words), "flops_in_words": flops.exact, "order": flops.order}
+    return {"flops": flops.exact(word_values), "flops_in_words": flops.exact, "order": flops.order}
 
 
-def _symbols(sizes: Sizes) -> dict[str, int]:
+def _get_word_values(sizes: SizeTable) -> dict[str, int]:
     """The words of each stack, by their symbol in the polynomials."""
-    return {sizes.word(stack).symbol: n for stack, n in sizes.words.items()}
+    return {sizes.word_size(stack).symbol: n for stack, n in sizes.word_counts.items()}
 
 
-def _slices(counting: Counting, stack: str) -> SliceCost:
+def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
     """The slices of a stack beside dense maps of all inputs to all outputs, their paths and steps."""
-    sizes = counting.sizes
-    network, words = sizes.network, _symbols(sizes)
+    sizes = counter.sizes
+    network, word_values = sizes.network, _get_word_values(sizes)
     count = network.graph.slices[stack]
-    inside = [m.group for m in network.specs if m.group.stack == stack and _block(network, m) == "slice"]
-    flops = counting.flops(family.index for family in inside)
-    word, width = sizes.word(stack), sizes.widths[stack]
-    side = (word, Size(sizes.symbols[width], width))
-    dense = Amount.of((*side, *side))
-    n = sizes.words[stack]
-    longest, path_order = longest_path(links(network, stack), n)
-    sequential, steps_order = steps(network, stack, n)
+    inside = [m.group for m in network.specs if m.group.stack == stack and _get_block(network, m) == "slice"]
+    flops = counter.flops(family.index for family in inside)
+    word, width = sizes.word_size(stack), sizes.widths[stack]
+    side = (word, SymbolicSize(sizes.width_symbols[width], width))
+    dense = SymbolicCount.product((*side, *side))
+    n = sizes.word_counts[stack]
+    longest, path_order = longest_path(build_slice_graph(network, stack), n)
+    sequential, steps_order = count_sequential_steps(network, stack, n)
     return SliceCost(
         stack=stack,
         slices=count,
-        **_told(flops, words),
+        **_describe_flops(flops, word_values),
         steps=sequential,
         steps_order=steps_order,
         longest_path=longest,
         longest_path_order=path_order,
-        dense_parameters=dense.exact(words) * count,
-        dense_flops=2 * sizes.batch * dense.exact(words) * count,
+        dense_parameters=dense.exact(word_values) * count,
+        dense_flops=2 * sizes.batch * dense.exact(word_values) * count,
         dense_order=dense.order,
     )
 
 
-def _numbers(counted: Row | Cost) -> tuple[str, ...]:
+def _format_numbers(item: Row | Cost) -> tuple[str, ...]:
     """The numbers of a template, or of the whole."""
     return (
-        f"{counted.parameters:,}",
-        "unknown" if counted.flops is None else f"{counted.flops:,}",
-        "" if counted.flops_in_words is None else str(counted.flops_in_words),
-        counted.order,
-        f"{counted.parameter_bytes:,}",
-        f"{counted.value_bytes:,}",
+        f"{item.parameters:,}",
+        "unknown" if item.flops is None else f"{item.flops:,}",
+        "" if item.flops_in_words is None else str(item.flops_in_words),
+        item.order,
+        f"{item.parameter_bytes:,}",
+        f"{item.value_bytes:,}",
     )
 
 
-def _with(count: int | None, told: str) -> str:
+def _format_with_order(count: int | None, order_text: str) -> str:
     """A count with its order, where it has one."""
-    return told or "none" if count is None else f"{count:,}, {told}" if told else f"{count:,}"
+    return order_text or "none" if count is None else f"{count:,}, {order_text}" if order_text else f"{count:,}"
 
 
-def _lines(table: Sequence[Sequence[str]]) -> list[str]:
+def _format_table(table: Sequence[Sequence[str]]) -> list[str]:
     """A table as text, its numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(_cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return [
+        "  ".join(_justify_cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
 
 
-def _cell(text: str, width: int) -> str:
+def _justify_cell(text: str, width: int) -> str:
     return text.rjust(width) if text[:1].isdigit() and text.replace(",", "").isdigit() else text.ljust(width)

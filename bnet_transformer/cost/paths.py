@@ -18,11 +18,11 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.declare import Network, NodeSpec
 
-MOST_PLACES = 4096  # rows of a table of who reaches whom
+MAX_TABLE_ROWS = 4096  # rows of a table of who reaches whom
 
 
 @dataclass(frozen=True)
-class Joint:
+class SliceEdge:
     """All arrows from one node of a slice to another: places among the slice's nodes, and the words that they join."""
 
     parent: int
@@ -31,15 +31,15 @@ class Joint:
 
 
 @dataclass(frozen=True)
-class Links:
+class SliceGraph:
     """The nodes of the last slice of a stack and the arrows within it; the state that leaves is the one that enters."""
 
     nodes: tuple[NodeSpec, ...]
-    joints: tuple[Joint, ...]
+    edges: tuple[SliceEdge, ...]
     states: frozenset[int]
 
 
-def links(network: Network, stack: str) -> Links:
+def build_slice_graph(network: Network, stack: str) -> SliceGraph:
     """The slice of a stack as a graph that runs from state to state.
 
     Arrows from other slices than the one where the child stands do not count, nor do those through other stacks.
@@ -58,57 +58,59 @@ def links(network: Network, stack: str) -> Links:
     for k, member in enumerate(nodes):
         for bundle in network.graph.in_edges[member.group.index]:
             if bundle.parent in place:
-                joints += [Joint(place[bundle.parent], k, reach) for reach in bundle.reaches]
-    return _merged(Links(tuple(nodes), tuple(joints), frozenset(roles[role] for role in states)))
+                joints += [SliceEdge(place[bundle.parent], k, reach) for reach in bundle.reaches]
+    return _contract_graph(SliceGraph(tuple(nodes), tuple(joints), frozenset(roles[role] for role in states)))
 
 
-def _merged(found: Links) -> Links:
+def _contract_graph(graph: SliceGraph) -> SliceGraph:
     """Without the nodes that lie between no two states; nodes that a word's own arrows join both ways are one."""
-    arrows, own = nx.DiGraph(), nx.DiGraph()
-    for graph in (arrows, own):
-        graph.add_nodes_from(range(len(found.nodes)))
-    for joint in found.joints:
+    arrows, word_arrows = nx.DiGraph(), nx.DiGraph()
+    for digraph in (arrows, word_arrows):
+        digraph.add_nodes_from(range(len(graph.nodes)))
+    for joint in graph.edges:
         arrows.add_edge(joint.parent, joint.child)
-        wordless = None in (found.nodes[joint.parent].group.word_stack, found.nodes[joint.child].group.word_stack)
+        wordless = None in (graph.nodes[joint.parent].group.word_stack, graph.nodes[joint.child].group.word_stack)
         if joint.reach.kind in ("same", "every", "causal", *KINDS_WITH_WIDTH) and not wordless:
-            own.add_edge(joint.parent, joint.child)
-    below = found.states.union(*(nx.descendants(arrows, state) for state in found.states))
-    above = found.states.union(*(nx.ancestors(arrows, state) for state in found.states))
-    first = {k: min(one) for one in nx.strongly_connected_components(own) for k in one if k in below & above}
+            word_arrows.add_edge(joint.parent, joint.child)
+    below = graph.states.union(*(nx.descendants(arrows, state) for state in graph.states))
+    above = graph.states.union(*(nx.ancestors(arrows, state) for state in graph.states))
+    first = {k: min(one) for one in nx.strongly_connected_components(word_arrows) for k in one if k in below & above}
     kept = sorted(set(first.values()))
     place = {k: kept.index(one) for k, one in first.items()}
-    joints = {Joint(place[j.parent], place[j.child], j.reach) for j in found.joints if {j.parent, j.child} <= {*place}}
+    joints = {
+        SliceEdge(place[j.parent], place[j.child], j.reach) for j in graph.edges if {j.parent, j.child} <= {*place}
+    }
     ordered = sorted(joints, key=lambda joint: (joint.parent, joint.child, str(joint.reach)))
-    return Links(tuple(found.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in found.states))
+    return SliceGraph(tuple(graph.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in graph.states))
 
 
-def longest_path(found: Links, n: int) -> tuple[int | None, str]:
+def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
     """The longest path between two of n words (None: no word is joined to another), and its order where it is known
     for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
     overs = [
-        (joint.reach, [found.nodes[k].group.word_stack for k in (joint.parent, joint.child)]) for joint in found.joints
+        (joint.reach, [graph.nodes[k].group.word_stack for k in (joint.parent, joint.child)]) for joint in graph.edges
     ]
     kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
     kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
     one_piece = (
-        len(found.nodes) == 1 and found.nodes[0].group.word_stack is not None
+        len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
     )  # hops follow freely on one another
-    if one_piece and all(reach.kind in _SHIFTS for reach in kinds):
-        return _by_shifts(kinds, n) if kinds else (None, "")
-    if sum(1 if node.group.word_stack is None else n for node in found.nodes) > MOST_PLACES:
+    if one_piece and all(reach.kind in _SHIFT_KINDS for reach in kinds):
+        return _longest_shift_path(kinds, n) if kinds else (None, "")
+    if sum(1 if node.group.word_stack is None else n for node in graph.nodes) > MAX_TABLE_ROWS:
         return None, "unknown"
-    return _by_table(found, n), ""
+    return _longest_table_path(graph, n), ""
 
 
-_SHIFTS = ("every", "causal", "earlier", "before", "window", "recent", "same")
+_SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "same")
 
 
-def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
+def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
     """Where a word reads all words, or those at most so far before and behind it."""
     far: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
-    behind = max(far.get(reach.kind, reach.width) for reach in kinds)
+    behind = max(far.get(reach.kind, reach.width) for reach in reaches)
     wide = {"every": math.inf, "recent": 0}
-    ahead = max(wide.get(reach.kind, reach.width) for reach in kinds)
+    ahead = max(wide.get(reach.kind, reach.width) for reach in reaches)
     slowest = min(step for step in (behind, ahead) if step)
     if n == 1:
         return None, ""
@@ -117,16 +119,16 @@ def _by_shifts(kinds: set[Reach], n: int) -> tuple[int | None, str]:
     return math.ceil((n - 1) / slowest), "O(n)" if slowest == 1 else f"O(n / {slowest})"
 
 
-def _by_table(found: Links, n: int) -> int | None:
+def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
     """By a table of the hops from each node and word to each other; None where no two words are joined."""
-    sizes = [1 if node.group.word_stack is None else n for node in found.nodes]
+    sizes = [1 if node.group.word_stack is None else n for node in graph.nodes]
     starts = np.cumsum([0, *sizes])
     hops = np.full((starts[-1], starts[-1]), np.inf)
-    for joint in found.joints:
+    for joint in graph.edges:
         rows = slice(starts[joint.parent], starts[joint.parent + 1])
         columns = slice(starts[joint.child], starts[joint.child + 1])
         n_parent, n_child = sizes[joint.parent], sizes[joint.child]
-        leaves, enters = (found.nodes[k].group.word_stack is None for k in (joint.parent, joint.child))
+        leaves, enters = (graph.nodes[k].group.word_stack is None for k in (joint.parent, joint.child))
         if leaves:
             reads, steps = np.ones((n_parent, n_child), bool), np.full((n_parent, n_child), 0.0 if enters else 1.0)
         elif enters:
@@ -134,7 +136,7 @@ def _by_table(found: Links, n: int) -> int | None:
         else:
             reads, steps = joint.reach.matrix(n_child, n_parent).T, 1 - np.eye(n)
         hops[rows, columns] = np.minimum(hops[rows, columns], np.where(reads, steps, np.inf))
-    states = sorted(k for k in found.states if found.nodes[k].group.word_stack is not None)
+    states = sorted(k for k in graph.states if graph.nodes[k].group.word_stack is not None)
     if not states:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
@@ -144,7 +146,7 @@ def _by_table(found: Links, n: int) -> int | None:
     return int(apart.max()) if apart.size else None
 
 
-def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
+def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, str]:
     """The least steps of a slice over n words: the longest chain of words each of which waits for the one before; and
     their order, where it is known."""
     step = next(each for each in network.declaration.stacks if each.name == stack).slices - 1
@@ -155,11 +157,11 @@ def steps(network: Network, stack: str, n: int) -> tuple[int, str]:
         inside = [(place[g.index], k, g.reach) for k, m in enumerate(members) for g in m.parents if g.index in place]
         one = members[0].group
         if inside and one.stack == stack and one.step == step and one.word_stack is not None:
-            longest, waits = max(longest, _chain(inside, n)), True
+            longest, waits = max(longest, _longest_chain(inside, n)), True
     return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
 
 
-def _chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
+def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
     """The longest chain of words in a group that reads itself at earlier words.
 
     Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way

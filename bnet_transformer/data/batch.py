@@ -15,7 +15,7 @@ from bnet_transformer.data.words import word_encoder
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 
-UNSEEN = -1
+UNOBSERVED = -1
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Evidence:
     value: Tensor
     observed: Tensor | None = None
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Evidence:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Evidence:
         """The evidence with each of its tensors changed by a function."""
-        return Evidence(change(self.value), None if self.observed is None else change(self.observed))
+        return Evidence(fn(self.value), None if self.observed is None else fn(self.observed))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Batch:
     @property
     def observed(self) -> dict[str, Tensor]:
         """What is observed, by family, in one tensor each: -1 (a state) or NaN (a number) where nothing is."""
-        return {name: _with_gaps(evidence) for name, evidence in self.evidence.items()}
+        return {name: _fill_missing(evidence) for name, evidence in self.evidence.items()}
 
     @property
     def count(self) -> int:
@@ -77,13 +77,13 @@ class Batch:
             total += words.numel() if evidence.observed is None else int(evidence.observed.sum())
         return total
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with each of its tensors changed by a function."""
         return Batch(
-            {name: change(value) for name, value in self.x.items()},
-            None if self.mask is None else {name: change(value) for name, value in self.mask.items()},
-            {name: each.map(change) for name, each in self.evidence.items()},
-            {name: change(value) for name, value in self.given.items()},
+            {name: fn(value) for name, value in self.x.items()},
+            None if self.mask is None else {name: fn(value) for name, value in self.mask.items()},
+            {name: each.map(fn) for name, each in self.evidence.items()},
+            {name: fn(value) for name, value in self.given.items()},
         )
 
     def take(self, which: Tensor | slice) -> Batch:
@@ -109,7 +109,7 @@ class Batch:
         except (IndexError, TypeError, ValueError) as error:
             raise BNetError("which", expected=wanted, actual=which) from error
 
-    def shard(self, rank: int, world: int) -> Batch:
+    def shard(self, rank: int, world_size: int) -> Batch:
         """The share of one of `world` processes: every `world`-th sentence.
 
         Args:
@@ -121,7 +121,7 @@ class Batch:
             observed: every process then computes the same graph.
         """
         if rank < len(self):
-            return self.take(slice(rank, None, world))
+            return self.take(slice(rank, None, world_size))
         first = self.take(slice(1))
         hidden = {k: Evidence(e.value, torch.zeros_like(e.value, dtype=torch.bool)) for k, e in first.evidence.items()}
         return replace(first, evidence=hidden)
@@ -132,36 +132,36 @@ class Batch:
             return [self]
         return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
 
-    def parts_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
+    def split_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
         """Sentences of one length, without padding, of about `words` words in all; and their places in the batch."""
-        lengths = torch.stack([self._lengths(stack) for stack in self.x], 1)
+        lengths = torch.stack([self._count_words(stack) for stack in self.x], 1)
         kinds, kind = lengths.unique(dim=0, return_inverse=True)
         for k, length in enumerate(kinds.tolist()):
             size = max(1, words // max(1, sum(length)))
             for which in (kind == k).nonzero()[:, 0].split(size):
-                yield which, self.take(which).cut(network, dict(zip(self.x, length, strict=True)))
+                yield which, self.take(which).trim(network, dict(zip(self.x, length, strict=True)))
 
-    def _lengths(self, stack: str) -> Tensor:
+    def _count_words(self, stack: str) -> Tensor:
         """How many words each sentence has, `[sentence]`."""
         x = self.x[stack]
         if self.mask is None or stack not in self.mask:
             return torch.full((len(x),), x.shape[1])
         return self.mask[stack].long().sum(-1).cpu()
 
-    def cut(self, network: Network, lengths: Mapping[str, int]) -> Batch:
+    def trim(self, network: Network, word_counts: Mapping[str, int]) -> Batch:
         """Sentences of one length without their padding; `lengths` has the words of each stack."""
 
-        def cut(name: str, value: Tensor) -> Tensor:
+        def trim_value(name: str, value: Tensor) -> Tensor:
             family = network.graph.get_group(name)
             return (
                 value
                 if family.word_stack is None
-                else value.narrow(1 + len(family.plates), 0, lengths[family.word_stack])
+                else value.narrow(1 + len(family.plates), 0, word_counts[family.word_stack])
             )
 
-        evidence = {name: each.map(partial(cut, name)) for name, each in self.evidence.items()}
-        x = {stack: value[:, : lengths[stack]] for stack, value in self.x.items()}
-        return Batch(x, None, evidence, {name: cut(name, value) for name, value in self.given.items()})
+        evidence = {name: each.map(partial(trim_value, name)) for name, each in self.evidence.items()}
+        x = {stack: value[:, : word_counts[stack]] for stack, value in self.x.items()}
+        return Batch(x, None, evidence, {name: trim_value(name, value) for name, value in self.given.items()})
 
     def repeat(self, times: int) -> Batch:
         """Each sentence `times` times, one after another."""
@@ -169,22 +169,24 @@ class Batch:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """The batch on a device, real numbers in a floating type where one is named; the host does not wait for it."""
-        return self.map(lambda v: send(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device))
+        return self.map(
+            lambda v: send_to_device(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device)
+        )
 
-    def like(self, network: Network) -> Batch:
+    def cast_like(self, network: Network) -> Batch:
         """The batch in the floating type of a net."""
         return self.map(lambda value: value.to(network.dtype) if value.is_floating_point() else value)
 
-    def same(self, other: Batch) -> bool:
+    def equals(self, batch: Batch) -> bool:
         """True for the same sentences in the same order, whatever their floating types."""
-        mine, theirs = (each.to(torch.device("cpu"), torch.float32).digest() for each in (self, other))
-        return mine == theirs
+        first, second = (each.to(torch.device("cpu"), torch.float32).digest() for each in (self, batch))
+        return first == second
 
     def digest(self) -> str:
         """A hash of every number."""
-        return compute_digest(self._tensors())
+        return compute_digest(self._name_tensors())
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _name_tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
         tensors = {f"{k} value": each.value for k, each in self.evidence.items()}
         tensors |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
@@ -193,23 +195,23 @@ class Batch:
         return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
 
 
-def send(value: Tensor, device: torch.device) -> Tensor:
+def send_to_device(value: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device, where it will be when it is used: the host does not wait for it."""
     pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
     return pinned.to(device, non_blocking=True)
 
 
-def gap(value: Tensor) -> float:
+def get_fill_value(value: Tensor) -> float:
     """The number that stands where nothing is observed: -1 for a state, NaN for a real number."""
-    return float("nan") if value.is_floating_point() else UNSEEN
+    return float("nan") if value.is_floating_point() else UNOBSERVED
 
 
 def is_observed(value: Tensor) -> Tensor:
     """Where something is observed: of real numbers, of a whole vector."""
-    return ~value.isnan().any(-1) if value.is_floating_point() else value != UNSEEN
+    return ~value.isnan().any(-1) if value.is_floating_point() else value != UNOBSERVED
 
 
-def split_gaps(value: Tensor) -> Evidence:
+def split_missing(value: Tensor) -> Evidence:
     """Evidence from values with -1 or NaN where nothing is observed; these become 0, which every TPM can compute."""
     observed = is_observed(value)
     if bool(observed.all()):
@@ -218,12 +220,14 @@ def split_gaps(value: Tensor) -> Evidence:
     return Evidence(value.masked_fill(hidden, 0), observed)
 
 
-def _with_gaps(evidence: Evidence) -> Tensor:
+def _fill_missing(evidence: Evidence) -> Tensor:
     """The inverse of `split_gaps`."""
     value, observed = evidence.value, evidence.observed
     if observed is None:
         return value
-    return value.masked_fill(~observed if observed.dim() == value.dim() else ~observed[..., None], gap(value))
+    return value.masked_fill(
+        ~observed if observed.dim() == value.dim() else ~observed[..., None], get_fill_value(value)
+    )
 
 
 def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
@@ -250,7 +254,7 @@ def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
     return padded
 
 
-def present(lengths: Sequence[int]) -> Tensor:
+def lengths_to_mask(lengths: Sequence[int]) -> Tensor:
     """The words that are present, `[sentence, word]`, of sentences of some lengths."""
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
@@ -286,8 +290,8 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is not None:
-            x[stack] = given.pop(encoder.member.group.name)
-        mask[stack] = present([each.words[stack] for each in encoded]).to(network.device)
+            x[stack] = given.pop(encoder.spec.group.name)
+        mask[stack] = lengths_to_mask([each.word_counts[stack] for each in encoded]).to(network.device)
     if len(mask) == 1 and not x:
         raise BNetError("batch", expected="a net whose words are given", actual="one without a node for them")
     return Batch(x, mask or None, {}, given)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.hashing import compute_digest, derive_seed
-from bnet_transformer.data.batch import Batch, split_gaps
+from bnet_transformer.data.batch import Batch, split_missing
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.data.examples import (
     Example,
     ExampleReader,
-    in_row,
-    is_frame,
+    add_row_number,
+    is_dataframe,
     pad_examples,
     read_columns,
     read_example,
@@ -30,11 +30,11 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.tpm.arrays import copy_to_tensor, is_dense
 
-PAIRS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
-WAYS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
-Needs = Literal["required", "optional", "none"]
-FORMS: dict[Needs, str] = {
-    "required": PAIRS,
+PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
+DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
+ObservedMode = Literal["required", "optional", "none"]
+FORMS_BY_MODE: dict[ObservedMode, str] = {
+    "required": PAIR_FORMS,
     "optional": "a list of sentences, or of pairs of them and what is observed; an array [sentence, word]",
     "none": "a list of sentences, or an array of them",
 }
@@ -59,8 +59,8 @@ class Dataset:
     example: Callable[[int], Example] | None = None
     batch: int = 1
     seed: int = 0
-    fresh: Callable[[int], Batch] | None = None
-    whole: Batch | None = None
+    make_batch: Callable[[int], Batch] | None = None
+    full_batch: Batch | None = None
 
     @property
     def epoch(self) -> int | None:
@@ -70,46 +70,46 @@ class Dataset:
     def __call__(self, step: int) -> Batch:
         """The minibatch of a step, counted from 0."""
         if self.size is None or self.epoch is None:
-            assert self.fresh is not None
-            return self.fresh(step)
-        epoch, place = divmod(step, self.epoch)
-        return self.take(_order(self.size, self.seed, epoch)[place * self.batch : (place + 1) * self.batch])
+            assert self.make_batch is not None
+            return self.make_batch(step)
+        epoch, index = divmod(step, self.epoch)
+        return self.take(_shuffle_indices(self.size, self.seed, epoch)[index * self.batch : (index + 1) * self.batch])
 
     def in_order(self) -> list[Batch]:
         """All examples once, as they come, in minibatches."""
         if self.size is None:
-            raise BNetError("held_out", expected=WAYS, actual="a function of the step")
+            raise BNetError("held_out", expected=DATA_FORMS, actual="a function of the step")
         return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
-    def take(self, which: Tensor, *, mask_padding: bool = False) -> Batch:
+    def take(self, indices: Tensor, *, mask_padding: bool = False) -> Batch:
         """The examples at some places as one batch; see `pad_examples`."""
-        if self.whole is not None:
-            return self.whole.take(which)
+        if self.full_batch is not None:
+            return self.full_batch.take(indices)
         assert self.example is not None
-        return pad_examples(self.task, [self.example(int(k)) for k in which], mask_padding=mask_padding)
+        return pad_examples(self.task, [self.example(int(k)) for k in indices], mask_padding=mask_padding)
 
     def digest(self) -> str:
         """What tells other data: how much there is, and its first and last example."""
         if self.size is None:
             return "a function of the step"
         if self.example is None:
-            return cast(Batch, self.whole).digest()
+            return cast(Batch, self.full_batch).digest()
         return compute_digest([self.size, self.example(0), self.example(self.size - 1)])
 
 
 @lru_cache(maxsize=4)
-def _order(size: int, seed: int, epoch: int) -> Tensor:
+def _shuffle_indices(size: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch)))
 
 
 def read_batch(
     network: Network,
     data: object,
-    what: str = "data",
+    subject: str = "data",
     *,
-    observed: Needs = "required",
+    observed: ObservedMode = "required",
     missing: bool = False,
-    option: str | None = "missing=True",
+    missing_option: str | None = "missing=True",
     mask_padding: bool = False,
 ) -> Batch:
     """Read data of any form as one batch of tensors.
@@ -141,25 +141,25 @@ def read_batch(
     if isinstance(data, Dataset) and data.size is not None:
         data = data.take(torch.arange(data.size), mask_padding=mask_padding)
     if isinstance(data, Batch):
-        return (replace(data, evidence={}) if observed == "none" else data).like(network)
+        return (replace(data, evidence={}) if observed == "none" else data).cast_like(network)
     task = infer_task(network)
-    if not task.words:
-        return _read_columns(network, data, what, observed, missing, option)
-    data, wanted = _to_rows(data, what), FORMS[observed]
+    if not task.encoders:
+        return _read_columns(network, data, subject, observed, missing, missing_option)
+    data, wanted = _to_rows(data, subject), FORMS_BY_MODE[observed]
     if observed == "required" or (observed == "optional" and has_observed(task, data)):
         task = infer_fit_task(network)
     elif observed == "none" or task.next_word is None or len(task.stacks) > 1:
-        data, task = _inputs_of(task, data), replace(task, next_word=None)
+        data, task = _drop_observed(task, data), replace(task, next_word=None)
         observed = "none"
     if isinstance(data, str | Path) or callable(data):
-        raise BNetError(what, expected=wanted, actual="a function" if callable(data) else data)
-    reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, option=option)
-    dataset = read_dataset(reader, own_arrays(data, what), what=what, wanted=wanted)
-    batch = dataset.whole or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
-    return _check_observed(batch.like(network), what)
+        raise BNetError(subject, expected=wanted, actual="a function" if callable(data) else data)
+    reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, missing_option=missing_option)
+    dataset = read_dataset(reader, copy_arrays(data, subject), subject=subject, expected=wanted)
+    batch = dataset.full_batch or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
+    return _check_observed(batch.cast_like(network), subject)
 
 
-def encode_sentences(network: Network, data: object, what: str = "sentences") -> list[EncodedSentence]:
+def encode_sentences(network: Network, data: object, subject: str = "sentences") -> list[EncodedSentence]:
     """Encode sentences one by one, with the names of their words.
 
     Args:
@@ -170,29 +170,29 @@ def encode_sentences(network: Network, data: object, what: str = "sentences") ->
     Raises:
         BNetError: where data are of another form, or a sentence is; the message has its number.
     """
-    rows = _inputs_of(infer_task(network), _to_rows(data, what))
+    rows = _drop_observed(infer_task(network), _to_rows(data, subject))
     if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray) or not len(rows):
-        raise BNetError(what, expected="a list of sentences, at least one", actual=data)
+        raise BNetError(subject, expected="a list of sentences, at least one", actual=data)
     encoded = []
     for k, row in enumerate(rows):
         stacks = {n: v for n, v in row.items() if n in network.graph.word_stacks} if isinstance(row, Mapping) else row
         try:
             encoded.append(encode_sentence(network, stacks))
         except BNetError as error:
-            raise in_row(error, what, k) from error
+            raise add_row_number(error, subject, k) from error
     return encoded
 
 
 def _read_columns(
-    network: Network, data: object, what: str, observed: Needs, missing: bool, option: str | None
+    network: Network, data: object, subject: str, observed: ObservedMode, missing: bool, missing_option: str | None
 ) -> Batch:
     """The batch of a net without words: columns of its nodes; None where it has no inputs."""
     if data is None and observed == "none":
         return Batch({})
-    reader = ExampleReader(infer_fit_task(network), missing=missing, option=option)
-    given, values = read_columns(reader, data, what)
-    evidence = {} if observed == "none" else {name: split_gaps(value) for name, value in values.items()}
-    return _check_observed(Batch({}, None, evidence, given), what).like(network)
+    reader = ExampleReader(infer_fit_task(network), missing=missing, missing_option=missing_option)
+    given, values = read_columns(reader, data, subject)
+    evidence = {} if observed == "none" else {name: split_missing(value) for name, value in values.items()}
+    return _check_observed(Batch({}, None, evidence, given), subject).cast_like(network)
 
 
 def read_dataset(
@@ -201,8 +201,8 @@ def read_dataset(
     batch: int = 1,
     seed: int = 0,
     words: int | None = None,
-    what: str = "data",
-    wanted: str = WAYS,
+    subject: str = "data",
+    expected: str = DATA_FORMS,
 ) -> Dataset:
     """Read data of any form as examples, in minibatches by step.
 
@@ -227,61 +227,61 @@ def read_dataset(
     if isinstance(data, Dataset):
         return replace(data, batch=batch, seed=seed)
     if isinstance(data, Batch):
-        return Dataset(task, len(data), None, batch, seed, whole=data)
+        return Dataset(task, len(data), None, batch, seed, full_batch=data)
     if callable(data):
         make = cast(Callable[[int], object], data)
 
         def fresh(step: int) -> Batch:
-            made = read_dataset(reader, make(step), words=words, what=what)
+            made = read_dataset(reader, make(step), words=words, subject=subject)
             if made.size is None:
-                raise BNetError(what, expected=WAYS, actual="a function that returns a function")
+                raise BNetError(subject, expected=DATA_FORMS, actual="a function that returns a function")
             return made.take(torch.arange(made.size))
 
         return Dataset(task, None, reader, batch, seed, fresh)
-    name = str(data) if isinstance(data, str | Path) else what
-    data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(to_host(what, data), what)
+    name = str(data) if isinstance(data, str | Path) else subject
+    data = map_tokens(data) if isinstance(data, str | Path) else _to_rows(to_host(subject, data), subject)
     if isinstance(data, Tensor | np.ndarray) and data.ndim == 1 and data.dtype != object and not is_text_array(data):
-        reader.without_ends("a stream is cut into windows as it is")
+        reader.reject_start_stop("a stream is cut into windows as it is")
         size, window = read_windows(task, data, words, name)
         return Dataset(task, size, window, batch, seed)
     if words is not None:
         raise BNetError("words", expected="None: only a stream of tokens is cut in windows", actual=words)
-    return replace(_read_rows(reader, data, what, wanted), batch=batch, seed=seed)
+    return replace(_read_rows(reader, data, subject, expected), batch=batch, seed=seed)
 
 
-def _read_rows(reader: ExampleReader, data: object, what: str, wanted: str) -> Dataset:
+def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str) -> Dataset:
     """The data set of whole arrays, or of a list of examples."""
     task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
             got = [tuple(part.shape) for part in parts]
-            raise BNetError(what, expected="as many observations as sentences", actual=got)
+            raise BNetError(subject, expected="as many observations as sentences", actual=got)
         if not len(parts[0]):
-            raise BNetError(what, expected="at least one example", actual="arrays of none")
+            raise BNetError(subject, expected="at least one example", actual="arrays of none")
 
         def example(k: int) -> Example:
-            return read_example(reader, k, tuple(part[k] for part in parts), what)
+            return read_example(reader, k, tuple(part[k] for part in parts), subject)
 
-        whole = read_arrays(reader, parts, what)
+        whole = read_arrays(reader, parts, subject)
         if whole is None:
             example(0)
-        return Dataset(task, len(parts[0]), example, whole=whole)
+        return Dataset(task, len(parts[0]), example, full_batch=whole)
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
-        return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], what))
-    data = data if task.next_word is not None or reader.inputs_only else _pair_lists(task, data, what)
+        return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], subject))
+    data = data if task.next_word is not None or reader.inputs_only else _zip_pairs(task, data, subject)
     if not isinstance(data, Sequence) or not data:
-        raise BNetError(what, expected=wanted, actual=data)
+        raise BNetError(subject, expected=expected, actual=data)
     if all(isinstance(word, int) for word in data):
-        raise BNetError(what, expected=wanted, actual="a list of ids", allowed="[ids], for a single sentence")
-    read = [read_example(reader, k, row, what) for k, row in enumerate(data)]
+        raise BNetError(subject, expected=expected, actual="a list of ids", allowed="[ids], for a single sentence")
+    read = [read_example(reader, k, row, subject) for k, row in enumerate(data)]
     return Dataset(task, len(read), read.__getitem__)
 
 
-def _to_rows(data: object, what: str) -> object:
+def _to_rows(data: object, subject: str) -> object:
     """Columns by name (a mapping, a DataFrame) as a list of mappings; other data as they are."""
-    columns = {name: list(data[name]) for name in data.columns} if is_frame(data) else data
+    columns = {name: list(data[name]) for name in data.columns} if is_dataframe(data) else data
     if not isinstance(columns, Mapping):
         return data
     listed = all(isinstance(each, Sequence | Tensor | np.ndarray) and not isinstance(each, str) for each in
@@ -289,7 +289,7 @@ def _to_rows(data: object, what: str) -> object:
     lengths = {name: len(column) for name, column in columns.items()} if listed else {}
     if not lengths or len(set(lengths.values())) > 1:
         got = lengths or data
-        raise BNetError(what, expected="columns of one length, a list for each stack and readout", actual=got)
+        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=got)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -308,7 +308,7 @@ def has_observed(task: Task, data: object) -> bool:
                isinstance(row, tuple) and len(row) == parts for row in data)  # fmt: skip
 
 
-def _inputs_of(task: Task, data: object) -> object:
+def _drop_observed(task: Task, data: object) -> object:
     """Sentences alone, of data that may say what is observed; the reader leaves it out of mappings."""
     if not has_observed(task, data):
         return data
@@ -317,7 +317,7 @@ def _inputs_of(task: Task, data: object) -> object:
     return [row[0] if isinstance(row, tuple) else row for row in cast(list[Any], data)]
 
 
-def _pair_lists(task: Task, data: object, what: str) -> object:
+def _zip_pairs(task: Task, data: object, subject: str) -> object:
     """A tuple `(x, y)` of lists as a list of pairs; other data as they are."""
     is_single = len(task.readouts) == 1 and len(task.stacks) == 1
     if not is_single or not isinstance(data, tuple | list) or len(data) != 2:
@@ -326,40 +326,40 @@ def _pair_lists(task: Task, data: object, what: str) -> object:
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
         got = "what could be two pairs, and could be sentences and what is observed of them"
         allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
-        raise BNetError(what, expected="a list of pairs, or a tuple (x, y)", actual=got, allowed=allowed)
+        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=got, allowed=allowed)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
     x, y = data
     if any(isinstance(part, str) or not isinstance(part, Sequence | Tensor | np.ndarray) for part in data):
-        raise BNetError(what, expected=PAIRS, actual=data, allowed="[(sentence, observed)] for a single one")
+        raise BNetError(subject, expected=PAIR_FORMS, actual=data, allowed="[(sentence, observed)] for a single one")
     if len(x) != len(y):
-        raise BNetError(what, expected="as many observations as sentences", actual=f"{len(x)} and {len(y)}")
+        raise BNetError(subject, expected="as many observations as sentences", actual=f"{len(x)} and {len(y)}")
     return list(zip(x, y, strict=True))
 
 
-def _check_observed(batch: Batch, what: str) -> Batch:
+def _check_observed(batch: Batch, subject: str) -> Batch:
     """Refuse data in which nothing is observed of a readout."""
     for name, evidence in batch.evidence.items():
         if evidence.observed is not None and not bool(evidence.observed.any()):
-            raise BNetError(what, expected=f"something observed of {name}", actual="nothing")
+            raise BNetError(subject, expected=f"something observed of {name}", actual="nothing")
     return batch
 
 
 # whole arrays are looked at once, and not example by example; streams of tokens are cut into windows
 
 
-def to_host(what: str, data: object) -> object:
+def to_host(subject: str, data: object) -> object:
     """Arrays where minibatches are made and looked at; other data as they are."""
     if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-        return tuple(to_host(what, part) for part in data)
+        return tuple(to_host(subject, part) for part in data)
     if not isinstance(data, Tensor):
         return data
     if data.is_meta or not is_dense(data):
-        raise BNetError(what, expected="arrays with a number in each place", actual=data)
+        raise BNetError(subject, expected="arrays with a number in each place", actual=data)
     return data.cpu()
 
 
-def own_arrays(data: object, what: str) -> object:
+def copy_arrays(data: object, subject: str) -> object:
     """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
     if not isinstance(data, tuple) or not all(
         isinstance(part, Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind not in "OU") for part in data
@@ -368,10 +368,10 @@ def own_arrays(data: object, what: str) -> object:
     try:
         return tuple(copy_to_tensor(part) for part in data)
     except (TypeError, ValueError) as problem:
-        raise BNetError(what, expected=PAIRS, actual=str(problem)) from problem
+        raise BNetError(subject, expected=PAIR_FORMS, actual=str(problem)) from problem
 
 
-def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], what: str) -> Batch | None:
+def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], subject: str) -> Batch | None:
     """Words and what is observed as one batch that shares their memory, without a look at each example.
 
     All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
@@ -383,25 +383,25 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], wha
     if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
         return None
     tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
-    states = [*(of.states for of in task.words.values()), *(readout.tpm.states for readout in task.readouts)]
+    states = [*(of.states for of in task.encoders.values()), *(readout.tpm.states for readout in task.readouts)]
     order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
-    bad = [_bad_row(reader, value, top, is_words=name in task.words) for name, value, top in order]
+    bad = [_find_invalid_row(reader, value, top, is_words=name in task.encoders) for name, value, top in order]
     row = min((k for k in bad if k is not None), default=0)
-    example = read_example(reader, row, tuple(value[row] for value in tensors), what)
+    example = read_example(reader, row, tuple(value[row] for value in tensors), subject)
     forms = [*example.words.values(), *example.observed.values()]
     if len(task.stacks) > 1 or len(parts) < len(names):
         return None
     if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
         return None
     whole = [v if v.is_floating_point() else v.to(form.dtype) for v, form in zip(tensors, forms, strict=True)]
-    observed = {name: split_gaps(value) for name, value in zip(names[1:], whole[1:], strict=True)}
+    observed = {name: split_missing(value) for name, value in zip(names[1:], whole[1:], strict=True)}
     return Batch({names[0]: whole[0]}, None, observed)
 
 
-def _bad_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
+def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
     """The first row with a number that no example may have; None where all are sound, or no number can be told."""
     if value.is_floating_point():
-        bad = ~value.isfinite() if is_words else reader.is_bad(value)
+        bad = ~value.isfinite() if is_words else reader.is_invalid(value)
     elif states is None or value.dtype == torch.bool or value.is_complex():
         return None
     else:
@@ -451,12 +451,12 @@ def read_windows(
         raise BNetError("data", expected=wanted, actual=f"a stream of {len(stream)} tokens")
     if words is None:
         raise BNetError("words", expected="how many words a window of the stream has", actual="None")
-    of, readout = task.words[stack], task.readouts[0].group.name
+    of, readout = task.encoders[stack], task.readouts[0].group.name
     states = of.states or 0
     of.check_length(words)
     if len(stream) < 2:
         raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", actual=len(stream))
-    if of.exact is not None and (len(stream) - 1) % words:
+    if of.exact_length is not None and (len(stream) - 1) % words:
         got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
         raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", actual=got)
 

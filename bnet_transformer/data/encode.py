@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
-from bnet_transformer.data.words import name_of_sentence, split_words, to_integers, to_reals, word_encoder
+from bnet_transformer.data.words import describe_sentence, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
 from bnet_transformer.reference import GroundModel, find_readable_words
@@ -40,17 +40,17 @@ class EncodedSentence:
     unnamed: frozenset[str] = frozenset()
 
     @property
-    def words(self) -> dict[str, int]:
+    def word_counts(self) -> dict[str, int]:
         """How many words each stack has."""
         return {stack: len(tokens) for stack, tokens in self.tokens.items()}
 
-    def special(self, network: Network) -> tuple[bool, ...]:
+    def flag_special_tokens(self, network: Network) -> tuple[bool, ...]:
         """Which tokens are special ones of the net's tokenizer, all stacks in order."""
         flags: list[bool] = []
         tokenizer, first = network.tokenizer, next(iter(self.tokens), "")
         for stack, tokens in self.tokens.items():
             encoder = word_encoder(network, stack)
-            member = None if encoder is None else encoder.member
+            member = None if encoder is None else encoder.spec
             if stack in self.tokenized:
                 flags += self.tokenized[stack].special
             elif member and member.tpm.is_index_valued and tokenizer and tokenizer.can_encode(stack, first):
@@ -60,14 +60,14 @@ class EncodedSentence:
                 flags += [is_image and k == 0 for k in range(len(tokens))]
         return tuple(flags)
 
-    def spans(self) -> tuple[Span | None, ...]:
+    def get_spans(self) -> tuple[Span | None, ...]:
         """Where each token stands in its text, all stacks in order."""
         spans: list[Span | None] = []
         for stack, tokens in self.tokens.items():
             spans += self.tokenized[stack].spans if stack in self.tokenized else [None] * len(tokens)
         return tuple(spans)
 
-    def groups(self) -> tuple[tuple[int, ...], ...]:
+    def group_subwords(self) -> tuple[tuple[int, ...], ...]:
         """The tokens of each whole word, all stacks in order."""
         groups: list[tuple[int, ...]] = []
         start = 0
@@ -113,13 +113,13 @@ def encode_sentence(
     network.check_single_dtype()
     stacks, inputs = network.graph.word_stacks, [m.group.name for m in network.specs if m.tpm.kind == "input"]
     extra = dict(check_mapping("given", given))
-    tokenized = _tokenized(network.tokenizer, sentence, pair, stacks, extra)
+    tokenized = _tokenize(network.tokenizer, sentence, pair, stacks, extra)
     for what, value in (("sentence", sentence), ("x", x)):
         if value is not None and not stacks:
             allowed = "given=, for the nodes that are given; observe and do, for the others"
             raise BNetError(what, expected="None: the net has no words", actual=format_value(value), allowed=allowed)
-    text_by = {} if sentence is None else by_stack("sentence", sentence, stacks)
-    x_by = {} if x is None else by_stack("x", x, stacks)
+    text_by = {} if sentence is None else split_by_stack("sentence", sentence, stacks)
+    x_by = {} if x is None else split_by_stack("x", x, stacks)
     text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
     for name in extra:
         if name not in inputs:
@@ -130,19 +130,19 @@ def encode_sentence(
         tokens[stack], value = _encode_stack(network, stack, text_by.get(stack), x_by.get(stack), extra)
         values |= value
     tokens |= {stack: text.tokens for stack, text in tokenized.items()}
-    unnamed = frozenset(s for s in stacks if s not in text_by or _has_rows(text_by[s]))
+    unnamed = frozenset(s for s in stacks if s not in text_by or _is_numeric_table(text_by[s]))
     encoded = EncodedSentence(tokens, values, tokenized, unnamed)
     for member in network.specs:
         if member.tpm.kind == "input" and member.group.name not in values:
-            values[member.group.name] = _given(network, member, extra, encoded.words)
+            values[member.group.name] = _encode_given(network, member, extra, encoded.word_counts)
     for stack, words in text_by.items():
         _check_same_ids(network, stack, words, extra, values)
-    check_reads(network, encoded.words)
+    check_word_counts(network, encoded.word_counts)
     values.update({name: value.to(network.device) for name, value in values.items()})
     return encoded
 
 
-def _has_rows(sentence: object) -> bool:
+def _is_numeric_table(sentence: object) -> bool:
     """True for a table of numbers: vectors or an image, and no words or ids."""
     if isinstance(sentence, Tensor | np.ndarray):
         return sentence.ndim > 1
@@ -154,11 +154,11 @@ def _encode_stack(
     network: Network, stack: str, words: object, x: object, extra: Mapping[str, object]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
     """The tokens of one stack, and the value of the family that its words fill."""
-    name, encoder = name_of_sentence(stack), word_encoder(network, stack, extra)
+    name, encoder = describe_sentence(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
             raise BNetError("x", expected="a net whose words are given as vectors", actual=f"vectors for {name}")
-        if words is not None and encoder.member.tpm.image is not None:
+        if words is not None and encoder.spec.tpm.image is not None:
             raise BNetError(
                 name, expected="an image [channel, row, column], or its words as vectors (x=)", actual="both"
             )
@@ -168,21 +168,21 @@ def _encode_stack(
         tokens = encoder.name_words(x if words is None else words, value)
         if len(tokens) != len(value):
             raise BNetError(name, expected=f"{len(value)} words, as x has rows", actual=f"{len(tokens)}")
-        return tokens, {encoder.member.group.name: value}
+        return tokens, {encoder.spec.group.name: value}
     if encoder is None and words is None:
-        words = _count_words(network, stack, extra)
+        words = _number_words(network, stack, extra)
     if words is None:
         raise BNetError(name, expected="at least one word", actual="none")
     if encoder is None:
         return _name_words(network, stack, words), {}
     value = encoder.encode(words)
     tokens = encoder.name_words(words, value)
-    return tokens, {encoder.member.group.name: value.to(network.dtype) if value.is_floating_point() else value}
+    return tokens, {encoder.spec.group.name: value.to(network.dtype) if value.is_floating_point() else value}
 
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
     """The tokens of a stack whose words fill no family: `given` has the value of it, or it has none."""
-    name, vocabulary = name_of_sentence(stack), network.vocabularies.get(stack)
+    name, vocabulary = describe_sentence(stack), network.vocabularies.get(stack)
     tokens = split_words(name, words)
     if tokens is not None:
         return tuple(tokens)
@@ -192,7 +192,7 @@ def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
     return tuple(vocabulary[i] if vocabulary and 0 <= i < len(vocabulary) else str(i) for i in ids)
 
 
-def _tokenized(
+def _tokenize(
     tokenizer: Tokenizer | None, sentence: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, TokenizedText]:
     """What the tokenizer makes of what is given, if it is text; the segments go to their node among `extra`."""
@@ -210,21 +210,23 @@ def _tokenized(
     return {stacks[0]: text}
 
 
-def by_stack(what: str, value: object, stacks: Sequence[str], told: str | None = None) -> dict[str, Any]:
+def split_by_stack(
+    subject: str, value: object, stacks: Sequence[str], given_stack: str | None = None
+) -> dict[str, Any]:
     """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `told` one."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
                 raise unknown_name_error("stack", stack, stacks)
         return dict(value)
-    others = [stack for stack in stacks if stack != told] or stacks
+    others = [stack for stack in stacks if stack != given_stack] or stacks
     if len(others) != 1:
         names = ", ".join(repr(stack) for stack in stacks)
-        raise BNetError(what, expected=f"a mapping from stack ({names})", actual=format_value(value))
+        raise BNetError(subject, expected=f"a mapping from stack ({names})", actual=format_value(value))
     return {others[0]: value}
 
 
-def _count_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
+def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
     """Numbers for words, where all that is given of a stack is the value of its input nodes."""
     for name, value in extra.items():
         family = network.get_spec(name).group
@@ -243,7 +245,7 @@ def _check_same_ids(
     encoder = word_encoder(network, stack)
     if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
         return
-    name = encoder.member.group.name
+    name = encoder.spec.group.name
     if encoder.vocabulary is not None or split_words(encoder.name, words) is None:
         ids = encoder.encode(words).tolist()
         if ids != values[name].tolist():
@@ -251,55 +253,57 @@ def _check_same_ids(
             raise BNetError(f"given[{name!r}]", expected=expected, actual=values[name].tolist())
 
 
-def _given(network: Network, member: NodeSpec, extra: Mapping[str, object], words: Mapping[str, int]) -> Tensor:
-    family, default = member.group, member.tpm.default
+def _encode_given(
+    network: Network, spec: NodeSpec, given: Mapping[str, object], word_counts: Mapping[str, int]
+) -> Tensor:
+    family, default = spec.group, spec.tpm.default
     lead = [network.graph.plate_sizes[plate] for plate in family.plates]
-    lead += [] if family.word_stack is None else [words[family.word_stack]]
-    if family.name not in extra and default is not None:
+    lead += [] if family.word_stack is None else [word_counts[family.word_stack]]
+    if family.name not in given and default is not None:
         return torch.full(lead, default)
-    if family.name not in extra:
+    if family.name not in given:
         wanted, allowed = "a value, for it is given with the sentence", f"given={{{family.name!r}: ...}}"
         raise BNetError(family.name, expected=wanted, actual="none", allowed=allowed)
-    shape = (*lead, *member.shape)
-    value = extra[family.name]
-    if member.tpm.is_index_valued:
+    shape = (*lead, *spec.shape)
+    value = given[family.name]
+    if spec.tpm.is_index_valued:
         tensor = to_integers(family.name, value, "whole numbers")
-        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (member.tpm.states or 0):
-            raise BNetError(family.name, expected=f"states from 0 to {(member.tpm.states or 0) - 1}", actual=value)
+        if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (spec.tpm.states or 0):
+            raise BNetError(family.name, expected=f"states from 0 to {(spec.tpm.states or 0) - 1}", actual=value)
     else:
-        tensor = _finite(family.name, value, network.dtype, BNetError)
+        tensor = _to_finite_tensor(family.name, value, network.dtype, BNetError)
     if tuple(tensor.shape) != shape:
         raise BNetError(family.name, expected=f"a value of shape {shape}", actual=f"shape {tuple(tensor.shape)}")
     return tensor
 
 
-def encode_value(world: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
+def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
-    name = world.ground.name(node)
-    family = world.ground.group_of(node)
-    member = world.network.specs[family.index]
+    name = model.ground.name(node)
+    family = model.ground.group_of(node)
+    member = model.network.specs[family.index]
     discrete = member.tpm.kind == "discrete" or member.tpm.is_index_valued
     if isinstance(value, str):
-        value = _state_of_label(world.network, member, name, value)
+        value = _get_label_state(model.network, member, name, value)
     if discrete and (member.tpm.is_index_valued or _is_index(value)):
-        count = world.count_states(node)
+        count = model.count_states(node)
         state = operator.index(value) if _is_index(value) else -1  # type: ignore[arg-type]
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", actual=value)
-        read = range(count) if evidence or member.tpm.states is not None else find_readable_words(world, node)
+        read = range(count) if evidence or member.tpm.states is not None else find_readable_words(model, node)
         if state not in read:
             raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", actual=value)
-        return torch.tensor(state, device=world.network.device)
-    tensor = _finite(name, value, world.network.dtype, EvidenceError).to(world.network.device)
+        return torch.tensor(state, device=model.network.device)
+    tensor = _to_finite_tensor(name, value, model.network.dtype, EvidenceError).to(model.network.device)
     if tuple(tensor.shape) != member.shape:
-        way = way_to_one_value(world.network, tensor, member.shape)
+        way = suggest_do(model.network, tensor, member.shape)
         hint = None if way is None else f"a value for one state of what it depends on: {way}"
         got = f"shape {tuple(tensor.shape)}"
         raise EvidenceError(name, expected=f"a value of shape {member.shape}", actual=got, allowed=hint)
     return tensor
 
 
-def way_to_one_value(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
+def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
     """The `do` after which a value with a dim for each open choice is one of that shape; None for any other value."""
     graph = network.graph
     choices = [m.group.name for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]]
@@ -307,19 +311,21 @@ def way_to_one_value(network: Network, value: Tensor, shape: tuple[int, ...]) ->
     return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and leads else None
 
 
-def once(what: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Nodes told by a mapping and by keyword, none by both."""
     for name in nodes:
         if name in named:
-            raise EvidenceError(f"{what} of {name}", expected="one value", actual="two, in the mapping and by keyword")
+            raise EvidenceError(
+                f"{subject} of {name}", expected="one value", actual="two, in the mapping and by keyword"
+            )
     return {**nodes, **named}
 
 
-def check_reads(network: Network, words: Mapping[str, int]) -> None:
+def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
     """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
     for member in network.specs:
         family = member.group
-        n = 1 if family.word_stack is None else words[family.word_stack]
+        n = 1 if family.word_stack is None else word_counts[family.word_stack]
         longest = member.tpm.max_words
         if longest is not None and n > longest:
             raise BNetError(
@@ -328,21 +334,21 @@ def check_reads(network: Network, words: Mapping[str, int]) -> None:
         for given in member.parents:
             parent = network.specs[given.index].group
             if parent.word_stack is not None:
-                given.reach.check_word_counts(n, words[parent.word_stack], f"{parent.name} -> {family.name}, ")
-                empty = given.reach.first_empty_row(n, words[parent.word_stack])
+                given.reach.check_word_counts(n, word_counts[parent.word_stack], f"{parent.name} -> {family.name}, ")
+                empty = given.reach.first_empty_row(n, word_counts[parent.word_stack])
                 if WORD in given.over and empty is not None and not member.tpm.can_read_empty:
                     wanted = f"at least one word of {parent.name} to read"
-                    got = f"none (reach {given.reach}, {words[parent.word_stack]} words)"
+                    got = f"none (reach {given.reach}, {word_counts[parent.word_stack]} words)"
                     raise BNetError(f"word {empty} of {family.name}", expected=wanted, actual=got)
 
 
-def _state_of_label(network: Network, member: NodeSpec, name: str, label: str) -> int:
+def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) -> int:
     """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
-    labels = getattr(member.tpm, "labels", None)
-    readout = member.group.step == network.graph.slices.get(member.group.stack) and member.tpm.kind == "discrete"
-    if labels is None and (readout or member.tpm.kind == "input"):
-        labels = network.vocabularies.get(member.group.stack)
-    if labels is None or len(labels) != member.tpm.states:
+    labels = getattr(spec.tpm, "labels", None)
+    readout = spec.group.step == network.graph.slices.get(spec.group.stack) and spec.tpm.kind == "discrete"
+    if labels is None and (readout or spec.tpm.kind == "input"):
+        labels = network.vocabularies.get(spec.group.stack)
+    if labels is None or len(labels) != spec.tpm.states:
         raise EvidenceError(name, expected="a state or a tensor: its states have no labels", actual=label)
     if label not in labels:
         error: UnknownNameError = unknown_name_error("", label, labels)
@@ -356,7 +362,7 @@ def _is_index(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool | np.bool_ | np.ndarray | type)
 
 
-def _finite(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
+def _to_finite_tensor(name: str, value: object, dtype: torch.dtype, error: type[BNetError]) -> Tensor:
     """A finite tensor of numbers."""
     try:
         tensor = to_reals(name, value).to(dtype)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.data.batch import UNSEEN, Batch, Evidence, gap, pad, present, split_gaps
+from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.words import is_text_array, to_integers, to_reals
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import to_numpy
 
-COLUMNS = (
+COLUMN_FORMS = (
     "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "
     "DataFrame, or a mapping from node to an array [sentence, ...]"
 )
@@ -50,17 +50,17 @@ class ExampleReader:
     stop: object = None
     inputs_only: bool = False
     missing: bool | None = None
-    option: str | None = None
+    missing_option: str | None = None
 
     def __post_init__(self) -> None:
         if self.task.next_word is None:
-            self.without_ends("the net tells no next word")
+            self.reject_start_stop("the net tells no next word")
 
-    def without_ends(self, why: str) -> None:
+    def reject_start_stop(self, reason: str) -> None:
         """Refuse words around what is told, where they would have no effect."""
         for what, word in (("start", self.start), ("stop", self.stop)):
             if word is not None:
-                raise BNetError(what, expected=f"None: {why}", actual=word)
+                raise BNetError(what, expected=f"None: {reason}", actual=word)
 
     def __call__(self, row: object) -> Example:
         """Read an example.
@@ -84,15 +84,15 @@ class ExampleReader:
         if len(names) == 1:
             return self._read_parts({names[0]: row})
         if not isinstance(row, tuple | list) or len(row) != len(names):
-            raise self._not_one(row, [name or "sentence" for name in names])
+            raise self._example_error(row, [name or "sentence" for name in names])
         return self._read_parts(dict(zip(names, row, strict=True)))
 
-    def _not_one(self, row: object, names: Sequence[str]) -> BNetError:
+    def _example_error(self, row: object, names: Sequence[str]) -> BNetError:
         """The error of what is no example; a series of real-valued words is to be cut into pairs."""
         wanted, allowed = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
             stacks = [readout.group.word_stack for readout in self.task.readouts]
-            if stacks == list(self.task.stacks) and all(of.states is None for of in self.task.words.values()):
+            if stacks == list(self.task.stacks) and all(of.states is None for of in self.task.encoders.values()):
                 allowed = "training.windows(series, words, ahead), which makes pairs of a series"
             row = f"an array of shape {tuple(row.shape)}"
         elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
@@ -104,39 +104,39 @@ class ExampleReader:
         task, words, observed = self.task, {}, {}
         readouts = {readout.group.name: readout for readout in task.readouts}
         if self.inputs_only:
-            row = {name: part for name, part in row.items() if name in task.words or name not in readouts}
+            row = {name: part for name, part in row.items() if name in task.encoders or name not in readouts}
         for name in row:
-            if name not in task.words and name not in readouts and task.readouts:
-                raise unknown_name_error("example", name, [*task.words, *readouts])
-        for stack, of in task.words.items():
+            if name not in task.encoders and name not in readouts and task.readouts:
+                raise unknown_name_error("example", name, [*task.encoders, *readouts])
+        for stack, of in task.encoders.items():
             if stack not in row:
                 raise BNetError("example", expected=f"words of stack {stack!r}", actual=f"only {', '.join(row)}")
             words[stack] = of.encode(row[stack])
         next_word = task.next_word
-        expected = () if self.inputs_only else readouts or [name for name in row if name not in task.words]
+        expected = () if self.inputs_only else readouts or [name for name in row if name not in task.encoders]
         for name in expected:
             if name in row:
-                observed[name] = self.observed(readouts.get(name), row[name])
+                observed[name] = self.encode_observed(readouts.get(name), row[name])
             elif next_word is not None:
-                words[next_word], observed[name] = self._shifted(next_word, words[next_word])
+                words[next_word], observed[name] = self._shift_words(next_word, words[next_word])
             else:
                 raise BNetError("example", expected=f"what is observed of {name}", actual=f"only {', '.join(row)}")
-        for stack, of in task.words.items():
+        for stack, of in task.encoders.items():
             of.check_length(len(words[stack]))
         for name, value in observed.items():
-            self.check(readouts.get(name), value, words)
+            self.check_observed(readouts.get(name), value, words)
         return Example(words, observed)
 
-    def _shifted(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
+    def _shift_words(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
         """All words but the last, and the next word of each."""
-        of = self.task.words[stack]
+        of = self.task.encoders[stack]
         ends = [None if word is None else of.encode_word(word) for word in (self.start, self.stop)]
         words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
         if len(words) < 2:
             raise BNetError("example", expected="at least 2 words, the second to be told by the first", actual="1")
         return words[:-1], words[1:]
 
-    def observed(self, readout: NodeSpec | None, value: object) -> Tensor:
+    def encode_observed(self, readout: NodeSpec | None, value: object) -> Tensor:
         """What is observed of a readout, as a tensor."""
         if readout is None:
             array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
@@ -144,76 +144,76 @@ class ExampleReader:
         family = readout.group
         if readout.tpm.kind == "continuous":
             return to_reals(family.name, value)
-        encoder = self.task.words[family.word_stack] if family.word_stack is not None else None
-        labels = self._labels(readout)
+        encoder = self.task.encoders[family.word_stack] if family.word_stack is not None else None
+        labels = self._get_label_states(readout)
         value = value.tolist() if is_text_array(value) else value
         if isinstance(value, str) and encoder is not None:
-            value = value.split() if labels is not encoder.place else encoder.encode(value)
+            value = value.split() if labels is not encoder.word_ids else encoder.encode(value)
         if isinstance(value, str | list | tuple):
-            value = _states(family.name, labels, value)
+            value = _labels_to_states(family.name, labels, value)
         return to_integers(family.name, value)
 
-    def is_bad(self, value: Tensor) -> Tensor:
+    def is_invalid(self, value: Tensor) -> Tensor:
         """Where real numbers cannot be what is observed: infinite ones, and a NaN where it does not say `missing`."""
         if self.missing is None:
             return value.isinf()
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
-    def _labels(self, readout: NodeSpec) -> Mapping[str, int]:
+    def _get_label_states(self, readout: NodeSpec) -> Mapping[str, int]:
         """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
             return {label: state for state, label in enumerate(labels)}
-        words = self.task.words.get(readout.group.stack)
-        return words.place if words is not None and len(words.place) == readout.tpm.states else {}
+        words = self.task.encoders.get(readout.group.stack)
+        return words.word_ids if words is not None and len(words.word_ids) == readout.tpm.states else {}
 
-    def check(
-        self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], lead: tuple[int, ...] = ()
+    def check_observed(
+        self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
     ) -> None:
         """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
         if readout is None:
             return
         family, discrete = readout.group, readout.tpm.kind == "discrete"
-        _check_shape(self.task.network, readout, value, family.name, lead, words)
-        if not discrete and bool(self.is_bad(value).any()):
+        _check_shape(self.task.network, readout, value, family.name, leading, words)
+        if not discrete and bool(self.is_invalid(value).any()):
             wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
             whole_words = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
-            helps = self.option is not None and self.missing is False and whole_words
-            allowed = f"{self.option}, where NaN says that nothing of a word was observed" if helps else None
+            helps = self.missing_option is not None and self.missing is False and whole_words
+            allowed = f"{self.missing_option}, where NaN says that nothing of a word was observed" if helps else None
             got = "infinity" if bool(value.isinf().any()) else "NaN"
             raise BNetError(family.name, expected=wanted, actual=got, allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
-            if low < UNSEEN or high >= states:
+            if low < UNOBSERVED or high >= states:
                 wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
-                raise BNetError(family.name, expected=wanted, actual=low if low < UNSEEN else high)
+                raise BNetError(family.name, expected=wanted, actual=low if low < UNOBSERVED else high)
 
 
-def _states(what: str, labels: Mapping[str, int], value: object) -> object:
+def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:
     """States of labels; None is what is not observed."""
     if value is None:
-        return UNSEEN
+        return UNOBSERVED
     if isinstance(value, str):
         if value not in labels:
-            raise unknown_name_error(f"label of {what}", value, labels)
+            raise unknown_name_error(f"label of {subject}", value, labels)
         return labels[value]
-    return [_states(what, labels, part) for part in value] if isinstance(value, list | tuple) else value
+    return [_labels_to_states(subject, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def read_example(reader: ExampleReader, k: int, row: object, what: str) -> Example:
+def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Example:
     """An example, or the error that says which one it is."""
     try:
         return reader(row)
     except BNetError as error:
-        raise in_row(error, what, k) from error
+        raise add_row_number(error, subject, k) from error
 
 
-def in_row(error: BNetError, what: str, k: int) -> BNetError:
+def add_row_number(error: BNetError, subject: str, k: int) -> BNetError:
     """An error of a part of a row, with the number of the row."""
     return type(error)(
-        f"{what}[{k}], {error.subject}", expected=error.expected, actual=error.actual, allowed=error.allowed
+        f"{subject}[{k}], {error.subject}", expected=error.expected, actual=error.actual, allowed=error.allowed
     )
 
 
@@ -235,19 +235,19 @@ def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool 
         rows = [example.words[stack] for example in examples]
         lengths = [len(row) for row in rows]
         x[stack] = pad(rows, 0)
-        if len(set(lengths)) > 1 and (mask_padding or task.masks(stack)):
-            mask[stack] = present(lengths)
+        if len(set(lengths)) > 1 and (mask_padding or task.needs_mask(stack)):
+            mask[stack] = lengths_to_mask(lengths)
     evidence = {}
     known = {readout.group.name for readout in task.readouts}
     for name in examples[0].observed:
         axis = len(graph.get_group(name).plates) if name in known else 0
         rows = [example.observed[name] for example in examples]
-        value = pad(rows, axis, gap(rows[0]))
-        evidence[name] = split_gaps(value) if name in known else Evidence(value)
-    return Batch(x, mask or None, evidence).like(task.network)
+        value = pad(rows, axis, get_fill_value(rows[0]))
+        evidence[name] = split_missing(value) if name in known else Evidence(value)
+    return Batch(x, mask or None, evidence).cast_like(task.network)
 
 
-def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Read the columns of a net without words.
 
     Args:
@@ -264,45 +264,47 @@ def read_columns(reader: ExampleReader, data: object, what: str) -> tuple[dict[s
         UnknownNameError: for a node that the net does not have.
     """
     task, network = reader.task, reader.task.network
-    by_node = _by_node(task, data, what)
+    by_node = _split_by_node(task, data, subject)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
     random = {member.group.name: member for member in task.readouts}
     inputs = {m.group.name: m for m in network.specs if m.tpm.kind == "input"}
     for name, column in by_node.items():
         if name not in random and name not in inputs:
-            raise unknown_name_error(f"node of {what}", name, [*random, *inputs])
+            raise unknown_name_error(f"node of {subject}", name, [*random, *inputs])
         member = random.get(name) or inputs[name]
         if member.scope == "corpus":
             got = "one that is drawn once for the corpus"
-            raise BNetError(f"{what}, {name}", expected="nodes that are drawn for each sentence", actual=got)
+            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=got)
         if name in inputs:
             read = to_integers if member.tpm.is_index_valued else to_reals
-            given[name] = read(f"{what}, {name}", _of_series(member, column))
+            given[name] = read(f"{subject}, {name}", _series_to_list(member, column))
         else:
-            observed[name] = reader.observed(member, _with_missing(network, member, _of_series(member, column)))
+            observed[name] = reader.encode_observed(
+                member, _mark_missing(network, member, _series_to_list(member, column))
+            )
     needed = [m.group.name for m in network.specs if m.tpm.kind == "input" and m.tpm.default is None]
     missing = [name for name in needed if name not in by_node]
     if missing:
-        raise BNetError(what, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
+        raise BNetError(subject, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
         got = ", ".join(f"{n} of {name}" for name, n in counts.items())
-        raise BNetError(what, expected="columns of one length, at least one sentence", actual=got)
+        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=got)
     for name, value in given.items():
-        _check_shape(network, inputs[name], value, f"{what}, {name}", (len(value),), {})
+        _check_shape(network, inputs[name], value, f"{subject}, {name}", (len(value),), {})
         if not bool(value.isfinite().all()):
-            raise BNetError(f"{what}, {name}", expected="finite numbers", actual="NaN or infinity")
+            raise BNetError(f"{subject}, {name}", expected="finite numbers", actual="NaN or infinity")
     for name, value in observed.items():
-        reader.check(random[name], value, {}, lead=(len(value),))
+        reader.check_observed(random[name], value, {}, leading=(len(value),))
     return given, observed
 
 
-def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
+def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
     """A column for each node."""
     if isinstance(data, Mapping):
         by_node = dict(data)
-    elif is_frame(data):
+    elif is_dataframe(data):
         by_node = {name: data[name] for name in data.columns}
     elif isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
         names = dict.fromkeys(name for row in data for name in row)
@@ -311,45 +313,45 @@ def _by_node(task: Task, data: object, what: str) -> dict[str, object]:
         leaves = [m.group.name for m in task.readouts if not task.network.graph.out_edges[m.group.index]]
         alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
         if len(leaves) != 1 or not alone:
-            raise BNetError(what, expected=COLUMNS, actual=data)
+            raise BNetError(subject, expected=COLUMN_FORMS, actual=data)
         by_node = {leaves[0]: data}
     if not by_node or not all(isinstance(name, str) for name in by_node):
-        raise BNetError(what, expected=COLUMNS, actual=data)
+        raise BNetError(subject, expected=COLUMN_FORMS, actual=data)
     return by_node
 
 
-def is_frame(data: Any) -> TypeGuard[Any]:
+def is_dataframe(data: Any) -> TypeGuard[Any]:
     """True for a DataFrame of pandas, which is not imported."""
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 
 
-def _of_series(member: NodeSpec, column: Any) -> Any:
+def _series_to_list(spec: NodeSpec, column: Any) -> Any:
     """A Series of pandas as a list, None where it has no value; a number of a node of width 1 is its vector."""
     if not hasattr(column, "isna"):
         return column
     values = [None if absent else value for value, absent in zip(column, column.isna(), strict=True)]
-    if member.shape != (1,) or member.group.plates:
+    if spec.shape != (1,) or spec.group.plates:
         return values
     return [[value] if isinstance(value, numbers.Real) else value for value in values]
 
 
-def _with_missing(network: Network, member: NodeSpec, column: object) -> object:
+def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
     """A column in which None says that a state, and NaN that a real number was not observed."""
-    if member.tpm.kind == "discrete":
-        return _whole_states(column)
+    if spec.tpm.kind == "discrete":
+        return _to_integer_states(column)
     if not isinstance(column, list | tuple):
         return column
-    sizes = [network.graph.plate_sizes[plate] for plate in member.group.plates]
-    return [np.full((*sizes, *member.shape), np.nan) if value is None else value for value in column]
+    sizes = [network.graph.plate_sizes[plate] for plate in spec.group.plates]
+    return [np.full((*sizes, *spec.shape), np.nan) if value is None else value for value in column]
 
 
-def _whole_states(column: Any) -> Any:
+def _to_integer_states(column: Any) -> Any:
     """States with None for NaN, 0 and 1 for booleans, and whole numbers for those in a floating type."""
     if isinstance(column, Tensor | np.ndarray):
         array = to_numpy(column) if isinstance(column, Tensor) else column
-        return _whole_states(array.tolist()) if array.dtype.kind in "bfO" else column
+        return _to_integer_states(array.tolist()) if array.dtype.kind in "bfO" else column
     if isinstance(column, list | tuple):
-        return [_whole_states(value) for value in column]
+        return [_to_integer_states(value) for value in column]
     if isinstance(column, bool | np.bool_):
         return int(column)
     if isinstance(column, float | np.floating):
@@ -358,12 +360,12 @@ def _whole_states(column: Any) -> Any:
 
 
 def _check_shape(
-    network: Network, member: NodeSpec, value: Tensor, what: str, lead: tuple[int, ...], words: Mapping[str, Tensor]
+    network: Network, spec: NodeSpec, value: Tensor, subject: str, leading: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
     """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
-    family, is_state = member.group, member.tpm.kind == "discrete" or member.tpm.is_index_valued
-    shape = (*lead, *(network.graph.plate_sizes[plate] for plate in family.plates))
+    family, is_state = spec.group, spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
+    shape = (*leading, *(network.graph.plate_sizes[plate] for plate in family.plates))
     shape += (len(words[family.word_stack]),) if family.word_stack is not None else ()
-    shape += () if is_state else member.shape
+    shape += () if is_state else spec.shape
     if tuple(value.shape) != shape:
-        raise BNetError(what, expected=f"values of shape {shape}", actual=f"shape {tuple(value.shape)}")
+        raise BNetError(subject, expected=f"values of shape {shape}", actual=f"shape {tuple(value.shape)}")

@@ -10,7 +10,7 @@ from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 
 
-def backward(reach: Reach) -> bool:
+def is_backward(reach: Reach) -> bool:
     """True where no word reads a later one, whatever the kind of the reach: by its table, by its width."""
     return reach.is_causal or reach.kind == "first" or reach == Reach("window", 0)
 
@@ -24,19 +24,19 @@ class Task:
 
     network: Network
     readouts: tuple[NodeSpec, ...]
-    words: dict[str, WordEncoder]
+    encoders: dict[str, WordEncoder]
     next_word: str | None
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        return tuple(self.words)
+        return tuple(self.encoders)
 
-    def masks(self, stack: str) -> bool:
+    def needs_mask(self, stack: str) -> bool:
         """True where padding at the end of a stack could be read by a word that is there."""
         for member in self.network.specs:
             for given in member.parents:
                 words = self.network.specs[given.index].group.word_stack
-                if words == stack and (member.group.word_stack != stack or not backward(given.reach)):
+                if words == stack and (member.group.word_stack != stack or not is_backward(given.reach)):
                     return True
         return False
 
@@ -60,7 +60,7 @@ def infer_task(network: Network) -> Task:
         if encoder is None:
             raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", actual="none")
         words[stack] = encoder
-    return Task(network, readouts, words, _next_word(network, readouts, words))
+    return Task(network, readouts, words, _infer_next_word(network, readouts, words))
 
 
 def infer_fit_task(network: Network) -> Task:
@@ -76,7 +76,7 @@ def infer_fit_task(network: Network) -> Task:
         BNetError: where there is nothing to observe.
     """
     task = infer_task(network)
-    if not task.words:
+    if not task.encoders:
         task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
         wanted = "a readout: a net without observe= has no likelihood to fit"
@@ -85,55 +85,55 @@ def infer_fit_task(network: Network) -> Task:
     return replace(task, next_word=None)
 
 
-def check_has_words(network: Network, what: str, allowed: str | None = None) -> None:
+def check_has_words(network: Network, subject: str, allowed: str | None = None) -> None:
     """Refuse a net without words, where all that is asked is of words."""
     if not network.graph.word_stacks:
-        raise BNetError(what, expected="a net with words", actual="a net without words", allowed=allowed)
+        raise BNetError(subject, expected="a net with words", actual="a net without words", allowed=allowed)
 
 
-def _next_word(network: Network, readouts: tuple[NodeSpec, ...], words: dict[str, WordEncoder]) -> str | None:
+def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders: dict[str, WordEncoder]) -> str | None:
     """The stack whose next word the one readout tells, having read no later word."""
     if len(readouts) != 1:
         return None
     (readout,) = readouts
     stack = readout.group.word_stack
-    if stack is None or readout.group.plates or not _tells_words(readout, words[stack], among=len(words)):
+    if stack is None or readout.group.plates or not _predicts_words(readout, encoders[stack], num_stacks=len(encoders)):
         return None
-    return stack if later(network, readout, stack) is None else None
+    return stack if find_noncausal_arrow(network, readout, stack) is None else None
 
 
-def _tells_words(readout: NodeSpec, words: WordEncoder, among: int) -> bool:
+def _predicts_words(readout: NodeSpec, encoder: WordEncoder, num_stacks: int) -> bool:
     """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
     if readout.tpm.kind == "discrete":
-        return readout.tpm.states is not None and readout.tpm.states == words.states
-    return among > 1 and words.states is None and readout.shape == words.member.shape
+        return readout.tpm.states is not None and readout.tpm.states == encoder.states
+    return num_stacks > 1 and encoder.states is None and readout.shape == encoder.spec.shape
 
 
-def later(network: Network, member: NodeSpec, stack: str) -> str | None:
+def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | None:
     """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
-    needed = network.ancestral_specs(member)
-    decided = decided_by(network, needed)
+    needed = network.ancestral_specs(spec)
+    decided = find_deciding_stacks(network, needed)
     for child in needed:
         for given in child.parents:
             parent = network.specs[given.index].group
             if stack not in decided[given.index]:
                 continue
-            if child.group.word_stack != stack or parent.word_stack != stack or not backward(given.reach):
+            if child.group.word_stack != stack or parent.word_stack != stack or not is_backward(given.reach):
                 return f"{parent.name} -> {child.group.name} ({given.reach})"
     return None
 
 
-def decided_by(network: Network, members: list[NodeSpec]) -> dict[int, frozenset[str]]:
+def find_deciding_stacks(network: Network, specs: list[NodeSpec]) -> dict[int, frozenset[str]]:
     """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
     stacks: dict[int, frozenset[str]] = {}
-    for member in members:
+    for member in specs:
         index, words = member.group.index, member.group.word_stack
         parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
         stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
     return stacks
 
 
-def infer_trainable_task(network: Network, *, generates: bool = False) -> Task:
+def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Task:
     """Infer the task of a net that follows the log probability of its readouts.
 
     Args:
@@ -151,14 +151,14 @@ def infer_trainable_task(network: Network, *, generates: bool = False) -> Task:
     choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
     if not task.readouts:
         wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
-        if generates:
+        if is_generation:
             wanted, ways = "a readout that tells the next word", ""
         got = "no Categorical or Normal node that nothing reads"
         raise BNetError("net", expected=wanted, actual=got, allowed=f"observe= or readout= of the net{ways}")
     if choices:
         other = "a net with combine='concat'"
         wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
-        if generates:
+        if is_generation:
             wanted, ways = "each word is chosen from one distribution", other
         wanted = f"no random choice beneath the readouts: {wanted}"
         raise BNetError("net", expected=wanted, actual=", ".join(choices[:4]), allowed=ways)

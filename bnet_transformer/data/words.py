@@ -33,25 +33,25 @@ class WordEncoder:
     """
 
     stack: str
-    member: NodeSpec
+    spec: NodeSpec
     vocabulary: tuple[str, ...] | None
-    longest: int | None = None
+    max_length: int | None = None
     tokenizer: Tokenizer | None = None
-    exact: int | None = None
+    exact_length: int | None = None
     seed: int = 0
 
     @property
     def states(self) -> int | None:
         """How many words there are; None where words are vectors."""
-        return self.member.tpm.states
+        return self.spec.tpm.states
 
     @property
     def name(self) -> str:
         """The name of the sentence in messages."""
-        return name_of_sentence(self.stack)
+        return describe_sentence(self.stack)
 
     @cached_property
-    def place(self) -> dict[str, int]:
+    def word_ids(self) -> dict[str, int]:
         """The id of each word of the vocabulary."""
         return {word: k for k, word in enumerate(self.vocabulary or ())}
 
@@ -76,7 +76,7 @@ class WordEncoder:
         if not isinstance(sentence, str | Sequence | Tensor | np.ndarray) or isinstance(sentence, bytes):
             raise BNetError(self.name, expected="text, a list of words, ids, or vectors", actual=sentence)
         if self.states is None:
-            return self.encode_vectors(sentence) if words is None else self._draw_vectors(words)
+            return self.encode_vectors(sentence) if words is None else self._make_vectors(words)
         ids = to_integers(self.name, sentence) if words is None else torch.tensor([self.id(word) for word in words])
         if ids.dim() != 1:
             raise BNetError(self.name, expected="text, a list of words, or ids", actual=sentence)
@@ -94,9 +94,9 @@ class WordEncoder:
         if self.vocabulary is None:
             allowed = "from_pretrained(..., tokenizer=), for a model that came without one"
             raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, allowed=allowed)
-        if word not in self.place:
-            raise unknown_name_error(f"word of the {self.name}", word, self.place)
-        return self.place[word]
+        if word not in self.word_ids:
+            raise unknown_name_error(f"word of the {self.name}", word, self.word_ids)
+        return self.word_ids[word]
 
     def encode_word(self, word: object) -> Tensor:
         """Encode a sentence of one word, `[1]` or `[1, *shape]`."""
@@ -110,14 +110,14 @@ class WordEncoder:
 
     def name_words(self, sentence: object, value: Tensor) -> tuple[str, ...]:
         """The names of the words of a sentence that was encoded as `value`: as written, by id, or numerals."""
-        words, image = split_words(self.name, sentence), self.member.tpm.image
+        words, image = split_words(self.name, sentence), self.spec.tpm.image
         if words is not None:
             return tuple(words)
         if image is not None and len(value) == len(image.tokens):
             return image.tokens
         return self.decode(range(len(value)) if self.states is None else value.tolist())
 
-    def check_length(self, words: int, *, begun: bool = False) -> None:
+    def check_length(self, words: int, *, is_prefix: bool = False) -> None:
         """Refuse a number of words that the net cannot take.
 
         Args:
@@ -127,35 +127,37 @@ class WordEncoder:
         Raises:
             BNetError: for more words than there are learned positions, or another number than that of a mask's table.
         """
-        if self.exact is not None and (words > self.exact or (words < self.exact and not begun)):
-            wanted = f"{'at most ' if begun else ''}{self.exact} words, for the mask is a table for so many"
+        if self.exact_length is not None and (
+            words > self.exact_length or (words < self.exact_length and not is_prefix)
+        ):
+            wanted = f"{'at most ' if is_prefix else ''}{self.exact_length} words, for the mask is a table for so many"
             raise BNetError(self.name, expected=wanted, actual=f"{words} words")
-        if self.longest is not None and words > self.longest:
-            wanted = f"at most {self.longest} words, the learned positions"
+        if self.max_length is not None and words > self.max_length:
+            wanted = f"at most {self.max_length} words, the learned positions"
             raise BNetError(self.name, expected=wanted, actual=f"{words} words")
 
-    def encode_vectors(self, vectors: object, what: str | None = None) -> Tensor:
+    def encode_vectors(self, vectors: object, subject: str | None = None) -> Tensor:
         """Encode words that are vectors, or the patches of an image; messages call them `what`."""
-        what = what or self.name
-        value, image = to_reals(what, vectors), self.member.tpm.image
+        subject = subject or self.name
+        value, image = to_reals(subject, vectors), self.spec.tpm.image
         if image is not None and value.dim() != 2:
             value = image.patchify(value)
-        if not value.dim() or tuple(value.shape[1:]) != self.member.shape or not len(value):
-            wanted = f"vectors of shape (words, {', '.join(map(str, self.member.shape))}), at least one word"
-            raise BNetError(what, expected=wanted, actual=f"shape {tuple(value.shape)}")
+        if not value.dim() or tuple(value.shape[1:]) != self.spec.shape or not len(value):
+            wanted = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
+            raise BNetError(subject, expected=wanted, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise BNetError(what, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
+            raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
         return value
 
-    def _draw_vectors(self, words: Sequence[str]) -> Tensor:
+    def _make_vectors(self, words: Sequence[str]) -> Tensor:
         """The fixed vectors of words where the net has no vocabulary."""
-        is_image = self.member.tpm.image is not None
-        if is_image or len(self.member.shape) != 1:
+        is_image = self.spec.tpm.image is not None
+        if is_image or len(self.spec.shape) != 1:
             image = "an image [channel, row, column], or its words as vectors (x=)"
-            wanted = image if is_image else f"values of shape {self.member.shape} for each word (x=)"
+            wanted = image if is_image else f"values of shape {self.spec.shape} for each word (x=)"
             raise BNetError(self.name, expected=wanted, actual=" ".join(words))
-        return torch.stack([word_vector(word, self.member.shape[0], self.seed) for word in words])
+        return torch.stack([word_vector(word, self.spec.shape[0], self.seed) for word in words])
 
 
 def word_encoder(network: Network, stack: str, given: Mapping[str, object] | None = None) -> WordEncoder | None:
@@ -175,23 +177,23 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
         for member in network.specs
         if member.tpm.kind == "input" and member.group.word_stack == stack and not member.group.plates
     ]
-    main = main_input([member for member in over if member.group.name not in (given or {})])
+    main = find_main_input([member for member in over if member.group.name not in (given or {})])
     # A family with a default is filled by words only where no other family of the net would be.
-    if main is None or (main.tpm.default is not None and main is not main_input(over)):
+    if main is None or (main.tpm.default is not None and main is not find_main_input(over)):
         return None
     bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
     longest, vocabulary = min(bounds, default=None), network.vocabularies.get(main.group.stack)
-    return WordEncoder(stack, main, vocabulary, longest, tokenizer, _table_length(network, stack), network.seed)
+    return WordEncoder(stack, main, vocabulary, longest, tokenizer, _get_table_length(network, stack), network.seed)
 
 
-def main_input(members: Sequence[NodeSpec]) -> NodeSpec | None:
+def find_main_input(specs: Sequence[NodeSpec]) -> NodeSpec | None:
     """Of a stack's input families over words, the one that its words fill: the discrete one, none with a default."""
-    needed = [m for m in members if m.tpm.default is None]
-    return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or members), None)
+    needed = [m for m in specs if m.tpm.default is None]
+    return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or specs), None)
 
 
-def _table_length(network: Network, stack: str) -> int | None:
+def _get_table_length(network: Network, stack: str) -> int | None:
     """How many words a stack has, where a mask is a table of who reads whom."""
     for member in network.specs:
         for given in member.parents:
@@ -213,12 +215,12 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
     return torch.randn(dim, generator=generator, dtype=torch.float32, device="cpu")
 
 
-def name_of_sentence(stack: str) -> str:
+def describe_sentence(stack: str) -> str:
     """What messages call the sentence of a stack."""
     return f"sentence of stack {stack!r}" if stack else "sentence"
 
 
-def split_words(what: str, sentence: object) -> list[str] | None:
+def split_words(subject: str, sentence: object) -> list[str] | None:
     """The words of text, or of a list or an array of words; None of anything else.
 
     Args:
@@ -236,11 +238,11 @@ def split_words(what: str, sentence: object) -> list[str] | None:
     if not isinstance(words, Sequence) or isinstance(words, bytes):
         return None
     if not words:
-        raise BNetError(what, expected="at least one word", actual=sentence)
+        raise BNetError(subject, expected="at least one word", actual=sentence)
     if not all(isinstance(word, str) for word in words):
         return None
     if not all(words):
-        raise BNetError(what, expected="words, none empty", actual=list(words))
+        raise BNetError(subject, expected="words, none empty", actual=list(words))
     return list(words)
 
 
@@ -249,25 +251,25 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
     return isinstance(value, np.ndarray) and value.dtype.kind == "U"
 
 
-def to_integers(what: str, value: object, wanted: str = "text, a list of words, or ids") -> Tensor:
+def to_integers(subject: str, value: object, expected: str = "text, a list of words, or ids") -> Tensor:
     """Whole numbers as a tensor of ids, `int64`; messages call them `what`."""
     try:
         ids = copy_to_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
-        raise BNetError(what, expected=wanted, actual=value) from problem
+        raise BNetError(subject, expected=expected, actual=value) from problem
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise BNetError(what, expected=wanted, actual=value)
+        raise BNetError(subject, expected=expected, actual=value)
     return ids.long()
 
 
-def to_reals(what: str, value: object) -> Tensor:
+def to_reals(subject: str, value: object) -> Tensor:
     """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `what`."""
     if value is None:
-        raise BNetError(what, expected="real numbers", actual=value)
+        raise BNetError(subject, expected="real numbers", actual=value)
     try:
         reals = copy_to_tensor(value if isinstance(value, Tensor) else np.asanyarray(value, dtype=np.float64))
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise BNetError(what, expected="real numbers", actual=value) from problem
+        raise BNetError(subject, expected="real numbers", actual=value) from problem
     if reals.is_complex() or reals.dtype == torch.bool:
-        raise BNetError(what, expected="real numbers", actual=str(reals.dtype))
+        raise BNetError(subject, expected="real numbers", actual=str(reals.dtype))
     return reals if reals.is_floating_point() else reals.double()

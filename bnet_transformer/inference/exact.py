@@ -23,9 +23,9 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.compiler.course import Course, Request, SomeNodes, Values
-from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.told import readable
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState, NodePatches, StackTensors
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.compiler.told import is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
@@ -37,14 +37,14 @@ MOST_NUMBERS = 2**30
 
 
 def log_evidence(
-    module: Module,
+    module: CompiledModule,
     evidence: Mapping[str, Evidence],
-    x: Values | None = None,
-    mask: Values | None = None,
+    x: StackTensors | None = None,
+    mask: StackTensors | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
-    patched: SomeNodes | None = None,
-    rows: SomeNodes | None = None,
+    patched: NodePatches | None = None,
+    rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -67,25 +67,25 @@ def log_evidence(
     torch.Size([1])
     """
     _check_asked(module, budget, atol)
-    request = Request((), x, mask, given, do, patched=patched, rows=rows)
+    request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=rows)
     course, factors = question_to_factors(module, evidence, None, request, atol=atol, budget=budget)
     total = eliminated(course, factors, dtype)
-    if check and readable(total):
+    if check and is_readable(total):
         check_possible(course, factors, total)
     return total
 
 
 @enable_gradients()
 def posterior(
-    module: Module,
+    module: CompiledModule,
     query: str,
     evidence: Mapping[str, Evidence],
-    x: Values | None = None,
-    mask: Values | None = None,
+    x: StackTensors | None = None,
+    mask: StackTensors | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
-    patched: SomeNodes | None = None,
-    rows: SomeNodes | None = None,
+    patched: NodePatches | None = None,
+    rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -116,7 +116,7 @@ def posterior(
     if query in (do or ()):
         raise BNetError(query, expected="a family that is still random", actual="one that is set by do=")
     with torch.no_grad():
-        request = Request((), x, mask, given, do, patched=patched, rows=rows)
+        request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=rows)
         course, factors = question_to_factors(module, evidence, query, request, atol=atol, budget=budget)
     place = course.layout.enumerated.index(index)
     batch = 1 if member.scope == "corpus" else batch_of(factors, course)
@@ -126,27 +126,27 @@ def posterior(
     total = eliminated(course, [*factors, Factor(member, tilt)])
     (share,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(course, factors, total)
-    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch and keeps(course, member.group, k)]
+    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch_dim and keeps(course, member.group, k)]
     return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
 
 
 def _check_asked(module: object, budget: object, atol: object) -> None:
     """Refuse a net in place of its module, and a budget and a tolerance that are none."""
-    if not isinstance(module, Module):
+    if not isinstance(module, CompiledModule):
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
     check_int("budget", budget)
     check_float("atol", atol, minimum=0)
 
 
-def keeps(course: Course, family: NodeGroup, k: int) -> bool:
+def keeps(course: ExecutionState, family: NodeGroup, k: int) -> bool:
     """True where dim k of the layout is one that a family's posterior keeps."""
     layout = course.layout
-    if k == layout.word:
+    if k == layout.word_dim:
         return family.word_stack is not None
-    return k == layout.batch or layout.plates[k - layout.batch - 1] in family.plates
+    return k == layout.batch_dim or layout.plates[k - layout.batch_dim - 1] in family.plates
 
 
-def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> None:
+def check_possible(course: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
     """Refuse evidence of probability zero, naming the first piece of it that cannot be beside those before it."""
     possible = total > NEVER / 2
     if bool(possible.all()):
@@ -163,7 +163,7 @@ def check_possible(course: Course, factors: Sequence[Factor], total: Tensor) -> 
     raise _error(course, factors, count - 1, sentence if several else None)  # so many are not possible together
 
 
-def _check_finite(course: Course, factors: Sequence[Factor]) -> None:
+def _check_finite(course: ExecutionState, factors: Sequence[Factor]) -> None:
     """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
     layout = course.layout
     told = {factor.member.group.index for factor in factors if factor.told is not None}
@@ -174,16 +174,18 @@ def _check_finite(course: Course, factors: Sequence[Factor]) -> None:
         family, at = course.network.specs[index].group, bad.nonzero()[0].tolist()
         axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
         what = join_name(family.name, [at[layout.axis(axis)] for axis in axes])
-        what += f" of sentence {at[layout.batch]}" if value.shape[layout.batch] > 1 else ""
+        what += f" of sentence {at[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
         raise EvidenceError(what, expected="finite numbers", actual=value[tuple(at)].item())
     for name, value in course.parameters.items():
         if bool(value.isnan().any()):
             raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
 
 
-def _of_sentence(course: Course, factors: Sequence[Factor], sentence: int) -> tuple[Course, list[Factor]]:
+def _of_sentence(
+    course: ExecutionState, factors: Sequence[Factor], sentence: int
+) -> tuple[ExecutionState, list[Factor]]:
     """The same question of one sentence of the batch."""
-    place = course.layout.batch
+    place = course.layout.batch_dim
 
     def one(table: Tensor) -> Tensor:
         return table.narrow(place, sentence, 1) if table.shape[place] > 1 else table
@@ -195,12 +197,12 @@ def _of_sentence(course: Course, factors: Sequence[Factor], sentence: int) -> tu
     return replace(course, known={index: one(value) for index, value in course.known.items()}), found
 
 
-def _pieces(course: Course, factor: Factor) -> torch.Size:
+def _pieces(course: ExecutionState, factor: Factor) -> torch.Size:
     """How many pieces of evidence a factor holds along the batch, the plates and the words."""
-    return factor.table.shape[course.layout.batch :]
+    return factor.table.shape[course.layout.batch_dim :]
 
 
-def _are_possible(course: Course, factors: Sequence[Factor], low: int, high: int) -> bool:
+def _are_possible(course: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
     """True where the pieces of evidence from `low` to before `high` are possible together."""
     found, start = [], 0
     for factor in factors:
@@ -213,7 +215,7 @@ def _are_possible(course: Course, factors: Sequence[Factor], low: int, high: int
     return bool((eliminated(course, found) > NEVER / 2).all())
 
 
-def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int | None) -> BNetError:
+def _error(course: ExecutionState, factors: Sequence[Factor], piece: int, sentence: int | None) -> BNetError:
     """The error for one piece of evidence that cannot be, alone or after those before it."""
     layout, alone = course.layout, not _are_possible(course, factors, piece, piece + 1)
     told = [(factor, factor.told) for factor in factors if factor.told is not None]
@@ -222,16 +224,18 @@ def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int 
     (factor, evidence), family = told[0], told[0][0].member.group
     at = [int(i) for i in torch.unravel_index(torch.tensor(piece), _pieces(course, factor))]
     axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
-    what = family.name if factor.summed else join_name(family.name, [at[layout.axis(k) - layout.batch] for k in axes])
+    what = (
+        family.name if factor.summed else join_name(family.name, [at[layout.axis(k) - layout.batch_dim] for k in axes])
+    )
     if sentence is not None or _pieces(course, factor)[0] > 1:
         what += f" of sentence {at[0] if sentence is None else sentence}"
-    lead = [0] * layout.batch + at
+    lead = [0] * layout.batch_dim + at
     value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, lead, strict=False))]
     if factor.summed:
-        value = evidence.value.select(layout.batch, 0 if evidence.value.shape[layout.batch] == 1 else at[0])
+        value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else at[0])
     if not bool(torch.isfinite(value).all()):
         return EvidenceError(what, expected="finite numbers", actual=value.tolist())
-    own = factor.table.flatten(layout.batch)[..., piece]
+    own = factor.table.flatten(layout.batch_dim)[..., piece]
     if bool(own.isnan().any()):
         return BNetError(what, expected="a log probability that is a number", actual="NaN")
     beside = "" if alone else " given the evidence before it"
@@ -242,7 +246,7 @@ def _error(course: Course, factors: Sequence[Factor], piece: int, sentence: int 
     return EvidenceError(what, expected="evidence that some state of the net makes possible", actual=got)
 
 
-def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
+def eliminated(course: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
     """The sum of all factors over all choices; `Question.fault` has ruled out choices that other plates depend on.
 
     In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
@@ -251,14 +255,14 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
     layout, members = course.layout, course.network.specs
     local = {i for i in layout.enumerated if members[i].group.word_stack is not None or members[i].group.plates}
     corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
-    batch, axes = batch_of(factors, course), tuple(range(layout.batch + 1, layout.rank))
+    batch, axes = batch_of(factors, course), tuple(range(layout.batch_dim + 1, layout.rank))
     groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
     constants: list[Tensor] = []  # what no choice changes
     for factor in factors:
         family, table = factor.member.group, factor.table
         over = ((), None) if factor.summed else (family.plates, family.word_stack)
         if factor.told is not None and factor.member.scope != "corpus":
-            choices = [k for k in range(layout.batch) if table.shape[k] > 1]
+            choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
             greatest = _greatest(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
             whole = constant.expand(broadcast_shapes(constant.shape, full_shape(course, *over, batch)))
@@ -279,15 +283,15 @@ def eliminated(course: Course, factors: list[Factor], dtype: torch.dtype | None 
     inner = [i for i in layout.enumerated if i not in local and i not in corpus]
     total = _sum_out(course, rest, inner)
     if corpus:
-        total = total.expand(*total.shape[: layout.batch], batch, *total.shape[layout.batch + 1 :])
-        total = _sum_out(course, [total.sum(layout.batch, keepdim=True), *apart], sorted(corpus))
-        constants = [constant.sum(layout.batch, keepdim=True) for constant in constants]
+        total = total.expand(*total.shape[: layout.batch_dim], batch, *total.shape[layout.batch_dim + 1 :])
+        total = _sum_out(course, [total.sum(layout.batch_dim, keepdim=True), *apart], sorted(corpus))
+        constants = [constant.sum(layout.batch_dim, keepdim=True) for constant in constants]
         batch = 1
     total = _total([total.to(dtype or total.dtype), *constants])
-    return total.expand(*[1] * layout.batch, batch, *[1] * (layout.rank - layout.batch - 1)).reshape(batch)
+    return total.expand(*[1] * layout.batch_dim, batch, *[1] * (layout.rank - layout.batch_dim - 1)).reshape(batch)
 
 
-def _sum_out(course: Course, tables: list[Tensor], choices: list[int]) -> Tensor:
+def _sum_out(course: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
     """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
     layout = course.layout
     left = list(choices)
@@ -340,20 +344,20 @@ def _total(tables: list[Tensor]) -> Tensor:
     return total.clamp(min=NEVER)
 
 
-def full_shape(course: Course, plates: tuple[str, ...], words: str | None, batch: int) -> list[int]:
+def full_shape(course: ExecutionState, plates: tuple[str, ...], words: str | None, batch: int) -> list[int]:
     """How a table over all nodes of a family lies in the layout, were it no function of choices."""
     layout = course.layout
     shape = [1] * layout.rank
-    shape[layout.batch] = batch
+    shape[layout.batch_dim] = batch
     for plate in plates:
         shape[layout.axis(plate)] = course.network.graph.plate_sizes[plate]
     if words is not None:
-        shape[layout.axis(WORD)] = course.words[words]
+        shape[layout.axis(WORD)] = course.word_counts[words]
     return shape
 
 
-def batch_of(factors: list[Factor], course: Course) -> int:
+def batch_of(factors: list[Factor], course: ExecutionState) -> int:
     """How many sentences are asked about."""
-    sizes = [factor.table.shape[course.layout.batch] for factor in factors]
-    sizes += [value.shape[course.layout.batch] for value in course.known.values()]
+    sizes = [factor.table.shape[course.layout.batch_dim] for factor in factors]
+    sizes += [value.shape[course.layout.batch_dim] for value in course.known.values()]
     return max(sizes, default=1)

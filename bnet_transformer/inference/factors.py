@@ -10,10 +10,24 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.compiler.course import Course, Inputs, Request, present_in, seen, states
-from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.compiler.told import batch_of, by_family, check_states, check_value, laid_out, lead_of
+from bnet_transformer.compiler.course import (
+    ExecutionRequest,
+    ExecutionState,
+    ValidatedInputs,
+    enumerate_states,
+    gather_parents,
+    get_present_mask,
+)
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.compiler.told import (
+    check_states,
+    check_value,
+    get_plate_sizes,
+    index_by_group,
+    infer_batch_size,
+    lay_out_value,
+)
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
@@ -53,8 +67,14 @@ class Question:
 
 
 def question_to_factors(
-    module: Module, evidence: Mapping[str, Evidence], query: str | None, request: Request, *, atol: float, budget: int
-) -> tuple[Course, list[Factor]]:
+    module: CompiledModule,
+    evidence: Mapping[str, Evidence],
+    query: str | None,
+    request: ExecutionRequest,
+    *,
+    atol: float,
+    budget: int,
+) -> tuple[ExecutionState, list[Factor]]:
     """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
 
     Args:
@@ -65,17 +85,17 @@ def question_to_factors(
         atol: The tolerance of evidence on families that are functions of their parents.
         budget: The most joint states of the choices on which one value depends.
     """
-    network, rows = module.network, request.rows or {}
+    network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_names(network, evidence, do)
     forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
     question = analyse_question(module, forms, query, do, {**patched, **rows})
     if question.fault is not None and question.has_plan:
         raise question.fault
-    inputs = request.x if isinstance(request.x, Inputs) else module.inputs(request.x, request.given)
+    inputs = request.x if isinstance(request.x, ValidatedInputs) else module.validate_inputs(request.x, request.given)
     for index, choices in question.choices.items():
-        check_count(network, index, choices, inputs.words, budget)
-    _check_forms(module, evidence, do, inputs.words, inputs.batch)
+        check_count(network, index, choices, inputs.word_counts, budget)
+    _check_forms(module, evidence, do, inputs.word_counts, inputs.batch)
     request = replace(
         request,
         want=question.want,
@@ -104,7 +124,7 @@ def question_to_factors(
 
 
 def analyse_question(
-    module: Module,
+    module: CompiledModule,
     forms: Mapping[str, tuple[bool, bool]],
     query: str | None,
     do: Collection[str],
@@ -124,7 +144,7 @@ def analyse_question(
 
 
 def _analysed(
-    module: Module,
+    module: CompiledModule,
     evidence: Mapping[str, tuple[bool, bool]],
     query: str | None,
     do: Collection[str],
@@ -153,8 +173,8 @@ def _analysed(
     want = _names(network, (needed - settled) | above_settled)
     choices = {index: choices_above(network, index, free, closed) for index in free | told_of}
     left_open = [i for i in sorted(above_settled - closed) if network.specs[i].tpm.kind == "continuous"]
-    fault = open_parent(network.specs[left_open[0]].group.name) if left_open else None
-    plan_fault = None if fault else module.find_needs(want, closed, free, partly - settled).fault
+    fault = unset_parent_error(network.specs[left_open[0]].group.name) if left_open else None
+    plan_fault = None if fault else module.find_requirements(want, closed, free, partly - settled).fault
     return Question(
         want=want,
         settled=_names(network, settled),
@@ -232,7 +252,7 @@ def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
 
 
 def _check_forms(
-    module: Module,
+    module: CompiledModule,
     evidence: Mapping[str, Evidence],
     do: Mapping[str, Tensor] | None,
     words: Mapping[str, int],
@@ -240,15 +260,15 @@ def _check_forms(
 ) -> None:
     """Refuse evidence of another form or type than its family has, in another number of sentences."""
     network, like = module.network, next(iter(module.store.values()), None)
-    batch = batch_of(network, by_family(network, "do", do), batch)
+    batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
     values = {f"evidence[{name!r}]": (network.get_spec(name), told) for name, told in evidence.items()}
     apart = {m.group.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
-    batch = batch_of(network, apart, batch)
+    batch = infer_batch_size(network, apart, batch)
     for what, (member, told) in values.items():
         sentences = None if member.scope == "corpus" else batch
-        check_value(network, member, what, told.value, words=words, batch=sentences, like=like)
+        check_value(network, member, what, told.value, word_counts=words, batch=sentences, like=like)
         if told.observed is not None:
-            lead = lead_of(network, member, words)
+            lead = get_plate_sizes(network, member, words)
             shapes = [lead, (1, *lead), lead if sentences is None else (batch, *lead)]
             given = told.observed
             if not isinstance(given, Tensor) or given.dtype != torch.bool or tuple(given.shape) not in shapes:
@@ -257,12 +277,12 @@ def _check_forms(
                 raise BNetError(f"{what}.observed", expected=wanted, actual=got)
 
 
-def evidence_in(course: Course, member: NodeSpec, told: Evidence) -> Evidence:
+def evidence_in(course: ExecutionState, member: NodeSpec, told: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = member.group.index, present_in(course, member.group.word_stack)
-    value = laid_out(course, index, told.value if told.value.is_floating_point() else told.value.long())
+    index, shown = member.group.index, get_present_mask(course, member.group.word_stack)
+    value = lay_out_value(course, index, told.value if told.value.is_floating_point() else told.value.long())
     if told.observed is not None:
-        observed = laid_out(course, index, told.observed.long()).bool()
+        observed = lay_out_value(course, index, told.observed.long()).bool()
         shown = observed if shown is None else shown & observed
     if shown is not None:
         value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
@@ -294,7 +314,7 @@ def check_count(network: Network, index: int, choices: Collection[int], words: M
         )
 
 
-def prior_of(course: Course, index: int, member: NodeSpec) -> Tensor:
+def prior_of(course: ExecutionState, index: int, member: NodeSpec) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
     at, parents = _seen_in_logs(course, member)
     table = _along(course, index, _log_softmax(course, member.tpm.logits(at, *parents))).clamp(min=NEVER)
@@ -304,20 +324,20 @@ def prior_of(course: Course, index: int, member: NodeSpec) -> Tensor:
     # whatever its state: its delta is at state 0.
     value, which = course.patched[index]
     state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
-    return torch.where(which, torch.where(states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
+    return torch.where(which, torch.where(enumerate_states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
 
 
-def table_entries(course: Course, factor: Factor) -> Tensor:
+def table_entries(course: ExecutionState, factor: Factor) -> Tensor:
     """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
     member, told = factor.member, factor.told
     at, parents = _seen_in_logs(course, member)
-    logits = course.layout.full(member.tpm.logits(at, *parents), 1)
+    logits = course.layout.pad_dims(member.tpm.logits(at, *parents), 1)
     if told is None:
         return _along(course, member.group.index, logits)
     return where_seen(told, _picked(logits, told))
 
 
-def _along(course: Course, index: int, table: Tensor) -> Tensor:
+def _along(course: ExecutionState, index: int, table: Tensor) -> Tensor:
     """A table `[*layout, states]` of an enumerated family, its states along the family's own dim."""
     return table.transpose(course.layout.enumerated.index(index), -1).squeeze(-1)
 
@@ -328,14 +348,14 @@ def _picked(table: Tensor, told: Evidence) -> Tensor:
     return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
 
 
-def _match(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def _match(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
     if told.value.is_floating_point():
         return _agreement(course, index, member, told, atol)
-    return torch.where(states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
+    return torch.where(enumerate_states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
 
 
-def likelihood_of(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def likelihood_of(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if not member.tpm.is_random:
         return _agreement(course, index, member, told, atol)
@@ -345,24 +365,24 @@ def likelihood_of(course: Course, index: int, member: NodeSpec, told: Evidence, 
     return _picked(_log_softmax(course, member.tpm.logits(at, *parents)), told).clamp(min=NEVER)
 
 
-def _agreement(course: Course, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def _agreement(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
     """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
     near = is_close(course.values[index], told.value, atol, len(member.shape))
     return torch.where(near, 0.0, NEVER).to(course.log_dtype)
 
 
-def _is_half(module: Module) -> bool:
+def _is_half(module: CompiledModule) -> bool:
     """True for a net in half precision: what its readouts say is then reckoned in float32."""
     first = next(iter(module.store.values()), None)  # all have one type
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
-def _seen_in_logs(course: Course, member: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
+def _seen_in_logs(course: ExecutionState, member: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, in the type of log probabilities."""
-    at, parents = seen(course, member)
+    at, parents = gather_parents(course, member)
     return at.to(course.log_dtype), [p.to(course.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
-def _log_softmax(course: Course, logits: Tensor) -> Tensor:
+def _log_softmax(course: ExecutionState, logits: Tensor) -> Tensor:
     """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
-    return course.layout.full(torch.log_softmax(logits, -1), 1)
+    return course.layout.pad_dims(torch.log_softmax(logits, -1), 1)

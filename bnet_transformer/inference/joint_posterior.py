@@ -19,7 +19,7 @@ from torch.distributions import Categorical
 
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeSelection, topological_order
@@ -425,7 +425,7 @@ def _is_chain(query: Query) -> bool:
     return count > FEW and all(question_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
 
 
-def _batch_fault(module: Module, world: GroundModel, group: Sequence[int], drawn: Drawn) -> Fault | None:
+def _batch_fault(module: CompiledModule, world: GroundModel, group: Sequence[int], drawn: Drawn) -> Fault | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
     members = [world.network.specs[index] for index in group]
@@ -468,7 +468,7 @@ def _along_a_chain(query: Query, n: int, generator: torch.Generator) -> Drawn:
 
 
 def _at_once(
-    module: Module, world: GroundModel, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
+    module: CompiledModule, world: GroundModel, nodes: Sequence[int], drawn: Drawn, n: int, generator: torch.Generator
 ) -> Drawn:
     """Draws of the nodes of one family, which do not read each other."""
     family = world.ground.group_of(nodes[0])

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.course import Course, Layout, Request, seen
-from bnet_transformer.compiler.module import Module
-from bnet_transformer.compiler.plan import open_parent
-from bnet_transformer.cost.count import plan_flops
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.inference.query import (
@@ -42,7 +42,9 @@ from bnet_transformer.reference import BUDGET, GroundModel, asking
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
-FamilyTable = tuple[Layout, Tensor]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
+FamilyTable = tuple[
+    TensorLayout, Tensor
+]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
 
 
 def distribution_of(member: NodeSpec, parameters: Tensor) -> Distribution:
@@ -71,25 +73,25 @@ def inputs_of(table: str, member: NodeSpec) -> list[ParentSpec]:
     return [given for given in member.parents if table != "reading" or given.slot in slots]
 
 
-def table_of(table: str, member: NodeSpec, course: Course) -> FamilyTable:
+def table_of(table: str, member: NodeSpec, course: ExecutionState) -> FamilyTable:
     """A table of a family, whose parents a pass has computed."""
     if table == "value":
         return course.layout, course.values[member.group.index]
     inputs = inputs_of(table, member)
-    at, values = seen(course, replace(member, inputs=tuple(inputs)))
+    at, values = gather_parents(course, replace(member, inputs=tuple(inputs)))
     each = iter(values)
     parents = [next(each) if given in inputs else torch.zeros(0) for given in member.parents]
     if table == "normal":  # its mean and its sigma, one above the other
         normal = normal_of(member, member.tpm.distribution(at, *parents))
         both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
-        return course.layout, course.layout.full(both, 2)
+        return course.layout, course.layout.pad_dims(both, 2)
     entries = member.tpm.attention_weights(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
     if entries is None:
         raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.no_attention_reason())
     entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
-    entries = course.layout.full(entries, 1)
-    if table == "reading" and member.group.index in course.rows:
-        rows, which = course.rows[member.group.index]
+    entries = course.layout.pad_dims(entries, 1)
+    if table == "reading" and member.group.index in course.attention_rows:
+        rows, which = course.attention_rows[member.group.index]
         entries = torch.where(which[..., None], rows, entries)
     return course.layout, entries
 
@@ -196,7 +198,7 @@ class Answers:
         states: Choice -> many states of it, `[S]`, that are a batch: tables then lead with S.
     """
 
-    module: Module
+    module: CompiledModule
     world: GroundModel
     evidence: Mapping[int, Tensor]
     before: Answers | None = None
@@ -275,7 +277,7 @@ class Answers:
         """The open choices that decide some nodes."""
         return reference.find_open_choices(self.world, nodes, reference.get_fixed(self.world, self.evidence))
 
-    def of_states(self, states: Mapping[int, Tensor], module: Module) -> Answers:
+    def of_states(self, states: Mapping[int, Tensor], module: CompiledModule) -> Answers:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
         do = {**self._settled.do, **{choice: state[0] for choice, state in states.items()}}
         return Answers(module, replace(self.world, do=do), {}, states=states)
@@ -302,8 +304,8 @@ class Answers:
             names = [network.specs[index].group.name for index in want]
             for index in want:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
-                    return open_parent(network.specs[index].group.name)
-            needs = self.module.find_needs(names, closed, is_open, some, world.ground.word_counts)
+                    return unset_parent_error(network.specs[index].group.name)
+            needs = self.module.find_requirements(names, closed, is_open, some, world.ground.word_counts)
             if needs.fault is not None:
                 return needs.fault
             if math.prod(network.count_states(index, world.ground.word_counts) for index in needs.enumerated) > BUDGET:
@@ -327,10 +329,10 @@ class Answers:
         for want in (sorted({query.member.group.index, *wanted}), wanted):  # with its own products, where planned
             is_open = frozenset(i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete")
             names = tuple(network.specs[i].group.name for i in want)
-            if self.module.find_needs(names, closed, is_open, some, words).fault is None:
+            if self.module.find_requirements(names, closed, is_open, some, words).fault is None:
                 break
         plan = self.module.plan(names, closed, is_open, patched=some)
-        return plan_flops(network, plan, words, closed, batch)
+        return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property
     def _settled(self) -> GroundModel:
@@ -423,7 +425,7 @@ class Answers:
         wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
         wide |= {k: states[each] for k, each in enumerate(layout.enumerated) if each in states}
         if self.states:
-            wide[layout.batch] = len(next(iter(self.states.values())))
+            wide[layout.batch_dim] = len(next(iter(self.states.values())))
         for k in reversed(range(layout.rank)):
             if k in wide:
                 values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
@@ -447,7 +449,7 @@ class Answers:
         inputs = [given for member in members for given in inputs_of(table, member)]
         return sorted({given.index for given in inputs} | {s for given in inputs for _, s in given.pick})
 
-    def _course(self, wanted: Sequence[int], above: set[int]) -> Course:
+    def _course(self, wanted: Sequence[int], above: set[int]) -> ExecutionState:
         """The values of families, with the interventions and the evidence above them."""
         world, network = self.world, self.world.network
         want = tuple(network.specs[index].group.name for index in wanted)
@@ -460,12 +462,12 @@ class Answers:
         closed |= self._untouched(set(wanted), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
         is_open = frozenset(i for i in set(wanted) - known if network.specs[i].tpm.kind == "discrete")
-        request = Request(
+        request = ExecutionRequest(
             want,
             word_counts(world),
             do=closed,
             patched=patched,
-            rows=arguments["rows"],
+            attention_rows=arguments["rows"],
             given={name: value[None] for name, value in world.inputs.items()},
             enumerate_too=is_open,
         )

@@ -41,8 +41,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.module import Module
-from bnet_transformer.cost.count import plan_flops
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.factors import Question, analyse_question, check_count
@@ -64,7 +64,7 @@ class Query:
         atol: The tolerance of evidence on nodes that are functions of their parents.
     """
 
-    module: Module
+    module: CompiledModule
     world: GroundModel
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()
@@ -255,13 +255,13 @@ def _numbers(world: GroundModel, index: int) -> int:
     return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
 
 
-def of_one_sentence(module: Module) -> Module:
+def of_one_sentence(module: CompiledModule) -> CompiledModule:
     """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
     network = module.network
     if all(member.scope == "sentence" for member in network.specs):
         return module
     members = tuple(replace(member, scope="sentence") for member in network.specs)
-    return Module(replace(network, members=members)).eval()
+    return CompiledModule(replace(network, members=members)).eval()
 
 
 S = TypeVar("S")
@@ -534,4 +534,4 @@ def with_cost(query: Query, route: Route) -> Route:
     closed = {*set_families(world)[0], *question.settled}
     known = frozenset(world.network.graph.get_group(name).index for name in closed)
     plan = query.module.plan(want, known, question.free)
-    return replace(route, flops=plan_flops(world.network, plan, words, known, batch))
+    return replace(route, flops=count_plan_flops(world.network, plan, words, known, batch))

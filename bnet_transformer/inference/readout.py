@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import Course, standing
-from bnet_transformer.compiler.fused import Reading, dims_of, maps, mix_of, scaled_product
+from bnet_transformer.compiler.course import ExecutionState, build_context
+from bnet_transformer.compiler.fused import AttentionInputs, apply_maps, attend, classify_dims, scaled_product
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.told import readable
-from bnet_transformer.compiler.values import attended
+from bnet_transformer.compiler.told import is_readable
+from bnet_transformer.compiler.values import gather_attention_inputs
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention, Categorical, Dot, EvalContext, Normal
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -71,11 +71,11 @@ def _is_attention(member: NodeSpec, kept: Collection[int]) -> bool:
     return plain and over and tpm.normaliser.kind == "softmax" and not member.parents[0].pick
 
 
-def log_likelihood(course: Course, plan: Plan, member: NodeSpec, y: Tensor, observed: Tensor | None) -> Tensor:
+def log_likelihood(course: ExecutionState, plan: Plan, member: NodeSpec, y: Tensor, observed: Tensor | None) -> Tensor:
     """`log P(y | choices)` of all words together; `y` is what was seen, in the layout, `observed` of which words."""
     x = course.network.specs[member.parents[0].index]
-    reading, after, residual = attended(course, x, plan.folds.get(x.group.index))
-    own = standing(course, member)
+    reading, after, residual = gather_attention_inputs(course, x, plan.folds.get(x.group.index))
+    own = build_context(course, member)
     W = own.parameters.get("weight")
     if W is not None:
         residual = None if residual is None else apply_linear(W, residual)
@@ -92,7 +92,12 @@ def log_likelihood(course: Course, plan: Plan, member: NodeSpec, y: Tensor, obse
 
 
 def _normal(
-    tpm: Normal, own: EvalContext, reading: Reading, after: Tensor | None, target: Tensor, observed: Tensor | None
+    tpm: Normal,
+    own: EvalContext,
+    reading: AttentionInputs,
+    after: Tensor | None,
+    target: Tensor,
+    observed: Tensor | None,
 ) -> Tensor:
     if after is None and _is_precise(own["log_sigma"]) and _pays(reading, target):
         square = _by_gram_matrices(reading, target, observed)
@@ -114,17 +119,17 @@ def _categorical(logits: Tensor, y: Tensor, observed: Tensor | None) -> Tensor:
     return _over_words(picked - logits.exp().sum(-1).log(), observed)
 
 
-def _mean(reading: Reading, after: Tensor | None) -> Tensor:
+def _mean(reading: AttentionInputs, after: Tensor | None) -> Tensor:
     """The mix, and the map that is applied to it."""
-    mix = mix_of(reading)
-    return mix if after is None else maps([after], mix, [None])[0]
+    mix = attend(reading)
+    return mix if after is None else apply_maps([after], mix, [None])[0]
 
 
 def _over_words(each: Tensor, observed: Tensor | None) -> Tensor:
     return (each if observed is None else each * observed).sum(-1, keepdim=True)
 
 
-def _narrows(W: Tensor, r: Reading) -> bool:
+def _narrows(W: Tensor, r: AttentionInputs) -> bool:
     """True where it takes fewer products to map the values than to map every joint state's mix of them."""
     (rows, width), m = W.shape[-2:], r.k.shape[-2]
     return rows * m <= width * (m + rows)
@@ -132,28 +137,32 @@ def _narrows(W: Tensor, r: Reading) -> bool:
 
 def _is_precise(log_sigma: Tensor) -> bool:
     """False where the terms of Gram matrices, far larger than their sum, would cost float32 its digits."""
-    if log_sigma.dtype == torch.float64 or not readable(log_sigma):
+    if log_sigma.dtype == torch.float64 or not is_readable(log_sigma):
         return True
     return float(log_sigma.detach().min()) >= SHARP
 
 
-def _pays(r: Reading, target: Tensor) -> bool:
+def _pays(r: AttentionInputs, target: Tensor) -> bool:
     """True where Gram matrices need far fewer products than the mix of every joint state."""
-    dims = dims_of(r, target)
+    dims = classify_dims(r, target)
     n, m, width = r.q.shape[-2], r.k.shape[-2], r.v.shape[-1]
-    P, V = dims.count(dims.of_q) * dims.count(dims.of_k), dims.count(dims.of_v)
+    P, V = dims.count_entries(dims.only_q) * dims.count_entries(dims.only_k), dims.count_entries(dims.only_v)
     grams = P * m * (n * m + V * (n + m)) + V * m * width * (n + m)
     return P * V * n * m * width > PAYS * grams
 
 
-def _by_gram_matrices(r: Reading, target: Tensor, observed: Tensor | None) -> Tensor:
+def _by_gram_matrices(r: AttentionInputs, target: Tensor, observed: Tensor | None) -> Tensor:
     """`sum_i |t_i - sum_j P_ij v_j|^2`, `[*lead, 1]`."""
     shown = None if observed is None else observed.unsqueeze(-1)
-    dims = dims_of(r, target, *([] if shown is None else [shown]))
+    dims = classify_dims(r, target, *([] if shown is None else [shown]))
     n, m, width = r.q.shape[-2], r.k.shape[-2], r.v.shape[-1]
-    Q, K, V = dims.rows(r.q, dims.of_q, first=True), dims.rows(r.k, dims.of_k), dims.rows(r.v, dims.of_v, first=True)
-    t, count = dims.rows(target, ()), len(Q)
-    there = None if shown is None else dims.rows(shown, ())
+    Q, K, V = (
+        dims.flatten(r.q, dims.only_q, is_leading=True),
+        dims.flatten(r.k, dims.only_k),
+        dims.flatten(r.v, dims.only_v, is_leading=True),
+    )
+    t, count = dims.flatten(target, ()), len(Q)
+    there = None if shown is None else dims.flatten(shown, ())
     t = t if there is None else t * there
     each = V.reshape(-1, m, width)
     vv = torch.bmm(each, each.mT).reshape(count, -1, m * m)
@@ -161,10 +170,10 @@ def _by_gram_matrices(r: Reading, target: Tensor, observed: Tensor | None) -> Te
     squares = []
     for k in K.reshape(count, m, -1, K.shape[-1]).unbind(2):  # one state of the keys at a time: what it makes is small
         scores = scaled_product(Q, k, r.scale).reshape(count, -1, n, m)
-        scores = scores if r.mask is None else scores.masked_fill(~dims.mask(r.mask).unsqueeze(-3), -torch.inf)
+        scores = scores if r.mask is None else scores.masked_fill(~dims.flatten_mask(r.mask).unsqueeze(-3), -torch.inf)
         P = scores.softmax(-1)
         P = (P if there is None else P * there.unsqueeze(1)).reshape(-1, n, m)
         pp = torch.bmm(P.mT, P).reshape(count, -1, m * m)
         squares.append(torch.baddbmm(torch.bmm(pp, vv.mT), P.reshape(count, -1, n * m), tv.mT, alpha=-2))
     total = torch.stack(squares, 2) + t.square().sum((1, 2))[:, None, None, None]
-    return dims.back(total.flatten(1, 2), 1, 1).squeeze(-1)
+    return dims.unflatten(total.flatten(1, 2), 1, 1).squeeze(-1)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_mapping, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.module import Module
-from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, way_to_one_value
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, suggest_do
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
@@ -222,7 +222,7 @@ def _settled(world: GroundModel, node: int, value: Tensor) -> Tensor:
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
     if tuple(value.shape) != shape:
-        hint = way_to_one_value(world.network, value, shape)
+        hint = suggest_do(world.network, value, shape)
         got = f"one of shape {tuple(value.shape)}"
         raise EvidenceError(name, expected=f"one value of shape {shape}", actual=got, allowed=hint)
     return value
@@ -268,7 +268,7 @@ class SentenceState:
     (19, {0: tensor(1)}, {'': ('the', 'cat', 'sat')})
     """
 
-    module: Module
+    module: CompiledModule
     encoded: EncodedSentence
     interventions: Mapping[int, Tensor | AttentionRow] = field(default_factory=dict)
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class SentenceState:
     @cached_property
     def world(self) -> GroundModel:
         """The ground graph, the given values and the interventions: the model after surgery."""
-        ground = GroundGraph(self.network.graph, self.encoded.words)
+        ground = GroundGraph(self.network.graph, self.encoded.word_counts)
         return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property

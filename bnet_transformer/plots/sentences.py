@@ -107,7 +107,7 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
     names = _choices_and_plates(s, member, found.dim() - 2)
     readable = torch.from_numpy(asking.compute_read_mask(world, member))
     if words != TOKENS:
-        readable = asking.merge_words(readable.double(), s.state.encoded.groups()) > 0
+        readable = asking.merge_words(readable.double(), s.state.encoded.group_subwords()) > 0
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
@@ -181,7 +181,7 @@ def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
     tokens = tuple(s.state.tokens[stack])
     if words == TOKENS:
         return tokens
-    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.groups())
+    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.group_subwords())
 
 
 def _choices_and_plates(s: AnySentence, member: NodeSpec, dims: int) -> list[str]:

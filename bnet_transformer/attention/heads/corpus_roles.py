@@ -39,7 +39,7 @@ from bnet_transformer.attention.heads.reading import (
     readings,
     relations_of,
 )
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.declare import Network, as_network
@@ -248,7 +248,7 @@ def roles(
         told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
         tally = Tally(shape, weight, draws, seed, here)
-        for share, tables in readings(Module(here.to_device(network)).eval(), readers, here.shard(intakes)):
+        for share, tables in readings(CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)):
             which = here.global_indices(torch.tensor(share)).tolist()
             pairs = [_pair(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
@@ -262,7 +262,7 @@ def roles(
         weight,
         interval,
         len(intakes),
-        sum(intake.words[readers.stacks[0]] for intake in intakes),
+        sum(intake.word_counts[readers.stacks[0]] for intake in intakes),
         selectors=tuple(drawn),
         left_out=found.left_out,
         **posterior,
@@ -306,5 +306,5 @@ def _pair(network: Network, readers: Readers, intake: EncodedSentence, separator
         marks = [token in separators for token in read]
     else:
         start = sum(len(intake.tokens[s]) for s in list(intake.tokens)[: list(intake.tokens).index(theirs)])
-        marks = list(intake.special(network)[start : start + len(read)])
+        marks = list(intake.flag_special_tokens(network)[start : start + len(read)])
     return Pair(intake.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)

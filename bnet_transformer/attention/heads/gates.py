@@ -25,9 +25,9 @@ from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.attention.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
 from bnet_transformer.attention.heads.runs import Part, Runs, judged_families, sites_of
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.data.dataset import Needs, has_observed
+from bnet_transformer.data.dataset import ObservedMode, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
@@ -255,9 +255,9 @@ def _shared(runs: Runs, here: DistributedContext) -> Runs:
     return replace(runs, module=_module(here.to_device(runs.module.network)), corpus=corpus, ranks=here)
 
 
-def _module(network: Network) -> Module:
+def _module(network: Network) -> CompiledModule:
     """The compiled net, of whose parameters no gradient is asked."""
-    return Module(network).eval().requires_grad_(False)
+    return CompiledModule(network).eval().requires_grad_(False)
 
 
 def runs_of(
@@ -275,8 +275,8 @@ def runs_of(
     if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
         alone = "sentences alone, where sigma= or output= asks for the output of the net"
         raise BNetError("sentences", expected=alone, actual="pairs of sentences and what is observed of them")
-    needs: Needs = "optional" if seen else "none"
-    corpus = read_batch(network, sentences, "sentences", observed=needs, option=None, mask_padding=True)
+    needs: ObservedMode = "optional" if seen else "none"
+    corpus = read_batch(network, sentences, "sentences", observed=needs, missing_option=None, mask_padding=True)
     families = judged_families(network, corpus, output)
     wanted = [network.graph.get_group(name).index for name in families]
     found = sites_of(network, role, wanted)

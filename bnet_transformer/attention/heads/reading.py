@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.compiler.course import Course, Request, seen
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
@@ -127,13 +127,13 @@ def allowed(network: Network, member: NodeSpec, words: Mapping[str, int]) -> Ten
 
 @torch.no_grad()
 def readings(
-    module: Module, readers: Readers, intakes: Sequence[EncodedSentence]
+    module: CompiledModule, readers: Readers, intakes: Sequence[EncodedSentence]
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
     """The numbers of some sentences of one length, and `P(j | i)` of each slice, `[head, sentence, word, word]`."""
     network = module.network
     lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for k, intake in enumerate(intakes):
-        lengths.setdefault(tuple(intake.words.items()), []).append(k)
+        lengths.setdefault(tuple(intake.word_counts.items()), []).append(k)
     for length, which in sorted(lengths.items()):
         words = dict(length)
         n, m = (words[stack] for stack in readers.stacks)
@@ -160,7 +160,7 @@ def _states(network: Network, readers: Readers, words: Mapping[str, int]) -> int
     return most
 
 
-def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
+def _read(module: CompiledModule, readers: Readers, intakes: Sequence[EncodedSentence]) -> list[Tensor]:
     """`P(j | i)` of sentences of one length, slice by slice."""
     network, device = module.network, module.network.device
     indices = {member.group.index for member in readers.members}
@@ -170,11 +170,11 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     parents = {given.index for i in drawn for given in network.specs[i].parents}
     given = {name: torch.stack([each.given[name] for each in intakes]).to(device) for name in intakes[0].given}
     told = {network.get_spec(name).group.word_stack for name in given}
-    request = Request(
+    request = ExecutionRequest(
         tuple(network.specs[i].group.name for i in sorted(free | parents)),
-        {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].words.items() if s not in told},
+        {s: torch.zeros(len(intakes), n, device=device) for s, n in intakes[0].word_counts.items() if s not in told},
         given=given,
-        readings=frozenset(indices - drawn),
+        record_attention=frozenset(indices - drawn),
         enumerate_too=frozenset(free),
         training=False,
     )
@@ -183,17 +183,17 @@ def _read(module: Module, readers: Readers, intakes: Sequence[EncodedSentence]) 
     return [_by_head(course, member, selector, readers.heads, len(intakes)) for member, selector in pairs]
 
 
-def _by_head(course: Course, member: NodeSpec, selector: int | None, heads: int, batch: int) -> Tensor:
+def _by_head(course: ExecutionState, member: NodeSpec, selector: int | None, heads: int, batch: int) -> Tensor:
     """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
     layout, found, family = course.layout, _reading(course, member), member.group
     shares = _shares(course, found, selector)
     if shares is not None:
         found = found * shares[..., None].to(found.dtype)
     place = None if selector is None else layout.enumerated.index(selector)
-    rest = [k for k in range(layout.batch) if k != place and found.shape[k] > 1]
+    rest = [k for k in range(layout.batch_dim) if k != place and found.shape[k] > 1]
     found = found.sum(rest, keepdim=True) if rest else found
     full = [1] * layout.rank
-    full[layout.batch], full[layout.word] = batch, course.words[family.word_stack or ""]
+    full[layout.batch_dim], full[layout.word_dim] = batch, course.word_counts[family.word_stack or ""]
     sizes = {layout.axis(plate): course.network.graph.plate_sizes[plate] for plate in family.plates}
     if place is not None and not sizes:
         sizes = {place: heads}
@@ -203,19 +203,19 @@ def _by_head(course: Course, member: NodeSpec, selector: int | None, heads: int,
     return found.reshape(-1, batch, *found.shape[-2:])
 
 
-def _reading(course: Course, member: NodeSpec) -> Tensor:
+def _reading(course: ExecutionState, member: NodeSpec) -> Tensor:
     """`P(j | i)` in the layout: of a deterministic family as the course kept it."""
-    weights = course.readings.get(member.group.index)
+    weights = course.attention_weights.get(member.group.index)
     if member.tpm.kind == "discrete":
-        at, parents = seen(course, member)
+        at, parents = gather_parents(course, member)
         weights = member.tpm.attention_weights(at, *parents)
     if weights is None:
         wanted, got = "a family that reads all words at once", "one that is computed word after word"
         raise UnsupportedError(member.group.name, expected=wanted, actual=got)
-    return course.layout.full(weights, 1)
+    return course.layout.pad_dims(weights, 1)
 
 
-def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | None:
+def _shares(course: ExecutionState, reading: Tensor, selector: int | None) -> Tensor | None:
     """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
     layout, graph, members = course.layout, course.network.graph, course.network.specs
     own = {i for k, i in enumerate(layout.enumerated) if reading.shape[k] > 1}
@@ -227,7 +227,7 @@ def _shares(course: Course, reading: Tensor, selector: int | None) -> Tensor | N
     total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
     if root or selector is None:
         return total.exp()
-    others = [k for k in range(layout.batch) if k != layout.enumerated.index(selector)]
+    others = [k for k in range(layout.batch_dim) if k != layout.enumerated.index(selector)]
     return (total - total.logsumexp(others, keepdim=True)).exp()
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
-from bnet_transformer.compiler.course import Course, Request
-from bnet_transformer.compiler.module import Module, output_of
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.module import CompiledModule, find_default_output
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
-from bnet_transformer.data.task import decided_by
+from bnet_transformer.data.task import find_deciding_stacks
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
@@ -93,7 +93,7 @@ def _beside(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
     for i in order:
         if any(bundle.parent in below for bundle in graph.in_edges[i]):
             below.add(i)
-    decided = decided_by(network, [network.specs[i] for i in order])
+    decided = find_deciding_stacks(network, [network.specs[i] for i in order])
     read = {bundle.parent for i in below - {index} for bundle in graph.in_edges[i]} - below
     members = [network.specs[i] for i in sorted(read) if decided[i] and network.graph.in_edges[i]]
     return tuple(m.group.name for m in members if not m.tpm.is_random)
@@ -103,7 +103,7 @@ def judged_families(network: Network, corpus: Batch, output: str | None) -> tupl
     """What is observed, where something is; else an output: by default what the module returns."""
     if corpus.evidence:
         return tuple(corpus.evidence)
-    name = output_of(network) if output is None else output
+    name = find_default_output(network) if output is None else output
     member = network.get_spec(name)
     if not member.shape and not member.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", actual=name)
@@ -131,7 +131,7 @@ class Runs:
     else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
     """
 
-    module: Module
+    module: CompiledModule
     sites: tuple[Site, ...]
     corpus: Batch
     families: tuple[str, ...]
@@ -150,11 +150,13 @@ class Runs:
         kept = dict.fromkeys(name for site in self.sites for name in (site.name, *site.beside) if values)
         output = () if self.is_observed else self.families
         names, network = (*kept, *output), self.module.network
-        for which, corpus in self.corpus.parts_by_length(network, words) if len(self.corpus) else ():
+        for which, corpus in self.corpus.split_by_length(network, words) if len(self.corpus) else ():
             found: list[Tensor] = []
             if names:
-                course, plan = self.course(Request(names, corpus.x, training=False))
-                found = [self.module.wanted(course, *wanted) for wanted in zip(names, plan.wanted, strict=True)]
+                course, plan = self.course(ExecutionRequest(names, corpus.x, training=False))
+                found = [
+                    self.module.compute_output(course, *wanted) for wanted in zip(names, plan.outputs, strict=True)
+                ]
             yield Part(which, corpus, dict(zip(kept, found, strict=False)), found[-1] if output else None)
 
     @torch.no_grad()
@@ -179,9 +181,11 @@ class Runs:
 
     def _log(self, corpus: Batch, full: Tensor | None, **options: Any) -> Tensor:
         """`log P` of each sentence; `full` is the output of the run in which all heads are on."""
-        course, plan = self.course(Request(self.families, corpus.x, training=False, **options))
+        course, plan = self.course(ExecutionRequest(self.families, corpus.x, training=False, **options))
         if not self.is_observed:
-            found = self.module.wanted(course, self.families[0], plan.wanted[0])  # a value, log probabilities, a mean
+            found = self.module.compute_output(
+                course, self.families[0], plan.outputs[0]
+            )  # a value, log probabilities, a mean
             apart = found - (found if full is None else full)
             return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
@@ -192,7 +196,7 @@ class Runs:
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
-    def course(self, request: Request) -> tuple[Course, Plan]:
+    def course(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
         """A run of a net that chooses nothing."""
         course, plan = self.module.run(request)
         if plan.enumerated:

@@ -21,8 +21,8 @@ from torch.distributions import Distribution, Independent
 
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import Course, Layout
-from bnet_transformer.compiler.told import batch_of, check_states, form, lead_of, readable
+from bnet_transformer.compiler.course import ExecutionState, TensorLayout
+from bnet_transformer.compiler.told import check_states, describe_shape, get_plate_sizes, infer_batch_size, is_readable
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, format_value
 
@@ -64,7 +64,7 @@ def count_sentences(
     """
     members = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
     told = {members[name].group.index: (name, value) for name, value in observed.items() if name in members}
-    found = [batch_of(network, told, least)]
+    found = [infer_batch_size(network, told, least)]
     for _, name, value in handled() if least == 1 else ():
         if name in members and isinstance(value, Tensor):
             own = len(members[name].shape) if value.is_floating_point() else 0
@@ -119,7 +119,7 @@ def check_type(what: str, member: NodeSpec, value: object, dtype: torch.dtype) -
 
 def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
     """Refuse NaN and infinity, where something is seen."""
-    if not value.is_floating_point() or not readable(value):
+    if not value.is_floating_point() or not is_readable(value):
         return
     bad = ~torch.isfinite(value.detach())
     bad = bad if shown is None else bad & shown.reshape(*shown.shape, *[1] * (bad.dim() - shown.dim()))
@@ -127,15 +127,15 @@ def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
         raise EvidenceError(what, expected="finite numbers", actual=value.detach()[bad][0].item())
 
 
-def check_data(course: Course, member: NodeSpec, value: object) -> Tensor:
+def check_data(course: ExecutionState, member: NodeSpec, value: object) -> Tensor:
     """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
     name, network, own = f"data[{member.group.name!r}]", course.network, own_shape(member)
     value = check_type(name, member, value, network.dtype)
     words = value.shape[value.dim() - len(own) - 1] if value.dim() > len(own) else 0
-    sizes = (*lead_of(network, member, {member.group.word_stack or "": words}), *own)
+    sizes = (*get_plate_sizes(network, member, {member.group.word_stack or "": words}), *own)
     fits = value.dim() in (len(sizes), len(sizes) + 1) and value.shape[value.dim() - len(sizes) :] == sizes
     if not fits or 0 in value.shape:
-        wanted = form(member, state=member.tpm.kind == "discrete")
+        wanted = describe_shape(member, is_state=member.tpm.kind == "discrete")
         wanted += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in member.group.plates)
         raise BNetError(name, expected=wanted, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
@@ -144,7 +144,9 @@ def check_data(course: Course, member: NodeSpec, value: object) -> Tensor:
     return value
 
 
-def check_drawn(course: Course, member: NodeSpec, what: str, value: object, sizes: Sequence[int], how: str) -> Tensor:
+def check_drawn(
+    course: ExecutionState, member: NodeSpec, what: str, value: object, sizes: Sequence[int], how: str
+) -> Tensor:
     """The value of a site: states that there are; under condition and do (`how`), also of the form of the site.
 
     `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
@@ -176,7 +178,7 @@ def check_rows(what: str, value: object, stored: Tensor) -> None:
         raise BNetError(what, expected=f"probabilities in {stored.dtype}", actual=got)
     if value.shape[max(0, value.dim() - stored.dim()) :] != stored.shape:
         raise BNetError(what, expected=f"shape {tuple(stored.shape)}", actual=f"shape {tuple(value.shape)}")
-    if readable(value):
+    if is_readable(value):
         rows = value.detach()
         near = (rows.sum(-1) - 1).abs() <= torch.finfo(rows.dtype).eps ** 0.5
         if not bool(near.all() & (rows >= 0).all()):
@@ -218,19 +220,19 @@ def _meets(child: NodeSpec, given: ParentSpec, axis: str) -> bool:
     return not given.reach.is_positionwise if axis == WORD else axis not in child.group.plates
 
 
-def received(course: Course, member: NodeSpec, value: Tensor) -> Tensor:
+def received(course: ExecutionState, member: NodeSpec, value: Tensor) -> Tensor:
     """What a site returned, with all dims of the layout; the layout grows where Pyro enumerated one more site."""
     split = value.dim() - len(own_shape(member))
     lead, shape = list(value.shape[:split]), list(value.shape[split:])
     while len(lead) > course.layout.rank and lead[0] == 1:
         del lead[0]
-    plain = course.layout.rank - course.layout.batch
+    plain = course.layout.rank - course.layout.batch_dim
     if 0 < len(lead) < plain and value.numel() > 1:
         wanted = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
         raise BNetError(member.group.name, expected=wanted, actual=f"shape {tuple(value.shape)}")
     more = len(lead) - course.layout.rank
     if more > 0:  # room for more enumerated dims, in front of all values so far
-        course.layout = Layout((*course.layout.enumerated, *[NO_FAMILY] * more), course.layout.plates)
+        course.layout = TensorLayout((*course.layout.enumerated, *[NO_FAMILY] * more), course.layout.plates)
         course.values.update({k: each.reshape([1] * more + list(each.shape)) for k, each in course.values.items()})
         course.known = {k: each.reshape([1] * more + list(each.shape)) for k, each in course.known.items()}
     return value.reshape([1] * (course.layout.rank - len(lead)) + lead + shape)

@@ -16,18 +16,24 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.pyro import checks
-from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Layout, Values, present_in, seen
-from bnet_transformer.compiler.module import output_of
-from bnet_transformer.compiler.told import (
-    batch_of,
-    check_mask,
-    check_read,
-    laid_out,
-    lead_of,
-    received as received_values,
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.course import (
+    ExecutionState,
+    StackTensors,
+    TensorLayout,
+    gather_parents,
+    get_present_mask,
 )
-from bnet_transformer.compiler.values import Scan, value as value_of
+from bnet_transformer.compiler.module import find_default_output
+from bnet_transformer.compiler.told import (
+    check_mask,
+    check_masked_reads,
+    get_plate_sizes,
+    infer_batch_size,
+    lay_out_value,
+    lay_out_values as received_values,
+)
+from bnet_transformer.compiler.values import Scan, compute_value as value_of
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 
@@ -61,7 +67,7 @@ class PyroModel:
         check_choice("parameters", parameters, ("prior", "own"))
         self.plates = tuple(network.graph.plate_sizes)
         self.max_plate_nesting = len(self.plates) + 2
-        self._module = Module(network)
+        self._module = CompiledModule(network)
         self.random = tuple(m for m in network.specs if m.tpm.is_random)
         self.priors = {
             f"{member.param_prefix}.{name}": f"theta_{member.param_prefix}"
@@ -77,10 +83,10 @@ class PyroModel:
 
     def __call__(
         self,
-        x: Values | None = None,
-        y: Values | None = None,
+        x: StackTensors | None = None,
+        y: StackTensors | None = None,
         *,
-        mask: Values | None = None,
+        mask: StackTensors | None = None,
         seen: Mapping[str, Tensor] | None = None,
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
@@ -93,16 +99,16 @@ class PyroModel:
         sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._told(y)
         handled = checks.check_handled(self.network, sites, frozenset(y))
-        inputs, words, told_of, device = self._module.inputs(x, given)
-        set_ = self._module.told("do", do, words, told_of)
-        told_of = batch_of(self.network, set_, told_of)
+        inputs, words, told_of, device = self._module.validate_inputs(x, given)
+        set_ = self._module.validate_values("do", do, words, told_of)
+        told_of = infer_batch_size(self.network, set_, told_of)
         batch = checks.count_sentences(self.network, y, self.max_plate_nesting, told_of, batch)
         present = check_mask(mask, words, batch)
-        layout = Layout((), self.plates)
+        layout = TensorLayout((), self.plates)
         stored = {**self.network.parameters, **self._checked(parameters)}
-        course = Course(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
+        course = ExecutionState(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
         course.known = received_values(course, {**inputs, **set_})
-        check_read(course, self.network.specs if present else ())
+        check_masked_reads(course, self.network.specs if present else ())
         observed, shown = self._observed(course, y, seen, set_, batch)
         course.parameters = {**stored, **self._tables(stored)}
         plates = self._plates(course, batch, total)
@@ -116,7 +122,9 @@ class PyroModel:
         Types, forms and states are checked here; what hangs on the sentences (how many, of how many words) in a run.
         """
         cpu = torch.device("cpu")
-        course = Course(self.network, Layout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, cpu)
+        course = ExecutionState(
+            self.network, TensorLayout((), self.plates), {}, {}, {}, {}, False, {}, self.network.dtype, cpu
+        )
         found = {}
         for name, value in check_mapping("data", values).items():
             if name in self.priors.values():
@@ -127,13 +135,13 @@ class PyroModel:
             if name not in self.sites:
                 raise unknown_name_error("site", name, self.sites)
             member = self.network.get_spec(name)
-            found[name] = laid_out(course, member.group.index, checks.check_data(course, member, value))
+            found[name] = lay_out_value(course, member.group.index, checks.check_data(course, member, value))
         return found
 
     def _run(self, told: _Told, want: tuple[str, ...]) -> dict[str, Tensor]:
         """Family after family: sites are drawn, the rest is computed."""
         course, found, graph = told.course, {}, self.network.graph
-        output = () if self.random or want else (output_of(self.network),)
+        output = () if self.random or want else (find_default_output(self.network),)
         asked = [*(member.group.index for member in self.random), *(graph.get_group(n).index for n in (*want, *output))]
         for group in self.network.filter_components(graph.ancestral_set(asked)):
             random = [index for index in group if self.network.specs[index].tpm.is_random and index not in told.set_]
@@ -166,7 +174,7 @@ class PyroModel:
     def _site(self, told: _Told, member: NodeSpec) -> Tensor:
         """Draw a random family, or take what is seen of it."""
         index, name = member.group.index, member.group.name
-        at, parents = seen(told.course, member)
+        at, parents = gather_parents(told.course, member)
         if member.tpm.kind == "discrete":
             fn = dist.Categorical(logits=member.tpm.logits(at, *parents), validate_args=False)
         else:
@@ -232,7 +240,7 @@ class PyroModel:
                 raise BNetError(name, expected=f"shape {self.network.shapes[name]}", actual=got)
         return check_mapping("parameters", parameters)
 
-    def _plates(self, course: Course, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
+    def _plates(self, course: ExecutionState, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
         """The plates of a run, by kind (and by stack, for words).
 
         A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
@@ -249,14 +257,14 @@ class PyroModel:
         for k, name in enumerate(self.plates):
             if name in around and (size := self.network.graph.plate_sizes[name]) > 1:
                 found["plate", name] = pyro.plate(_free(name, taken), size, dim=k - len(self.plates) - 1)
-        for stack, count in course.words.items():
+        for stack, count in course.word_counts.items():
             if count > 1 and any(member.group.word_stack == stack for member in self.random):
                 found[WORD, stack] = pyro.plate(_free(f"{stack}_{WORD}" if stack else WORD, taken), count, dim=-1)
         return found
 
     def _observed(
         self,
-        course: Course,
+        course: ExecutionState,
         y: Mapping[str, Tensor],
         seen: Mapping[str, Tensor] | None,
         set_: Collection[int],
@@ -288,7 +296,7 @@ class PyroModel:
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != lead:
                 got = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
                 raise BNetError(where, expected=f"booleans of shape {lead}", actual=got)
-            shown[member.group.index] = laid_out(course, member.group.index, value)
+            shown[member.group.index] = lay_out_value(course, member.group.index, value)
         observed = received_values(course, told)
         for index, value in observed.items():
             some = shown.get(index)
@@ -297,7 +305,7 @@ class PyroModel:
                 observed[index] = value.where(some.reshape(*some.shape, *[1] * (value.dim() - some.dim())), 0)
         return observed, shown
 
-    def _told(self, y: Values | None) -> Mapping[str, Tensor]:
+    def _told(self, y: StackTensors | None) -> Mapping[str, Tensor]:
         """What is seen, by family: a tensor alone is the only readout's."""
         leaves = [m.group.name for m in self.random if not self.network.graph.out_edges[m.group.index]]
         if isinstance(y, Tensor):
@@ -312,7 +320,7 @@ class _Told:
     """What one run is told: what is seen and of which entries, which sites are under `condition` and `do`, which
     families are set, how many sentences there are, and how many each stands for."""
 
-    course: Course
+    course: ExecutionState
     observed: Mapping[int, Tensor]
     shown: Mapping[int, Tensor]
     handled: Mapping[str, frozenset[str]]
@@ -327,7 +335,7 @@ class _Told:
         sizes = [
             network.graph.plate_sizes[plate] if plate in family.plates else 1 for plate in self.course.layout.plates
         ]
-        words = 1 if family.word_stack is None else self.course.words[family.word_stack]
+        words = 1 if family.word_stack is None else self.course.word_counts[family.word_stack]
         return [1 if member.scope == "corpus" else self.batch, *sizes, words]
 
     def plates_of(self, member: NodeSpec) -> list[Any]:
@@ -344,16 +352,16 @@ class _Told:
         """
         course = self.course
         shown = self.shown.get(member.group.index)
-        there = present_in(course, member.group.word_stack) if fixed else None
+        there = get_present_mask(course, member.group.word_stack) if fixed else None
         if there is not None:
-            there = there.reshape(there.shape[course.layout.batch :])
+            there = there.reshape(there.shape[course.layout.batch_dim :])
             shown = there if shown is None else shown & there
         return shown
 
 
-def _lead(course: Course, member: NodeSpec, batch: int) -> tuple[int, ...]:
+def _lead(course: ExecutionState, member: NodeSpec, batch: int) -> tuple[int, ...]:
     one = () if member.scope == "corpus" else (batch,)
-    return (*one, *lead_of(course.network, member, course.words))
+    return (*one, *get_plate_sizes(course.network, member, course.word_counts))
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import Course, Layout, seen
-from bnet_transformer.compiler.values import computed
+from bnet_transformer.compiler.course import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.values import evaluate_tpm
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -44,7 +44,7 @@ class Masked:
     slots: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, course: Course, arrows: Arrows, index: int, word: int | None) -> Masked:
+    def of(cls, course: ExecutionState, arrows: Arrows, index: int, word: int | None) -> Masked:
         """Find the arrow of each entry of each slot, by letting nodes see numbers in place of values."""
         member, offsets = course.network.specs[index], arrows.ground.offsets
         into = arrows.into.get(index, Into(*[np.zeros(0, dtype=np.int64)] * 3))
@@ -56,7 +56,7 @@ class Masked:
             picks = {selector: course.values[selector] for _, selector in given.pick}
             numbers = _numbers(course, parent, int(offsets[given.index]), None) + 1  # 0 is nobody
             told = replace(course, values={**picks, given.index: numbers})
-            _, (source,) = seen(told, replace(member, inputs=(given,)), word)
+            _, (source,) = gather_parents(told, replace(member, inputs=(given,)), word)
             target = own.reshape(*own.shape, *[1] * (source.dim() - 1 - own.dim()))
             ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
             slots.append(torch.from_numpy(number_of(ends.reshape(-1).numpy())).reshape(ends.shape))
@@ -68,23 +68,23 @@ class Masked:
         plain = isinstance(member.tpm, Attention) and isinstance(member.tpm.score, Dot | Bilinear)
         return plain and all(given.over in ((), (WORD,)) for given in member.parents)
 
-    def value(self, course: Course, corrupt: Course, kept: Tensor) -> Tensor:
+    def value(self, course: ExecutionState, corrupt: ExecutionState, kept: Tensor) -> Tensor:
         """The value (of a random node log P, or its mean) in each circuit of a table `[circuit, arrow]`."""
-        at, here = seen(course, self.member, self.word)
-        _, there = seen(corrupt, self.member, self.word)
+        at, here = gather_parents(course, self.member, self.word)
+        _, there = gather_parents(corrupt, self.member, self.word)
         random = self.member.tpm.is_random
         if self.mixes(self.member) and not bool(kept.all()):
             found = self._attended(at, here, there, kept)
         else:
             parents = [_seen(*each, kept) for each in zip(here, there, self.slots, strict=True)]
-            found = summary(self.member, at, parents) if random else computed(course, self.member, at, parents)
+            found = summary(self.member, at, parents) if random else evaluate_tpm(course, self.member, at, parents)
         own = found.shape[-1:] if self.member.tpm.kind == "discrete" else self.member.shape
-        found = course.layout.full(found, len(own))
-        if self.member.group.index not in course.rows:
+        found = course.layout.pad_dims(found, len(own))
+        if self.member.group.index not in course.attention_rows:
             return found
-        rows, which = course.rows[self.member.group.index]  # the nodes whose row of attention is set
+        rows, which = course.attention_rows[self.member.group.index]  # the nodes whose row of attention is set
         if self.word is not None:
-            rows, which = (each.narrow(course.layout.word, self.word, 1) for each in (rows, which))
+            rows, which = (each.narrow(course.layout.word_dim, self.word, 1) for each in (rows, which))
         parents = [_seen(*each, kept) for each in zip(here, there, self.slots, strict=True)]
         assert isinstance(self.member.tpm, Attention)
         return torch.where(which[..., None], self.member.tpm.mix(rows, *parents), found)
@@ -116,11 +116,11 @@ class Masked:
         return tpm.mix(weights * which, *parents) + tpm.mix(weights * ~which, *other)
 
 
-def _numbers(course: Course, member: NodeSpec, offset: int, word: int | None) -> Tensor:
+def _numbers(course: ExecutionState, member: NodeSpec, offset: int, word: int | None) -> Tensor:
     """The ids of a family's nodes in the layout, `[1, 1, *plates, word]`."""
     shape = (1, 1, *full_shape(course, member))
     found = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
-    return found if word is None else found.narrow(course.layout.word, word, 1)
+    return found if word is None else found.narrow(course.layout.word_dim, word, 1)
 
 
 def _seen(here: Tensor, there: Tensor, slot: Tensor, kept: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ class Runs:
     nodes from which kept arrows lead to an outcome. A family of which one word alone is needed has that word alone.
     """
 
-    clean: Course
-    corrupt: Course
+    clean: ExecutionState
+    corrupt: ExecutionState
     arrows: Arrows
     metric: Metric
     count: int
@@ -193,7 +193,7 @@ class Runs:
             found.append(self._measured({**self.now, **self._values(way, part)}, len(part)))
         return torch.cat(found)
 
-    def metric_of(self, side: Course) -> Tensor:
+    def metric_of(self, side: ExecutionState) -> Tensor:
         """The metric of the clean or of the corrupt run: `[example]`."""
         return self._measured(self._told(side), 1, side)[0]
 
@@ -217,7 +217,7 @@ class Runs:
         member, ground = self.clean.network.specs[index], self.arrows.ground
         if (
             member.group.word_stack is not None
-            and self.clean.words[member.group.word_stack] > 1
+            and self.clean.word_counts[member.group.word_stack] > 1
             and index not in self.words
         ):
             marks = self.below[span(ground, index)].reshape(ground.shapes[index])
@@ -251,23 +251,23 @@ class Runs:
         value, which = self.clean.patched.get(index, (None, None))
         if value is not None and which is not None and found.dim() == value.dim():  # not log P of a choice
             if word is not None:
-                value, which = (each.narrow(self.clean.layout.word, word, 1) for each in (value, which))
+                value, which = (each.narrow(self.clean.layout.word_dim, word, 1) for each in (value, which))
             found = torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, found)
         return found
 
     def _course(
         self, member: NodeSpec, word: int | None, values: Mapping[int, Tensor], words: Mapping[int, int]
-    ) -> Course:
+    ) -> ExecutionState:
         """What a family reads: of this run where it has changed, else clean; all words of it, unless it reads one."""
         there = self.clean.values | {g.index: values[g.index] for g in member.parents if g.index in values}
-        axis = self.clean.layout.word
+        axis = self.clean.layout.word_dim
         for given in member.parents:
             index, own = given.index, words.get(given.index)
             alone = given.reach.kind == "same" and own == word
             if own is not None and not alone and index in values and there[index].shape[axis] == 1:
                 # One word among the others of its family; nothing needed is read from those.
                 value, others = there[index], self.corrupt.values[index]
-                count = self.clean.words[self.clean.network.specs[index].group.word_stack or ""]
+                count = self.clean.word_counts[self.clean.network.specs[index].group.word_stack or ""]
                 lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
                 wide = others.expand(*lead, count, *others.shape[axis + 1 :]).clone()
                 wide.narrow(axis, own, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
@@ -275,19 +275,19 @@ class Runs:
         return replace(self.clean, values=there)
 
     @torch.no_grad()
-    def _told(self, course: Course) -> Values:
+    def _told(self, course: ExecutionState) -> Values:
         """What the random nodes of which something is told come to in a run: log P, or the mean."""
         found: Values = {}
         for node in self.arrows.outcomes:
             index = self.arrows.ground.group_of(node).index
             if index not in course.values and index not in found:
                 member = course.network.specs[index]
-                value = summary(member, *seen(course, member))
+                value = summary(member, *gather_parents(course, member))
                 own = 1 if member.tpm.kind == "discrete" else len(member.shape)
-                found[index] = course.layout.full(value, own)
+                found[index] = course.layout.pad_dims(value, own)
         return found
 
-    def _measured(self, values: Mapping[int, Tensor], circuits: int, side: Course | None = None) -> Tensor:
+    def _measured(self, values: Mapping[int, Tensor], circuits: int, side: ExecutionState | None = None) -> Tensor:
         """The metric of what the outcomes came to: `[circuit, example]`."""
         base, found = side or self.clean, {}
         for node in self.arrows.outcomes:
@@ -312,7 +312,7 @@ class Runs:
             if not ((sources >= there.start) & (sources < there.stop)).any():
                 continue  # it is the same in all circuits
             read = self.clean.network.specs[given.index].group.word_stack or ""
-            over = math.prod(self.clean.words[read] if axis == WORD else sizes[axis] for axis in given.over)
+            over = math.prod(self.clean.word_counts[read] if axis == WORD else sizes[axis] for axis in given.over)
             own += over * (1 if Masked.mixes(member) else math.prod(parent.shape))
         return 3 * count * own * self.clean.dtype.itemsize
 
@@ -338,7 +338,7 @@ def check_settled(examples: Examples, outcomes: Sequence[int]) -> None:
             )
 
 
-def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
+def _course_of(examples: Examples, outcomes: Sequence[int]) -> ExecutionState:
     """A run of all that leads to the outcomes, `[1, example, *plates, word, *shape]`: circuits lead."""
     world = examples.world
     above = {world.ground.group_of(node).index for node in (*outcomes, *ancestors(world.ground, outcomes))}
@@ -348,16 +348,16 @@ def _course_of(examples: Examples, outcomes: Sequence[int]) -> Course:
 
     return replace(
         course,
-        layout=Layout((CELLS,), course.layout.plates),
+        layout=TensorLayout((CELLS,), course.layout.plates),
         values=_not_read(course, above) | {index: value[None] for index, value in course.values.items()},
         patched={index: (value[None], which[None]) for index, (value, which) in course.patched.items()},
-        rows={index: (value[None], which[None]) for index, (value, which) in course.rows.items()},
+        rows={index: (value[None], which[None]) for index, (value, which) in course.attention_rows.items()},
         known={},
         readings={},
     )
 
 
-def _not_read(course: Course, above: set[int]) -> Values:
+def _not_read(course: ExecutionState, above: set[int]) -> Values:
     """Zeros for the families of which surgery has left nothing that leads to an outcome: their readers see these."""
     members, found = course.network.specs, {}
     for index in above:

@@ -214,7 +214,7 @@ def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> 
     world, needed = batch.corrupt.world, batch.needed
     network, ground = world.network, world.ground
     want = sorted({ground.group_of(node).name for node in needed.outcomes})
-    if batch.corrupt.module.find_needs(want, ()).fault is not None:
+    if batch.corrupt.module.find_requirements(want, ()).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
     for row in cost(network, dict(ground.word_counts) or None, want=want).rows:

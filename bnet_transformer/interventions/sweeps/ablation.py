@@ -69,7 +69,7 @@ class Ablation:
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
             check_over_words(member.group, names[0])
-            base = base.mean(run.base.layout.word, keepdim=True)
+            base = base.mean(run.base.layout.word_dim, keepdim=True)
         own = picked(run, family, base, index_of(run.base, member, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):
             own = own + torch.stack([noise_of(name, self.intervention, own[0, 0]) for name in names])

@@ -327,7 +327,7 @@ def _of_rows(run: PatchedRun, family: int, setting: Setting, slope: Tensor) -> T
         weights, parents = weights_of(course, member)
     weights = weights.expand(len(slope), *full_shape(course, member), weights.shape[-1]).clone().requires_grad_()
     mix = member.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
-    (steep,) = torch.autograd.grad((course.layout.full(mix, 1) * slope.to(mix.device)).sum(), weights)
+    (steep,) = torch.autograd.grad((course.layout.pad_dims(mix, 1) * slope.to(mix.device)).sum(), weights)
     each = steep * (setting.source.to(steep.device) - weights.detach())
     told = picked(run, family, each, setting.node)  # [k, example, word read]
     return told.sum(-1) if setting.read is None else told[torch.arange(len(told)), :, setting.read]

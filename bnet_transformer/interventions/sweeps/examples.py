@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.course import Course, Request
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.joint_posterior import joint_log_probs
@@ -44,7 +44,7 @@ class Examples:
     `world` is the first sentence: its names, its arrows and its words are those of all.
     """
 
-    module: Module
+    module: CompiledModule
     worlds: tuple[GroundModel, ...]
     tokens: tuple[Mapping[str, Sequence[str]], ...]
 
@@ -71,7 +71,7 @@ class Examples:
 
     def course(
         self, families: Collection[int], readings: Collection[int] = (), nudges: Mapping[int, Tensor] | None = None
-    ) -> Course:
+    ) -> ExecutionState:
         """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
 
         Args:
@@ -84,15 +84,15 @@ class Examples:
         above = {*families, *readings, *graph.ancestors([*families, *readings])}
         done = [interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
-        request = Request(
+        request = ExecutionRequest(
             want,
             word_counts(self.world),
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
-            rows=_stacked([each["rows"] for each in done]),
+            attention_rows=_stacked([each["rows"] for each in done]),
             given={name: torch.stack([world.inputs[name] for world in self.worlds]) for name in self.world.inputs},
-            readings=frozenset(readings),
-            nudges=nudges,
+            record_attention=frozenset(readings),
+            perturbations=nudges,
             training=False,
         )
         with torch.set_grad_enabled(bool(nudges)):

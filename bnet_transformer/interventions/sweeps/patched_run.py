@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import Course
+from bnet_transformer.compiler.course import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import Entries, Ids, NodePath
@@ -53,7 +53,7 @@ class PatchedRun:
     slopes: frozenset[int] = frozenset()
     nudges: dict[int, Tensor] = field(init=False)
     members: tuple[NodeSpec, ...] = field(init=False)
-    base: Course = field(init=False)
+    base: ExecutionState = field(init=False)
     positions: dict[int, Tensor] = field(init=False, default_factory=dict)
     last_read: dict[int, list[int]] = field(init=False)
 
@@ -149,7 +149,7 @@ class PatchedRun:
                     changes.by_family.pop(done, None)
             return {node: self._outcome(changes, node, cells) for node in self.needed.outcomes}
 
-    def along_paths(self, clean: Course, paths: Sequence[NodePath], memory: int) -> dict[int, list[Setting]]:
+    def along_paths(self, clean: ExecutionState, paths: Sequence[NodePath], memory: int) -> dict[int, list[Setting]]:
         """What paths come to at their last nodes, which cells then set: their first nodes are as in the clean run.
 
         A step of a path is a cell of its own: the parent is set to what is sent, and the next node alone is computed.
@@ -206,7 +206,7 @@ class PatchedRun:
         table[np.arange(count), node[-1].numpy()] = True
         value = changes.value(member, Rows.of(table))  # a row for each cell
         full = value.expand(len(self.examples), *full_shape(self.base, member)[:-1], count, *member.shape)
-        source = full.movedim(0, self.base.layout.word)[(*node[:-1], torch.arange(count))].transpose(0, 1)
+        source = full.movedim(0, self.base.layout.word_dim)[(*node[:-1], torch.arange(count))].transpose(0, 1)
         return Setting(torch.from_numpy(cells), node, source, own=True)
 
     def _words_of(self, index: int, settings: Sequence[Setting], cells: int) -> Table:
@@ -240,7 +240,7 @@ class PatchedRun:
 
     def _among(self, base: Tensor, made: Tensor, rows: Rows, mine: Rows) -> Tensor:
         """Rows as they were, but for those that were made."""
-        axis = self.base.layout.word
+        axis = self.base.layout.word_dim
         lead = broadcast_shapes(base.shape[:axis], made.shape[:axis])
         found = base.expand(*lead, len(rows), *base.shape[axis + 1 :]).clone()
         at = rows.place[mine.cell, mine.word]
@@ -251,7 +251,7 @@ class PatchedRun:
         value, which = self.base.patched[index]
         if found.dim() > value.dim():  # log P of a choice: no metric asks about the nodes that are set
             return found
-        axis = self.base.layout.word
+        axis = self.base.layout.word_dim
         word = rows.word if which.shape[axis] > 1 else torch.zeros_like(rows.word)
         which = which.index_select(axis, word)
         which = which.reshape(*which.shape, *[1] * (value.dim() - self.base.layout.rank))
@@ -259,7 +259,7 @@ class PatchedRun:
 
     def _put(self, found: Tensor, member: NodeSpec, rows: Rows, setting: Setting) -> Tensor:
         """The rows of a family, with what a cell sets in its place."""
-        axis = self.base.layout.word
+        axis = self.base.layout.word_dim
         row = rows.place[setting.cell, setting.node[-1]]
         there = row >= 0  # what leads to no outcome has no row
         examples = max(found.shape[0], setting.source.shape[0])
@@ -287,7 +287,7 @@ class PatchedRun:
 
     def _outcome(self, changes: Changes, node: int, cells: int) -> Tensor:
         """What a node came to in each cell, `[cell, example, *shape]`."""
-        world, axis, count = self.examples.world, self.base.layout.word, len(self.examples)
+        world, axis, count = self.examples.world, self.base.layout.word_dim, len(self.examples)
         family = world.ground.group_of(node).index
         member = self.members[family]
         offset = np.array([node - int(world.ground.offsets[family])])
@@ -333,14 +333,14 @@ def some_of(settings: Mapping[int, Sequence[Setting]], cells: Ids, numbers: Ids)
     return {family: several for family, several in kept.items() if several}
 
 
-def setting_of(run: PatchedRun, source: Course, entries: Entries) -> Setting:
+def setting_of(run: PatchedRun, source: ExecutionState, entries: Entries) -> Setting:
     """What cells set in a family, from another run."""
     member = run.members[entries.family]
     node = index_of(run.base, member, entries.node)
     cell = torch.from_numpy(entries.cell)
     read = None if entries.read is None else torch.from_numpy(np.asarray(entries.read))
     if entries.rows:
-        table = source.readings[entries.family]
+        table = source.attention_weights[entries.family]
         assert table is not None  # words that read one after another are an obstacle, so their cells run alone
         return Setting(cell, node, table.expand(-1, *full_shape(run.base, member), -1), True, read)
     return Setting(cell, node, source.values[entries.family])

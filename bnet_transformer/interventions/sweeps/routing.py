@@ -110,7 +110,7 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
         return mixed
     known, patched = ([graph.by_name[name].index for name in names] for names in set_families(world, above))
     want = [graph.groups[index].name for index in sorted(families)]
-    needs = examples.module.find_needs(want, known, patched=patched)
+    needs = examples.module.find_requirements(want, known, patched=patched)
     if needs.enumerated:
         return Obstacle(graph.groups[min(needs.enumerated)].name, OPEN_CHOICES)
     if needs.fault is not None:

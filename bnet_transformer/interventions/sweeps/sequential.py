@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.module import Module
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
@@ -24,7 +24,7 @@ from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choices, locate_node
 
 
-def outcomes(module: Module, world: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
+def outcomes(module: CompiledModule, world: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
     """`log P` of a discrete node, the mean of a continuous one, the value of any other, averaged over what is open."""
     return [_outcome(module, world, node) for node in nodes]
 
@@ -37,7 +37,7 @@ def stacked(nodes: Sequence[int], rows: Sequence[Sequence[Sequence[Tensor]]]) ->
     }
 
 
-def _outcome(module: Module, world: GroundModel, node: int) -> Tensor:
+def _outcome(module: CompiledModule, world: GroundModel, node: int) -> Tensor:
     member = locate_node(world, node)[0]
     if node in world.do:
         value: Tensor = world.do[node]
@@ -68,7 +68,7 @@ def _without_batched_values(world: GroundModel, node: int) -> GroundModel:
     return replace(world, do={n: v for n, v in world.do.items() if n not in batched})
 
 
-def _averaged(module: Module, world: GroundModel, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
+def _averaged(module: CompiledModule, world: GroundModel, nodes: Sequence[int], value: Tensor, own: int) -> Tensor:
     """A value `[*states, *shape]` over the choices that decide it, as they are distributed."""
     free = find_open_choices(world, nodes, {})
     if not free or value.dim() == own:

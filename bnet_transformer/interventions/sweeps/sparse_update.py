@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import Course, Layout, seen
-from bnet_transformer.compiler.values import computed
+from bnet_transformer.compiler.course import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.values import evaluate_tpm
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.walk import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel
@@ -94,7 +94,7 @@ class Changes:
     Of the families in `positions`, the base has some words alone: `positions[family][word]` is the place of a word.
     """
 
-    base: Course
+    base: ExecutionState
     by_family: dict[int, Changed]
     positions: Mapping[int, Tensor] = field(default_factory=dict)
 
@@ -102,10 +102,10 @@ class Changes:
         """The rows of a family; with `distribution`, of a random one: `log P`, or the mean."""
         alone = is_wordwise(self.base.network, member)
         course, cells = (self._of_rows(member, rows), None) if alone else self._of_cells(member, rows)
-        at, parents = seen(course, member)
-        found = summary(member, at, parents) if distribution else computed(course, member, at, parents)
+        at, parents = gather_parents(course, member)
+        found = summary(member, at, parents) if distribution else evaluate_tpm(course, member, at, parents)
         own = tuple(found.shape[-1:]) if distribution and member.tpm.kind == "discrete" else member.shape
-        return course.layout.full(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
+        return course.layout.pad_dims(found, len(own)) if cells is None else self._picked(found, rows, cells, own)
 
     def mixed(self, member: NodeSpec, rows: Rows, setting: Setting) -> Tensor:
         """The rows of an attention, some of whose `P(j | i)` are set."""
@@ -122,7 +122,7 @@ class Changes:
 
     def at(self, family: int, rows: Rows) -> Tensor:
         """A family at some rows, changed or as it was: `[1 or N, *plates, row or 1, *shape]`."""
-        member, axis = self.base.network.specs[family], self.base.layout.word
+        member, axis = self.base.network.specs[family], self.base.layout.word_dim
         base, changed = self.base.values[family], self.by_family.get(family)
         if changed is not None and changed.rows is rows:
             return changed.values
@@ -140,19 +140,19 @@ class Changes:
         return torch.cat(both, axis).index_select(axis, torch.where(number >= 0, number + base.shape[axis], there))
 
     @property
-    def _led(self) -> Layout:
+    def _led(self) -> TensorLayout:
         """The layout with the cells in front."""
-        return Layout((CELLS,), self.base.layout.plates)
+        return TensorLayout((CELLS,), self.base.layout.plates)
 
-    def _of_rows(self, member: NodeSpec, rows: Rows) -> Course:
+    def _of_rows(self, member: NodeSpec, rows: Rows) -> ExecutionState:
         """A course in which the rows are the words."""
         own = member.group.word_stack
-        words = dict(self.base.words) if own is None else {**self.base.words, own: len(rows)}
+        words = dict(self.base.word_counts) if own is None else {**self.base.word_counts, own: len(rows)}
         values = {parent: self.at(parent, rows) for parent in parents_of(self.base.network, member)}
         places = {} if own is None else {own: rows.word}
         return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
 
-    def _of_cells(self, member: NodeSpec, rows: Rows) -> tuple[Course, Tensor]:
+    def _of_cells(self, member: NodeSpec, rows: Rows) -> tuple[ExecutionState, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
         cells = torch.unique_consecutive(rows.cell)
         values = {parent: self._whole(parent, cells) for parent in parents_of(self.base.network, member)}
@@ -160,7 +160,7 @@ class Changes:
 
     def _whole(self, family: int, cells: Tensor) -> Tensor:
         """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""
-        axis, changed = self.base.layout.word, self.by_family.get(family)
+        axis, changed = self.base.layout.word_dim, self.by_family.get(family)
         if changed is None:
             return self.base.values[family][None]
         place = changed.rows.place
@@ -171,8 +171,8 @@ class Changes:
 
     def _picked(self, value: Tensor, rows: Rows, cells: Tensor, own: tuple[int, ...]) -> Tensor:
         """The rows of a value `[cell, example, *plates, word, *shape]`."""
-        value = self._led.full(value, len(own))
-        axis = self.base.layout.word
+        value = self._led.pad_dims(value, len(own))
+        axis = self.base.layout.word_dim
         cell = torch.searchsorted(cells, rows.cell) if value.shape[0] > 1 else torch.zeros_like(rows.cell)
         word = rows.word if value.shape[axis + 1] > 1 else torch.zeros_like(rows.word)
         return value.movedim(axis + 1, 1)[cell, word].movedim(0, axis)
@@ -203,28 +203,28 @@ def summary(member: NodeSpec, at: Any, parents: list[Tensor]) -> Tensor:
     return mean
 
 
-def weights_of(course: Course, member: NodeSpec) -> tuple[Tensor, list[Tensor]]:
+def weights_of(course: ExecutionState, member: NodeSpec) -> tuple[Tensor, list[Tensor]]:
     """The `P(j | i)` of an attention, and what it reads."""
-    at, parents = seen(course, member)
+    at, parents = gather_parents(course, member)
     weights = member.tpm.attention_weights(at, *parents)
     assert weights is not None  # cell_spec refuses an attention that has none
-    return course.layout.full(weights, 1), parents
+    return course.layout.pad_dims(weights, 1), parents
 
 
-def full_shape(course: Course, member: NodeSpec) -> tuple[int, ...]:
+def full_shape(course: ExecutionState, member: NodeSpec) -> tuple[int, ...]:
     """How many nodes a family has along each plate of the layout, and its words; 1 where it has not."""
     sizes, family = course.network.graph.plate_sizes, member.group
     plates = (sizes[plate] if plate in family.plates else 1 for plate in course.layout.plates)
-    return (*plates, 1 if family.word_stack is None else course.words[family.word_stack])
+    return (*plates, 1 if family.word_stack is None else course.word_counts[family.word_stack])
 
 
-def index_of(course: Course, member: NodeSpec, node: NDArray[np.int64]) -> tuple[Tensor, ...]:
+def index_of(course: ExecutionState, member: NodeSpec, node: NDArray[np.int64]) -> tuple[Tensor, ...]:
     """The index of nodes of a family along each plate of the layout, and their word; 0 where it has not."""
     sizes, family = course.network.graph.plate_sizes, member.group
     own = [sizes[plate] for plate in family.plates]
     axes = [*family.plates]
     if family.word_stack is not None:
-        own, axes = [*own, course.words[family.word_stack]], [*axes, WORD]
+        own, axes = [*own, course.word_counts[family.word_stack]], [*axes, WORD]
     at = dict(zip(axes, np.unravel_index(node, own), strict=True)) if own else {}
     nothing = np.zeros_like(node)
     return tuple(torch.from_numpy(np.asarray(at.get(axis, nothing))) for axis in (*course.layout.plates, WORD))

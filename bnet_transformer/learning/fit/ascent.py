@@ -21,7 +21,7 @@ from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.files import wrap_read_errors
 from bnet_transformer._core.hashing import compute_digest, derive_seed
 from bnet_transformer.data import Batch
-from bnet_transformer.data.batch import send
+from bnet_transformer.data.batch import send_to_device
 from bnet_transformer.declare import Network
 from bnet_transformer.declare.network import declare
 from bnet_transformer.errors import BNetError
@@ -179,7 +179,7 @@ class RestartOptimizer(ABC):
         epoch, place = divmod(step, -(-count // size))
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
-        return send(order[place * size : (place + 1) * size].clone(), self.ranks.device)
+        return send_to_device(order[place * size : (place + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
         """Take one step of every restart, and drop those whose bound or gradient is not finite, or far too low.

@@ -252,7 +252,7 @@ def _held_by_both(one: Batch | None, other: Batch | None) -> tuple[Batch, Batch]
     if one is None or other is None:
         got = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
         raise BNetError("data", expected="sentences to compare on", actual=got, allowed="data=")
-    if not one.same(other):
+    if not one.equals(other):
         wanted, got = "two fits of the same sentences in the same order", "fits of other sentences"
         raise BNetError("compare", expected=wanted, actual=got, allowed="data=")
     return one, other

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
-from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.course import Course, states
+from bnet_transformer.compiler import CompiledModule, ExecutionRequest
+from bnet_transformer.compiler.course import ExecutionState, enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
@@ -31,7 +31,7 @@ from bnet_transformer.reference import ATOL
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
 A = TypeVar("A")
-Ask = Callable[[Course, list[Factor]], A]
+Ask = Callable[[ExecutionState, list[Factor]], A]
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class Objective(nn.Module):
 
     def __init__(self, network: Network, learned: Learned, budget: int) -> None:
         super().__init__()
-        self.module = Module(network)
+        self.module = CompiledModule(network)
         for value in self.module.store.values():
             value.requires_grad_(False)
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
         self.check_values = True
-        self._kept: WeakKeyDictionary[Batch, tuple[Course, list[Factor]]] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Batch, tuple[ExecutionState, list[Factor]]] = WeakKeyDictionary()
 
     @property
     def device(self) -> torch.device:
@@ -99,7 +99,7 @@ class Objective(nn.Module):
         """What is asked of the factors of the sentences."""
         if not self.learned.weights and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
-        request = Request((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
+        request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
         course, factors = question_to_factors(
             self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget
         )
@@ -114,10 +114,10 @@ class Objective(nn.Module):
                 course.values.clear()
                 self._kept[corpus] = course, factors
 
-    def _with_tables(self, course: Course, factors: list[Factor]) -> tuple[Course, list[Factor]]:
+    def _with_tables(self, course: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
         """Kept factors, those of tables made anew."""
         now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
-        values = {**course.known, **{i: states(course, i) for i in course.layout.enumerated}}
+        values = {**course.known, **{i: enumerate_states(course, i) for i in course.layout.enumerated}}
         course = replace(course, parameters=now, values=values)
         return course, [
             f if f.told is not None else replace(f, table=prior_of(course, f.member.group.index, f.member))
@@ -142,7 +142,7 @@ class Objective(nn.Module):
         """
         chosen = {name: Evidence(value) for name, value in states.items()}
 
-        def ask(course: Course, factors: list[Factor]) -> tuple[Tensor, Tensor]:
+        def ask(course: ExecutionState, factors: list[Factor]) -> tuple[Tensor, Tensor]:
             priors = [factor for factor in factors if factor.member.group.name in states]
             likelihoods = [factor for factor in factors if factor.member.group.name not in states]
             return eliminated(course, priors), eliminated(course, likelihoods)
@@ -177,7 +177,7 @@ class Objective(nn.Module):
         """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
         family = selector.group
 
-        def ask(course: Course, factors: list[Factor]) -> Tensor:
+        def ask(course: ExecutionState, factors: list[Factor]) -> Tensor:
             place = course.layout.enumerated.index(family.index)
             batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
             shape = full_shape(course, family.plates, family.word_stack, batch)
@@ -185,7 +185,7 @@ class Objective(nn.Module):
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
             share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)
-            kept = [shape[k] for k in range(course.layout.batch, course.layout.rank) if keeps(course, family, k)]
+            kept = [shape[k] for k in range(course.layout.batch_dim, course.layout.rank) if keeps(course, family, k)]
             return share.movedim(place, -1).reshape(*kept, shape[place])
 
         return self._with(parameters, corpus, ask)
@@ -197,7 +197,7 @@ class Objective(nn.Module):
         evidence tells as well, but not of evidence on a choice that is enumerated all the same.
         """
 
-        def ask(course: Course, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
+        def ask(course: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed, tables = course.layout.enumerated, self.learned.tables
             own = [f.told is None or f.member.group.index not in summed for f in factors]
             drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]

@@ -21,8 +21,8 @@ from bnet_transformer._core.distributed import DistributedContext, distributed_c
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.course import seen
+from bnet_transformer.compiler import CompiledModule, ExecutionRequest
+from bnet_transformer.compiler.course import gather_parents
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
@@ -266,7 +266,7 @@ class Fit(Generic[N]):
         of_corpus, name = member.scope == "corpus", member.group.name
 
         def ask(net: Network, own: Batch) -> Tensor:
-            module, parts = Module(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
+            module, parts = CompiledModule(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
             return torch.cat(
                 [posterior(module, name, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
             )
@@ -428,7 +428,7 @@ class Fit(Generic[N]):
 
     def _corpus(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
-        return read_batch(self.network, data, missing=self.missing, option=MISSING)
+        return read_batch(self.network, data, missing=self.missing, missing_option=MISSING)
 
     def _draws(self, most: int, here: DistributedContext | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
@@ -444,28 +444,30 @@ class Fit(Generic[N]):
 @enable_gradients()
 def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
-    module, member = Module(network).eval(), network.get_spec(name)
+    module, member = CompiledModule(network).eval(), network.get_spec(name)
     if member.tpm.kind == "discrete":
         each = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
         return torch.cat(each)
     above = network.ancestral_specs(member)
     free = [m.group.index for m in above if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]]
     for part in parts[:1]:
-        _, words, *_ = module.inputs(part.x, part.given)
+        _, words, *_ = module.validate_inputs(part.x, part.given)
         choices = choices_above(network, member.group.index, {*free}, set())
         check_count(network, member.group.index, choices, words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 
-def _mean(module: Module, member: NodeSpec, free: list[int], corpus: Batch) -> Tensor:
+def _mean(module: CompiledModule, member: NodeSpec, free: list[int], corpus: Batch) -> Tensor:
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
     network, name = module.network, member.group.name
     with torch.no_grad():
-        course, _ = module.run(Request((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free)))
-        at, parents = seen(course, member)
+        course, _ = module.run(
+            ExecutionRequest((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free))
+        )
+        at, parents = gather_parents(course, member)
         mean = member.tpm.distribution(at, *parents).mean
         priors = [Factor(network.specs[i], prior_of(course, i, network.specs[i])) for i in free]
-    family, first = member.group, course.layout.batch
+    family, first = member.group, course.layout.batch_dim
     shape = full_shape(course, family.plates, family.word_stack, batch_of([Factor(member, mean[..., 0])], course))
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
     tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)

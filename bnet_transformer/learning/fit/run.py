@@ -27,8 +27,8 @@ from bnet_transformer._core.options import suggest_config_for_options
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.bridges.pyro.checks import check_rows
-from bnet_transformer.compiler.plan import MEETING
-from bnet_transformer.cost.count import plan_flops
+from bnet_transformer.compiler.plan import CROSS_WORD_HINT
+from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
@@ -66,7 +66,7 @@ FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a
 OF_THE_LOOP = ("every", "checkpoints", "device", "progress")
 DRAWN = "method=bt.SVI(choices='sampled') draws them"
 WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
-    MEETING: "method=bt.SVI(choices='sampled')",
+    CROSS_WORD_HINT: "method=bt.SVI(choices='sampled')",
     OVER_BUDGET: "a larger budget=; method=bt.SVI(choices='sampled')",
 }
 
@@ -375,7 +375,7 @@ def step_flops(problem: FitProblem, method: Method, structure: Question) -> int 
     is_whole = objective.of_corpus or isinstance(method, NUTS)
     sentences = len(corpus) if is_whole else min(problem.batch or USUAL, len(corpus))
     plan = objective.module.plan(tuple(dict.fromkeys(want)), known, structure.free)
-    flops = plan_flops(network, plan, words, known, sentences)
+    flops = count_plan_flops(network, plan, words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops
 

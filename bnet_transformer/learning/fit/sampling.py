@@ -21,7 +21,7 @@ from torch.distributions import Categorical, biject_to, constraints, kl_divergen
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import seed_rngs
-from bnet_transformer.compiler.told import lead_of
+from bnet_transformer.compiler.told import get_plate_sizes
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -183,7 +183,7 @@ class Drawn(Variational):
                 kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
                 wanted = "choices of sentences or words, each with a fixed number of states"
                 raise BNetError("choices", expected=wanted, actual=f"{name}, {kind}", allowed="exact")
-            shape = (1, len(self.corpus), *lead_of(self.network, member, words), member.tpm.states)
+            shape = (1, len(self.corpus), *get_plate_sizes(self.network, member, words), member.tpm.states)
             values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
         self.begin(values)
 

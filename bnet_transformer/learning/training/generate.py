@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
-from bnet_transformer.compiler import Module
-from bnet_transformer.data.encode import by_stack
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.data.encode import split_by_stack
 from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.declare import Network, as_network
@@ -103,15 +103,15 @@ def generate(
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
     seed = check_seed(seed)
     check_has_words(network, "generate")
-    task = infer_trainable_task(network, generates=True)
+    task = infer_trainable_task(network, is_generation=True)
     _, stack = told_by(task)
     x, mask, prompts = _read(task, stack, prompt, check_int("length", length), start, stop)
-    task.words[stack].check_length(prompts.end, begun=True)
+    task.encoders[stack].check_length(prompts.end, is_prefix=True)
     told = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
     check_memory("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
     place = network.device
     with torch.inference_mode():
-        module = Module(network).eval()
+        module = CompiledModule(network).eval()
         begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
         speaker = WordByWord(module, task, begun, mask, prompts.end)
         if method == "beam":
@@ -119,7 +119,7 @@ def generate(
         else:
             pick = greedy if method == "greedy" else sampler(temperature or 1.0, top_k, top_p, seed, place)
             ids, scores = one_by_one(speaker, prompts, pick)
-    words = tuple(task.words[stack].decode(row) for row in ids)
+    words = tuple(task.encoders[stack].decode(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
 
@@ -145,9 +145,9 @@ def _read(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
     """The words of every stack as a batch, and the prompts of the one that is told."""
     others = [name for name in task.stacks if name != stack]
-    prompts = {} if prompt is None else by_stack("prompt", prompt, task.stacks, stack)
+    prompts = {} if prompt is None else split_by_stack("prompt", prompt, task.stacks, stack)
     said = {name: _several(value) for name, value in prompts.items()}
-    of = task.words[stack]
+    of = task.encoders[stack]
     batch = max((len(rows) for rows in said.values()), default=1)
     if start is None and stack not in said and task.network.tokenizer is not None:
         start = task.network.tokenizer.start_token_id  # where the model says with which word its outputs start
@@ -160,9 +160,9 @@ def _read(
         if len(said.get(name, [])) != batch or len(rows) != batch:
             got = {name: len(said.get(name, [])), stack: len(rows)}
             raise BNetError("prompt", expected="as many sentences in every stack", actual=got)
-    words = {name: [task.words[name].encode(row) for row in said[name]] for name in others}
+    words = {name: [task.encoders[name].encode(row) for row in said[name]] for name in others}
     for name in others:
-        task.words[name].check_length(max(len(row) for row in words[name]))
+        task.encoders[name].check_length(max(len(row) for row in words[name]))
     told = [torch.tensor(row) for row in rows]
     made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
     device = task.network.device

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Request, seen, standing
-from bnet_transformer.data.task import Task, decided_by, later
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.course import ExecutionRequest, build_context, gather_parents
+from bnet_transformer.data.task import Task, find_deciding_stacks, find_noncausal_arrow
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
@@ -43,12 +43,17 @@ class WordByWord:
     """
 
     def __init__(
-        self, module: Module, task: Task, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, length: int
+        self,
+        module: CompiledModule,
+        task: Task,
+        x: Mapping[str, Tensor],
+        mask: Mapping[str, Tensor] | None,
+        length: int,
     ) -> None:
         self.readout, self.stack = told_by(task)
         self.network = module.network
         needed = self.network.ancestral_specs(self.readout)
-        decided = decided_by(self.network, needed)
+        decided = find_deciding_stacks(self.network, needed)
         self.moving = [m for m in needed if self.stack in decided[m.group.index]]
         self.here = {member.group.index for member in self.moving}
         _check(self.moving, self.stack, self.here, self.network.specs)
@@ -58,11 +63,11 @@ class WordByWord:
         fixed = {given.index for _, given in inputs if given.index not in self.here}
         want = [self.network.specs[index].group.name for index in sorted(self.kept | fixed)]
         self.rows, words = x[self.stack].shape
-        x = {**x, self.stack: filled(x[self.stack], task.words[self.stack].exact)}
-        course, _ = module.run(Request((*want, self.readout.group.name), x, mask))
+        x = {**x, self.stack: filled(x[self.stack], task.encoders[self.stack].exact_length)}
+        course, _ = module.run(ExecutionRequest((*want, self.readout.group.name), x, mask))
         self.course, self.layout = course, course.layout
-        at, parents = seen(course, self.readout)
-        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word, words - 1))
+        at, parents = gather_parents(course, self.readout)
+        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word_dim, words - 1))
         self.state = Kept(max(length, x[self.stack].shape[1]), words - 1)
         self.fixed = {index: course.values[index] for index in fixed}
         for index in self.kept:
@@ -82,7 +87,7 @@ class WordByWord:
 
     def reorder(self, rows: Tensor) -> None:
         """Row r becomes what row `rows[r]` was."""
-        axis, there = self.layout.word, self.state.word + 1
+        axis, there = self.layout.word_dim, self.state.word + 1
         for value in self.state.caches.values():
             part = value.narrow(axis, 0, there)
             part.copy_(part.index_select(0, rows))
@@ -96,11 +101,11 @@ class WordByWord:
         state.values = {self.main: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
         for operation in self._operations:
             operation(state)
-        self.log_probs = _log_softmax(state.values[self.readout.group.index].select(self.layout.word, -1))
+        self.log_probs = _log_softmax(state.values[self.readout.group.index].select(self.layout.word_dim, -1))
         return self.log_probs
 
     def _keep(self, index: int, value: Tensor, word: int) -> None:
-        axis, caches = self.layout.word, self.state.caches
+        axis, caches = self.layout.word_dim, self.state.caches
         if index not in caches:
             shape = list(value.shape)
             shape[0], shape[axis] = self.rows, self.state.length
@@ -137,7 +142,7 @@ class WordByWord:
         fast = self._attention(member) or self._concat(member)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
-        parameters = standing(self.course, member).parameters
+        parameters = build_context(self.course, member).parameters
         fixed = {g.slot: self._who(g) for g in member.parents if g.over and not self._grows(g)}
         grow = [given.slot for given in member.parents if self._grows(given)]
         dtype, rank = self.course.dtype, self.layout.rank + len(member.shape)
@@ -170,7 +175,7 @@ class WordByWord:
 
     def _reader(self, given: ParentSpec) -> Reader:
         """How the value in a slot is found, aligned with the word's own."""
-        axis, index, reach = self.layout.word, given.index, given.reach.kind
+        axis, index, reach = self.layout.word_dim, given.index, given.reach.kind
         if index not in self.here:
             value = self._aligned(given, self.fixed[index])
             return lambda state: value
@@ -184,7 +189,7 @@ class WordByWord:
 
     def _aligned(self, given: ParentSpec, value: Tensor) -> Tensor:
         """A value that no word of the stack decides: of the first word, of all words, or as it is."""
-        axis = self.layout.word
+        axis = self.layout.word_dim
         if given.reach.kind == "first":
             value = value.narrow(axis, 0, 1)
         elif WORD in given.over:
@@ -203,7 +208,7 @@ class WordByWord:
             size = self.network.graph.plate_sizes[given.over[-1]]
             return torch.arange(size, device=self.course.device), self.all.new_ones(size)
         stack = self.network.specs[given.index].group.word_stack or ""
-        many = self.course.words[stack]
+        many = self.course.word_counts[stack]
         mask = self.all.new_ones(1, many)
         if stack in self.course.present:
             present = self.course.present[stack]
@@ -233,7 +238,7 @@ class WordByWord:
             W = self.fixed[member.parents[0].index]
             lead = [self.network.graph.plate_sizes[p] if p in member.group.plates else 1 for p in self.layout.plates]
             spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
-            held, shape = standing(self.course, member).parameters.get("bias"), spread[-1].shape[:-1]
+            held, shape = build_context(self.course, member).parameters.get("bias"), spread[-1].shape[:-1]
             biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
         b_all = torch.cat([b.reshape(-1) for b in biases])
@@ -285,7 +290,7 @@ class WordByWord:
             return None
         W_o = tpm.concat_weights(self._plates(member.parents[0], self.fixed[held]))
         W = W_o.reshape(W_o.shape[-2:])
-        bias = standing(self.course, member).parameters["bias"] if tpm.bias else None
+        bias = build_context(self.course, member).parameters["bias"] if tpm.bias else None
 
         def value(state: Kept, readers: list[Reader]) -> Tensor:
             total = functional.linear(readers[1](state).flatten(-1 - tpm.plates), W, bias)
@@ -297,12 +302,12 @@ class WordByWord:
 def told_by(task: Task) -> tuple[NodeSpec, str]:
     """The readout that tells the next word, and its stack; or the error that says why there is none."""
     wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
-    if task.next_word is not None and task.words[task.next_word].states is not None:
+    if task.next_word is not None and task.encoders[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
         stack, told = readout.group.word_stack, readout.tpm.states
-        arrow = None if stack is None else later(task.network, readout, stack)
-        if stack is not None and arrow is not None and told is not None and told == task.words[stack].states:
+        arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
+        if stack is not None and arrow is not None and told is not None and told == task.encoders[stack].states:
             raise BNetError("generate", expected=wanted, actual=f"one that reads later words: {arrow}",
                             allowed="mask='causal'")  # fmt: skip
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)

@@ -13,11 +13,11 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
-from bnet_transformer.compiler import Module, Request
-from bnet_transformer.compiler.course import seen
-from bnet_transformer.compiler.module import output_of
-from bnet_transformer.data.encode import by_stack
-from bnet_transformer.data.task import Task, check_has_words, infer_task, later
+from bnet_transformer.compiler import CompiledModule, ExecutionRequest
+from bnet_transformer.compiler.course import gather_parents
+from bnet_transformer.compiler.module import find_default_output
+from bnet_transformer.data.encode import split_by_stack
+from bnet_transformer.data.task import Task, check_has_words, find_noncausal_arrow, infer_task
 from bnet_transformer.data.words import to_reals
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError
@@ -35,7 +35,7 @@ def iterate(
     grow: bool | None = None,
     sample: bool = False,
     seed: int = 0,
-    module: Module | None = None,
+    module: CompiledModule | None = None,
 ) -> Tensor:
     """The next `steps` words after a window of real-valued words, `[..., steps, dim]`.
 
@@ -58,7 +58,9 @@ def iterate(
     check_seed(seed)
     if seed and not sample:
         raise BNetError("seed", expected="0: without sample=True nothing is drawn", actual=seed)
-    if module is not None and (not isinstance(module, Module) or module.network is not network or module.training):
+    if module is not None and (
+        not isinstance(module, CompiledModule) or module.network is not network or module.training
+    ):
         raise BNetError(
             "module", expected="net.module().eval() of this very net, or None", actual=type(module).__name__
         )
@@ -71,8 +73,8 @@ def iterate(
     check_memory("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
     new, grow = teller.ahead(begun, ahead), teller.grows(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
-    teller.task.words[teller.stack].check_length(longest)
-    module, tell = module or Module(network).eval(), _drawn if sample else _mean
+    teller.task.encoders[teller.stack].check_length(longest)
+    module, tell = module or CompiledModule(network).eval(), _drawn if sample else _mean
     words = x[teller.stack]
     told = words.new_empty(len(words), steps, *teller.member.shape)
     with torch.no_grad(), fork_torch_rng(words.device) if sample else nullcontext():
@@ -141,29 +143,29 @@ def teller_of(network: Network) -> Teller:
     network.check_single_dtype()
     check_has_words(network, "iterate")
     task = infer_task(network)
-    names = [readout.group.name for readout in task.readouts] or [output_of(network)]
+    names = [readout.group.name for readout in task.readouts] or [find_default_output(network)]
     member = network.get_spec(names[0])
     family, name = member.group, member.group.name
     home = (
         family.word_stack if family.word_stack is not None else family.stack if len(task.stacks) > 1 else task.stacks[0]
     )
-    if len(names) > 1 or family.plates or member.tpm.kind == "discrete" or home not in task.words:
+    if len(names) > 1 or family.plates or member.tpm.kind == "discrete" or home not in task.encoders:
         wanted = "a net with one real-valued readout, or state, that tells a word"
         told = ", ".join(f"{each} ({type(network.get_spec(each).tpm).__name__})" for each in names)
         raise BNetError("iterate", expected=wanted, actual=told, allowed="generate, for words of a vocabulary")
     needed = network.ancestral_specs(member)
     _check_inputs(task, needed)
-    if member.shape != task.words[home].member.shape:
-        expected = f"words of shape {task.words[home].member.shape}, as are read"
+    if member.shape != task.encoders[home].spec.shape:
+        expected = f"words of shape {task.encoders[home].spec.shape}, as are read"
         raise BNetError("iterate", expected=expected, actual=f"{name} of shape {member.shape}")
-    if task.words[home].member not in needed:
+    if task.encoders[home].spec not in needed:
         raise BNetError("iterate", expected="an output that follows from the words", actual=name)
-    return Teller(task, member, home, later(network, member, home))
+    return Teller(task, member, home, find_noncausal_arrow(network, member, home))
 
 
 def _check_inputs(task: Task, needed: list[NodeSpec]) -> None:
     """Refuse what cannot be known of the words to come: choices, words of a vocabulary, further given nodes."""
-    main = {of.member.group.index for of in task.words.values()}
+    main = {of.spec.group.index for of in task.encoders.values()}
     for each in needed:
         name, tpm = each.group.name, each.tpm
         if tpm.kind == "input":
@@ -181,7 +183,7 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
     """The words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
     task, stack = teller.task, teller.stack
     others = [name for name in task.stacks if name != stack]
-    said = by_stack("window", window, task.stacks, stack)
+    said = split_by_stack("window", window, task.stacks, stack)
     for name in others:
         if name not in said:
             raise BNetError(
@@ -190,19 +192,19 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
     found = {name: _vectors(teller, name, value) for name, value in said.items()}
     if stack not in found:
         found[stack] = _begun(teller, found[others[0]])
-    leads = {name: tuple(value.shape[: -1 - len(task.words[name].member.shape)]) for name, value in found.items()}
+    leads = {name: tuple(value.shape[: -1 - len(task.encoders[name].spec.shape)]) for name, value in found.items()}
     lead = leads[stack]
     if any(other != lead for other in leads.values()):
         raise BNetError("window", expected="the same leading dims in every stack", actual=leads)
     for name in others:
-        task.words[name].check_length(found[name].shape[len(lead)])
+        task.encoders[name].check_length(found[name].shape[len(lead)])
     return {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in found.items()}, lead
 
 
 def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
     """A window as a tensor of the net's type, on its device."""
     what = f"window of stack {stack!r}" if len(teller.task.stacks) > 1 else "window"
-    shape, value = teller.task.words[stack].member.shape, to_reals(what, said)
+    shape, value = teller.task.encoders[stack].spec.shape, to_reals(what, said)
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
         wanted = f"[..., word, {', '.join(map(str, shape))}], at least one word"
@@ -216,7 +218,7 @@ def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
 
 def _begun(teller: Teller, window: Tensor) -> Tensor:
     """The word that a second stack begins with: the last one of the window."""
-    shape = teller.task.words[teller.stack].member.shape
+    shape = teller.task.encoders[teller.stack].spec.shape
     last = window.narrow(window.dim() - 1 - len(shape), -1, 1)
     if tuple(last.shape[last.dim() - len(shape) :]) != shape:
         allowed = "a mapping from stack, with the words to begin with"
@@ -225,7 +227,7 @@ def _begun(teller: Teller, window: Tensor) -> Tensor:
     return last
 
 
-def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
+def _mean(module: CompiledModule, teller: Teller, x: Values) -> Tensor:
     """The words that are told, `[batch, word, dim]`; one, of a readout of all words."""
     name = teller.member.group.name
     found: Tensor = module(x, want=[name])[name]
@@ -233,14 +235,14 @@ def _mean(module: Module, teller: Teller, x: Values) -> Tensor:
     return found.expand(len(x[teller.stack]), *found.shape[1:])
 
 
-def _drawn(module: Module, teller: Teller, x: Values) -> Tensor:
+def _drawn(module: CompiledModule, teller: Teller, x: Values) -> Tensor:
     """The words that are told, drawn from their distributions."""
     member = teller.member
-    course, _ = module.run(Request((member.group.name,), x))
-    at, parents = seen(course, member)
+    course, _ = module.run(ExecutionRequest((member.group.name,), x))
+    at, parents = gather_parents(course, member)
     distribution = member.tpm.distribution(at, *parents)
     lead = [len(x[teller.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads
-    lead[course.layout.word] = 1 if member.group.word_stack is None else x[teller.stack].shape[1]
+    lead[course.layout.word_dim] = 1 if member.group.word_stack is None else x[teller.stack].shape[1]
     drawn: Tensor = distribution.expand(torch.Size(lead)).sample()
     return drawn.reshape(lead[0], -1, *member.shape)
 

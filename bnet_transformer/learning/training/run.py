@@ -14,11 +14,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed, describe_code
 from bnet_transformer._core.torch_context import DeferredScalars, seed_rngs
-from bnet_transformer.compiler import Module
-from bnet_transformer.compiler.course import Course, Request, seen
-from bnet_transformer.compiler.told import laid_out
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.told import lay_out_value
 from bnet_transformer.data import Batch, Dataset
-from bnet_transformer.data.batch import UNSEEN, is_observed
+from bnet_transformer.data.batch import UNOBSERVED, is_observed
 from bnet_transformer.data.examples import ExampleReader
 from bnet_transformer.data.task import Task
 from bnet_transformer.declare import Network, NodeSpec
@@ -27,13 +27,13 @@ from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.training.configs import AdamW, TrainConfig, schedule_of
 from bnet_transformer.tpm import Dropout
 
-Loss = Callable[[Module, Batch], Tensor]
+Loss = Callable[[CompiledModule, Batch], Tensor]
 
 
 class Objective(nn.Module):
     """A batch in, the sum of its losses out: of its observed words, or of its sentences where the loss is a user's."""
 
-    def __init__(self, module: Module, task: Task, smoothing: float = 0.0, loss: Loss | None = None) -> None:
+    def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss: Loss | None = None) -> None:
         super().__init__()
         self.module, self.task, self.smoothing, self.loss = module, task, smoothing, loss
         self.wanted = tuple(readout.group.name for readout in task.readouts)
@@ -48,7 +48,7 @@ class Objective(nn.Module):
                 wanted = "a tensor that follows from parameters that training changes"
                 raise BNetError("loss", expected=wanted, actual="one without a gradient")
             return found * len(batch)
-        course, _ = self.module.run(Request(self.wanted, batch.x, batch.mask, check_values=False))
+        course, _ = self.module.run(ExecutionRequest(self.wanted, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed
         parts = [
@@ -62,21 +62,21 @@ class Objective(nn.Module):
         return len(batch) if self.loss is not None else batch.count
 
 
-def _surprise(course: Course, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
+def _surprise(course: ExecutionState, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
     """`- sum log P(y)` of a readout over what is observed of it."""
-    at, parents = seen(course, readout)
+    at, parents = gather_parents(course, readout)
     index = readout.group.index
     if readout.tpm.kind == "discrete":
-        logits, target = readout.tpm.logits(at, *parents), laid_out(course, index, observed)
+        logits, target = readout.tpm.logits(at, *parents), lay_out_value(course, index, observed)
         lead = torch.broadcast_shapes(logits.shape[:-1], target.shape)
         flat = logits.expand(*lead, logits.shape[-1]).reshape(-1, logits.shape[-1])
         return functional.cross_entropy(
-            flat, target.expand(lead).reshape(-1), ignore_index=UNSEEN, reduction="sum", label_smoothing=smoothing
+            flat, target.expand(lead).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
         )
     here = is_observed(observed)
     value = observed.masked_fill(~here[..., None], 0.0)
-    log_prob = readout.tpm.log_prob(at, laid_out(course, index, value), *parents)
-    there = laid_out(course, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
+    log_prob = readout.tpm.log_prob(at, lay_out_value(course, index, value), *parents)
+    there = lay_out_value(course, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
     return -(log_prob * there).sum()
 
 
@@ -110,7 +110,7 @@ class Run:
         network.check_single_dtype()
         own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
         self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
-        self.module = Module(network.with_parameters(own))
+        self.module = CompiledModule(network.with_parameters(own))
         if loss is None:
             read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
             for name, value in self.module.store.items():
