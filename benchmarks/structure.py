@@ -90,11 +90,11 @@ def networkx_of_128_words() -> list[Figure]:
     frozen out of the garbage collector's sight, for all. The ratio is to the faster peer."""
     import networkx as nx
 
-    from bnet_transformer.bridges.networkx import ground_to_networkx
+    from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 
     network = _net(slices=6).network
     ground = GroundGraph(network.graph, {"": 128})
-    graph = ground_to_networkx(network, ground, limit=None)
+    graph = ground_graph_to_networkx(network, ground, limit=None)
     triples: list[tuple[str, str, dict[str, Any]]] = []
     grouped: list[tuple[list[tuple[str, str]], dict[str, Any]]] = []
     for _, sources, targets in ground.arrows():
@@ -113,7 +113,7 @@ def networkx_of_128_words() -> list[Figure]:
             peer.add_edges_from(pairs, **attributes)
         return peer
 
-    ours = lambda: ground_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
+    ours = lambda: ground_graph_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
     spent = interleaved(
         {"ours": ours, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
     )

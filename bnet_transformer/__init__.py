@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NAMES = {  # of each module
+_EXPORTS = {  # of each module
     "": "models tpm",
     "_core.naming": "Reach",
     "attention.heads": "inclusion roles",
@@ -78,13 +78,13 @@ _NAMES = {  # of each module
     "pretrained.geometric_file": "load_geometric",
     "sentence": "Sentence",
 }
-_HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
+_MODULE_OF = {name: home for home, names in _EXPORTS.items() for name in names.split()}
 
-__all__ = [*_HOME]
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
+    home = _MODULE_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{home or name}")

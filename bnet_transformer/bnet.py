@@ -16,7 +16,7 @@ from bnet_transformer import drawing
 from bnet_transformer._core.checks import check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention.tan import CorpusTan, tan_of_corpus
-from bnet_transformer.bridges.networkx import folded_to_networkx
+from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.declare import Declaration, Network, declare, io
@@ -83,13 +83,13 @@ class BNet(StructureQueries):
         copies = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values}
         return BNet(self.network.with_parameters(copies))
 
-    def to(self, *where: torch.dtype | torch.device | str) -> BNet:
+    def to(self, *targets: torch.dtype | torch.device | str) -> BNet:
         """The same net in another floating type, on another device, or both; it computes there.
 
         Args:
             *where: A floating type, a device such as `"cuda"`, or both.
         """
-        return BNet(self.network.to(*where))
+        return BNet(self.network.to(*targets))
 
     def save(self, path: Path) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
@@ -108,7 +108,7 @@ class BNet(StructureQueries):
 
     def graph(self) -> nx.MultiDiGraph:
         """The folded graph: one node for each template and slice, its plates as attributes."""
-        return folded_to_networkx(self.network)
+        return template_graph_to_networkx(self.network)
 
     def equations(self, form: str = "word") -> Equations:
         """The structural equations and TPMs in LaTeX.
@@ -191,7 +191,7 @@ class BNet(StructureQueries):
         """
         from bnet_transformer.learning.training import generate
 
-        return generate(self.network, prompt, **_known(options, generate))
+        return generate(self.network, prompt, **_check_options(options, generate))
 
     def iterate(self, window: object, steps: int, **options: Any) -> Tensor:
         """The next words after a window.
@@ -206,7 +206,7 @@ class BNet(StructureQueries):
         """
         from bnet_transformer.learning.training import iterate
 
-        return iterate(self.network, window, steps, **{"module": self._module, **_known(options, iterate)})
+        return iterate(self.network, window, steps, **{"module": self._module, **_check_options(options, iterate)})
 
     def cost(
         self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
@@ -340,7 +340,7 @@ def load_net(path: Path, *, trust: Collection[str] | bool = ()) -> BNet:
     return result if isinstance(result, BNet) else BNet(result.network)
 
 
-def _known(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
+def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
     """Options, all of which a function has; another name is an error with the near ones."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]

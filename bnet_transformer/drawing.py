@@ -20,9 +20,9 @@ import numpy as np
 
 from bnet_transformer._core.checks import check_names
 from bnet_transformer._core.drawable import Drawable, make_picture, write_picture
-from bnet_transformer._core.files import Writers, as_path, write
+from bnet_transformer._core.files import Writers, as_path, write_file
 from bnet_transformer.attention import Reads, Tan, TanTree
-from bnet_transformer.bridges.networkx import folded_to_networkx, graph_writers, sentence_to_networkx
+from bnet_transformer.bridges.networkx import get_graph_writers, sentence_to_networkx, template_graph_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
@@ -103,7 +103,7 @@ make_picture.register(TanTree, partial(_themed, tree_picture))
 def draw_result(result: Drawable, path: Path, **options: Any) -> None:
     """Write the figure of a result."""
     layout = make_picture(result, **options)
-    write(path, _figure_writers(lambda: layout))
+    write_file(path, _figure_writers(lambda: layout))
 
 
 @write_picture.register
@@ -112,10 +112,10 @@ def draw_net(network: Network, path: Path, **options: Any) -> None:
 
     def graph() -> Any:
         check_names("option of a graph", options, ())
-        return folded_to_networkx(network)
+        return template_graph_to_networkx(network)
 
     layout, latex = lambda: make_picture(network, **options), lambda: equations(network).latex
-    write(path, graph_writers(graph) | _figure_writers(layout, latex))
+    write_file(path, get_graph_writers(graph) | _figure_writers(layout, latex))
 
 
 @write_picture.register
@@ -123,11 +123,11 @@ def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its page or its discrete part."""
     check_options(path, options)
     layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
-    writers = graph_writers(lambda: sentence_to_networkx(state, **options))
+    writers = get_graph_writers(lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
-    writers[".bif"] = lambda: to_bif(state.world, evidence=state.evidence).encode()
+    writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
     writers[".html"] = lambda: written(*described(state, asked_of(options)))
-    write(path, writers)
+    write_file(path, writers)
 
 
 def write_page(state: SentenceState, path: Path, **options: Any) -> None:
@@ -139,7 +139,7 @@ def write_page(state: SentenceState, path: Path, **options: Any) -> None:
         **options: The options of `Sentence.explore`.
     """
     asked = asked_of(options)
-    write(path, {".html": lambda: written(*described(state, asked))})
+    write_file(path, {".html": lambda: written(*described(state, asked))})
 
 
 def _plain_figure(state: SentenceState) -> str:

@@ -18,7 +18,7 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.attention.rollout import open_choices
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_reading, route_sample
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention, route_sample
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.inference.query import (
     Query,
@@ -31,7 +31,7 @@ from bnet_transformer.inference.query import (
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import asking
 
-Asked = SimpleNamespace  # the arguments of a question by name
+BoundArguments = SimpleNamespace  # the arguments of a question by name
 
 
 def explain(task: str, *arguments: Any, **options: Any) -> Route:
@@ -57,11 +57,11 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
     if not isinstance(task, str) or task not in tasks:
         raise unknown_name_error("task", task, tasks)
-    _bound(task, tasks[task], arguments, options)
+    _bind_arguments(task, tasks[task], arguments, options)
     return tasks[task](*arguments, **options)
 
 
-def explain_question(
+def explain_query(
     state: SentenceState,
     methods: Mapping[str, Callable[..., Any]],
     question: str,
@@ -83,12 +83,12 @@ def explain_question(
     if not isinstance(question, str) or question not in EXPLAINERS:
         raise unknown_name_error("question", question, EXPLAINERS)
     method = methods["__getitem__" if question == "value" else question]
-    return EXPLAINERS[question](state, _bound(question, method, (state, *arguments), options))
+    return EXPLAINERS[question](state, _bind_arguments(question, method, (state, *arguments), options))
 
 
-def _bound(
+def _bind_arguments(
     question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
-) -> Asked:
+) -> BoundArguments:
     """The arguments of a method by name, its defaults among them, or the error that names one that it does not take."""
     try:
         bound = signature(method).bind(*arguments, **options)
@@ -99,78 +99,82 @@ def _bound(
     return SimpleNamespace(**bound.arguments)
 
 
-def _explain_attention(state: SentenceState, asked: Asked) -> Route:
-    member = asking.find_attention_spec(state.world, asked.slice, asked.role)
-    return _route_with_flops(state, state.answers.reading_query(member))
+def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
+    member = asking.find_attention_spec(state.model, bound.slice, bound.role)
+    return _route_with_flops(state, state.evaluator.attention_query(member))
 
 
-def _explain_posterior(state: SentenceState, asked: Asked) -> Route:
-    query = state.posterior_query(asked.name, asked.evidence, asked.budget, asked.atol).without_input_evidence()
+def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
+    query = state.posterior_query(bound.name, bound.evidence, bound.budget, bound.atol).without_input_evidence()
     check_nodes(query)
     route = route_posterior(query)
     if route.algorithm == "compiled":  # it is the node's TPM
-        tpm = _route_with_flops(state, state.answers.distribution_query(query.nodes[0]))
+        tpm = _route_with_flops(state, state.evaluator.distribution_query(query.nodes[0]))
         return replace(tpm, question=route.question)
     return with_cost(query, route)
 
 
-def _query(state: SentenceState, asked: Asked, nodes: Collection[int] = ()) -> Query:
-    return state.with_evidence(asked.evidence).query(nodes, asked.budget, asked.atol)
+def _build_query(state: SentenceState, bound: BoundArguments, nodes: Collection[int] = ()) -> Query:
+    return state.with_evidence(bound.evidence).query(nodes, bound.budget, bound.atol)
 
 
-def _explain_log_prob(state: SentenceState, asked: Asked) -> Route:
-    query = _query(state, asked).without_input_evidence()
+def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
+    query = _build_query(state, bound).without_input_evidence()
     return with_cost(query, route_log_evidence(query))
 
 
-def _explain_reads(state: SentenceState, asked: Asked) -> Route:
-    slices = asked.slice if hasattr(asked, "slice") else asked.slices  # of a tree it is one
-    chosen = asking.parse_attention_slices(state.network, slices, asked.role)[1]
-    query = state.with_evidence(asked.evidence).query((), asked.budget)
-    members = [asking.find_attention_spec(state.world, t, asked.role) for t in chosen]
-    choices = open_choices(state.world, chosen, asked.role)
+def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
+    slices = bound.slice if hasattr(bound, "slice") else bound.slices  # of a tree it is one
+    chosen = asking.parse_attention_slices(state.network, slices, bound.role)[1]
+    query = state.with_evidence(bound.evidence).query((), bound.budget)
+    members = [asking.find_attention_spec(state.model, t, bound.role) for t in chosen]
+    choices = open_choices(state.model, chosen, bound.role)
     if not choices:
-        return _slowest(state, members)
+        return _route_slowest(state, members)
     route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
-    states = math.prod(state.world.count_states(choice) for choice in choices)
+    states = math.prod(state.model.count_states(choice) for choice in choices)
     return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
 
 
-def _explain_graph(state: SentenceState, asked: Asked) -> Route:
-    is_figure = not hasattr(asked, "attention")
-    if not (asked.options.get("attention") is not False if is_figure else asked.attention):
+def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
+    is_figure = not hasattr(bound, "attention")
+    if not (bound.options.get("attention") is not False if is_figure else bound.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
     members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
-    return replace(_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows")
+    return replace(
+        _route_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows"
+    )
 
 
-def _explain_separated(state: SentenceState, asked: Asked) -> Route:
-    left, right, known = (parse_names(part, getattr(asked, part)) for part in ("x", "y", "given"))
+def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
+    left, right, known = (parse_names(part, getattr(bound, part)) for part in ("x", "y", "given"))
     for what, part in (("x", left), ("y", right)):
         if not part:
             raise BNetError(what, expected="at least one node", actual="none")
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
-    if not asked.verify:
+    if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in (*left, *right, *known)]
     return route_reference(
-        question, state.world, reference.find_open_choices(state.world, nodes, {}, include_ancestors=True)
+        question, state.model, reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
     )
 
 
-def _explain_counterfactual(state: SentenceState, asked: Asked) -> Route:
-    query = _query(state, asked, [state.ground.id(asked.name)])
-    state.resolve_interventions(check_mapping("do", asked.do))
-    return route_reference(f"counterfactual of {asked.name}", state.world, query.choices)
+def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Route:
+    query = _build_query(state, bound, [state.ground.id(bound.name)])
+    state.resolve_interventions(check_mapping("do", bound.do))
+    return route_reference(f"counterfactual of {bound.name}", state.model, query.choices)
 
 
-EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
-    "value": lambda state, asked: _route_with_flops(state, state.answers.value_query(state.ground.id(asked.name))),
-    "tpm": lambda state, asked: _route_with_flops(state, state.answers.distribution_query(state.ground.id(asked.name))),
+EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
+    "value": lambda state, asked: _route_with_flops(state, state.evaluator.value_query(state.ground.id(asked.name))),
+    "tpm": lambda state, asked: _route_with_flops(
+        state, state.evaluator.distribution_query(state.ground.id(asked.name))
+    ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
     "log_prob": _explain_log_prob,
-    "sample": lambda state, asked: route_sample(_query(state, asked), asked.n),
+    "sample": lambda state, asked: route_sample(_build_query(state, asked), asked.n),
     "reads": _explain_reads,
     "tan_tree": _explain_reads,
     "graph": _explain_graph,
@@ -181,18 +185,18 @@ EXPLAINERS: dict[str, Callable[[SentenceState, Asked], Route]] = {
 
 
 def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
-    route = state.answers.route(query)
+    route = state.evaluator.route(query)
     choices = next(iter(query.choices.values()), [])
-    states = math.prod(map(state.world.count_states, choices)) if route.algorithm == "compiled" else route.states
-    return replace(route, states=states, flops=state.answers.flops(route, query))
+    states = math.prod(map(state.model.count_states, choices)) if route.algorithm == "compiled" else route.states
+    return replace(route, states=states, flops=state.evaluator.count_flops(route, query))
 
 
-def _slowest(state: SentenceState, members: Collection[Any]) -> Route:
+def _route_slowest(state: SentenceState, specs: Collection[Any]) -> Route:
     """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
-    if not members:
+    if not specs:
         return Route("attention", "graph", "no node reads words")
-    queries = [state.answers.reading_query(member) for member in members]
-    routes = [route_expected_reading(query) for query in queries]
+    queries = [state.evaluator.attention_query(member) for member in specs]
+    routes = [route_expected_attention(query) for query in queries]
     for query in queries:  # what is read is averaged over the posterior of the choices
         choices = next(iter(query.choices.values()), [])
         routes += [route_posterior(state.query(choices).without_input_evidence())] if choices else []

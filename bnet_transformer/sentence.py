@@ -15,17 +15,17 @@ from bnet_transformer._core.memory import check_memory, translate_memory_errors,
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
 from bnet_transformer.attention.rollout import reads
 from bnet_transformer.attention.tan import tan, tan_tree
-from bnet_transformer.bridges.networkx import LIMIT, sentence_to_networkx
+from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.drawing import Path
 from bnet_transformer.errors import BNetError
-from bnet_transformer.explanation import explain_question
+from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separation, StructureQueries, topological_order
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import Route, Samples, SentenceState
-from bnet_transformer.inference.dependence import over_choices, over_roots
+from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
 from bnet_transformer.reference import asking
 
@@ -101,7 +101,7 @@ class Sentence(StructureQueries):
         Returns:
             `[*states, *shape]`, with a dim for each open choice that decides it (`c` first).
         """
-        return self.state.answers.value(self.ground.id(name))
+        return self.state.evaluator.value(self.ground.id(name))
 
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given its parents' values.
@@ -112,7 +112,7 @@ class Sentence(StructureQueries):
         Returns:
             A distribution of torch or Pyro, batched over the states of the open choices that decide the parents.
         """
-        return self.state.answers.distribution(self.ground.id(name))
+        return self.state.evaluator.distribution(self.ground.id(name))
 
     def attention(self, slice: int, *, role: str | None = None, words: str = "tokens") -> Tensor:
         """The attention TPMs of a slice, `P(j | i)`.
@@ -129,7 +129,7 @@ class Sentence(StructureQueries):
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens', in a net with several stacks", actual=words)
-        table = self.state.answers.attention(slice, role)
+        table = self.state.evaluator.attention(slice, role)
         return asking.merge_words(table, self.groups) if words == "words" else table
 
     # a sentence like this one
@@ -207,7 +207,7 @@ class Sentence(StructureQueries):
         (torch.Size([2]), torch.Size([2, 3]))
         """
         query = self.state.posterior_query(name, evidence, budget, atol)
-        return inference.joint_posterior(query, self.state.answers).to(self.state.network.log_dtype)
+        return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
 
     def sample(
         self,
@@ -324,7 +324,7 @@ class Sentence(StructureQueries):
         >>> route.algorithm, route.states, route.is_exact
         ('elimination', 2, True)
         """
-        return explain_question(self.state, vars(Sentence), question, arguments, options)
+        return explain_query(self.state, vars(Sentence), question, arguments, options)
 
     def reads(
         self,
@@ -371,7 +371,7 @@ class Sentence(StructureQueries):
             head=head,
             method=method,
             inclusion=inclusion,
-            answers=None if self.state.evidence else self.state.answers,
+            answers=None if self.state.evidence else self.state.evaluator,
         )
 
     def tan(
@@ -480,8 +480,10 @@ class Sentence(StructureQueries):
         if not verify:
             return result
         left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
-        choices = over_choices(self.state.world, left, right, known, budget)
-        return replace(result, over_choices=choices, over_roots=over_roots(self.state.world, left, right, known))
+        choices = max_choice_dependence(self.state.model, left, right, known, budget)
+        return replace(
+            result, over_choices=choices, over_roots=max_partial_correlation(self.state.model, left, right, known)
+        )
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
         """The graph with each box of nodes shrunk to one.
@@ -509,7 +511,7 @@ class Sentence(StructureQueries):
         heads: int | Collection[int] | None = None,
         attention: bool = False,
         min_weight: float | None = None,
-        limit: int | None = LIMIT,
+        limit: int | None = MAX_ARROWS,
     ) -> nx.DiGraph:
         """The ground graph: one node for each word, named by the naming law, with role, slice, head, word, kind, ...
 
@@ -645,7 +647,7 @@ class Sentence(StructureQueries):
             limit: How many table entries there may be.
             runs: How many runs of the net the tables may take.
         """
-        return to_pgmpy(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+        return to_pgmpy(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
         """The discrete part, given the words, in the BIF format.
@@ -654,7 +656,7 @@ class Sentence(StructureQueries):
             limit: How many table entries there may be.
             runs: How many runs of the net the tables may take.
         """
-        return to_bif(self.state.world, evidence=self.state.evidence, limit=limit, runs=runs)
+        return to_bif(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
     def __repr__(self) -> str:
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())

@@ -56,7 +56,7 @@ def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
             theirs = oracle.query([name], evidence=evidence, show_progress=False).values
             np.testing.assert_allclose(s.posterior(name, evidence), theirs, atol=1e-12)
             if name == "lung":
-                by_loop = reference.posterior(s.state.world, s.ground.id(name), known)
+                by_loop = reference.posterior(s.state.model, s.ground.id(name), known)
                 np.testing.assert_allclose(by_loop, theirs, atol=1e-12)
     both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
     theirs = oracle.query(both, evidence=evidence, show_progress=False)

@@ -76,7 +76,7 @@ class Slow:
     def __post_init__(self):
         nodes = [self.corrupt.ground.id(name) for name in self.names]
         found = set()
-        for world in (self.clean.state.world, self.corrupt.state.world):
+        for world in (self.clean.state.model, self.corrupt.state.model):
             found |= set(
                 reference.find_open_choices(world, range(len(world.ground)), {}, include_ancestors=True)
             ) - set(nodes)
@@ -84,7 +84,7 @@ class Slow:
         for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
             above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
         found = sorted(n for n in found if self.corrupt.ground.name(n) in above)
-        sizes = [self.corrupt.state.world.count_states(n) for n in found]
+        sizes = [self.corrupt.state.model.count_states(n) for n in found]
         states = [
             {n: torch.tensor(k) for n, k in zip(found, at, strict=True)} for at in itertools.product(*map(range, sizes))
         ]
@@ -93,7 +93,7 @@ class Slow:
         object.__setattr__(self, "runs", [self._both(at) for at in states])
 
     def _both(self, states):
-        return [reference.ReferenceRun(each.state.world, states) for each in (self.clean, self.corrupt)]
+        return [reference.ReferenceRun(each.state.model, states) for each in (self.clean, self.corrupt)]
 
     def told(self, patch=lambda clean, corrupt: {}, base=1):
         """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
@@ -125,7 +125,7 @@ class Slow:
         return float(curved(*self.told(patch, base)))
 
     def _kind(self, node):
-        world = self.corrupt.state.world
+        world = self.corrupt.state.model
         return world.network.specs[world.ground.group_of(node).index].tpm.kind
 
     def _log_prob(self, node, run, other):

@@ -26,7 +26,7 @@ WIDE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 
 def discrete(s: bt.Sentence) -> list[int]:
     """The nodes that are choices, and neither set nor seen in a state."""
-    settled = {**reference.get_fixed(s.state.world, s.state.evidence), **s.state.world.do}
+    settled = {**reference.get_fixed(s.state.model, s.state.evidence), **s.state.model.do}
     families = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
     return [node for family in families for node in s.ground.select_nodes(family).tolist() if node not in settled]
 
@@ -43,7 +43,7 @@ def ends(s: bt.Sentence, member) -> list[int]:
 def agree(s: bt.Sentence, first: int = 0) -> None:
     """In a joint state of all choices each answer is the reference's: the ends of each family (from `first` on), and
     what reads."""
-    world = s.state.world
+    world = s.state.model
     settled = reference.get_fixed(world, s.state.evidence)
     pick = random.Random(len(s.ground))
     states = {node: pick.randrange(world.count_states(node)) for node in discrete(s)}
@@ -158,7 +158,7 @@ def test_the_module_computes_what_sentences_answer(case: Case):
             continue
         lead = value.dim() - len(member.shape) - len(shape) - 1
         assert tuple(value.shape[lead + 1 :]) == (*shape, *member.shape)
-        answers = s.state.answers
+        answers = s.state.evaluator
         for node in ends(s, member):
             one = s[s.ground.name(node)]
             close(value[(slice(None),) * lead + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
@@ -197,8 +197,8 @@ def test_readings_of_a_batch_are_the_sentences(name):
     assert readings
     for family, found in readings.items():
         member = s.net.network.get_spec(family)
-        query = s.state.answers.reading_query(member)
-        table = s.state.answers.compute(query, s.state.answers.route(query))
+        query = s.state.evaluator.attention_query(member)
+        table = s.state.evaluator.compute(query, s.state.evaluator.route(query))
         close(found.select(table.dim() - len(member.group.plates) - 2, 0), table)
 
 
@@ -207,7 +207,7 @@ def test_set_nodes_count_where_maps_are_folded_into_attention():
     s = bt.bayesuvius(4, heads=2).to(D).sentence("a b c d e f g h i j")
     done = s.do(c=1, q_0_3=torch.randn(4, dtype=D))
     for name in ("x_1_3", "x_1_4"):
-        close(done[name], reference.values(done.state.world, done.ground.id(name), {}))
+        close(done[name], reference.values(done.state.model, done.ground.id(name), {}))
     assert not done["x_1_3"].allclose(s.do(c=1)["x_1_3"])
 
 
@@ -218,7 +218,7 @@ class Loop:
     """The reference's runs in all joint states of the choices of a sentence, but for readouts that nothing reads."""
 
     def __init__(self, s: bt.Sentence) -> None:
-        world, seen = s.state.world, s.state.evidence
+        world, seen = s.state.model, s.state.evidence
         self.choices = [node for node in discrete(s) if node in seen or s.ground.children(node)]
         self.runs = [*reference.enumerate_runs(world, self.choices, reference.get_fixed(world, seen))]
         logs = [sum((run.log_prob(node) for node in (*self.choices, *seen)), torch.zeros(())) for run in self.runs]
@@ -244,7 +244,7 @@ class Loop:
 def test_probabilities_are_sums_over_all_states(case: Case):
     """Of a sentence and of a batch, padded or not: by the reference, by elimination, and by pgmpy."""
     s = case.sentence.observe(case.evidence)
-    loop, world, asked = Loop(s), s.state.world, discrete(s)
+    loop, world, asked = Loop(s), s.state.model, discrete(s)
     close(reference.log_evidence(world, s.state.evidence), loop.total)
     close(s.log_prob(), loop.total)
     for node in asked[:1]:
@@ -347,7 +347,7 @@ def operated(s: bt.Sentence) -> bt.Sentence:
 @pytest.mark.parametrize("case", summed(("sprinkler", "hidden states", *WIDE)), **IDS)
 def test_after_surgery_on_some_nodes_probabilities_are_sums_and_not_by_the_reference(case, without_the_reference):
     done = operated(case.sentence)
-    s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.world.do})
+    s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.model.do})
     loop, asked = Loop(s), discrete(s)
     expected = {node: loop.joint([node]) for node in (*asked[:2], *asked[-1:])}
     with without_the_reference():

@@ -197,8 +197,8 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
         names = list(found.choices[0])
         ids = [t.ground.id(name) for name in names]
         logs = []
-        for states in itertools.product(*(range(t.state.world.count_states(node)) for node in ids)):
-            world = t.state.world
+        for states in itertools.product(*(range(t.state.model.count_states(node)) for node in ids)):
+            world = t.state.model
             told = dict(zip(names, states, strict=True))
             log = reference.log_evidence(
                 world,

@@ -53,7 +53,7 @@ def test_a_nets_own_values_fit_again(dim):
     net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
     s, wanted = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
     told = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
-    told.append(reference.ReferenceRun(s.state.world, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    told.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
         told.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
     part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
@@ -118,7 +118,7 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
     close(s.do(a_0_0_1=one).do(a_0_0_1=row)["a_0_0_1"], s["v_0_0_0"])
     set_ = s.do(a_0_0_1=row).do(a_0_0_1=one)
     close(set_["a_0_0_1"], one)
-    assert set_.parents("a_0_0_1") == [] and not set_.state.world.attention_rows
+    assert set_.parents("a_0_0_1") == [] and not set_.state.model.attention_rows
     close(set_.undo("a_0_0_1")["x_1_1"], s["x_1_1"])
 
 
@@ -249,7 +249,7 @@ def test_a_row_is_the_same_for_every_open_choice(options):
     states = ("c",) if "atoms" not in options else tuple(f"W_{r}_{t}" for t in (0, 1) for r in "qkv")
     for chosen in itertools.product((0, 1), repeat=len(states)):
         at = done.do(dict(zip(states, chosen, strict=True)))
-        run = reference.ReferenceRun(at.state.world, {})
+        run = reference.ReferenceRun(at.state.model, {})
         for name in ("x_1_1", "x_2_0"):
             close(at[name], run.value(at.ground.id(name)))
     if "atoms" not in options:
@@ -289,7 +289,7 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
     for node in NETS[name]:
         member, index = place(s, node)
         kept = [given for given in member.parents if given.slot in ("v.", "x")]
-        wanted = {n for given in kept for n in reference.find_slot_parents(s.state.world, member, index, given, {})[1]}
+        wanted = {n for given in kept for n in reference.find_slot_parents(s.state.model, member, index, given, {})[1]}
         assert set(graph.predecessors(node)) == set(map(s.ground.name, wanted))
     gone = set(before.edges) - set(graph.edges)
     assert gone and {child for _, child in gone} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
@@ -305,16 +305,16 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
 def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
     """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
     s, done = with_rows(name)
-    free = reference.find_open_choices(done.state.world, range(len(done.ground)), {})
+    free = reference.find_open_choices(done.state.model, range(len(done.ground)), {})
     s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
-    run = reference.ReferenceRun(done.state.world, {})
+    run = reference.ReferenceRun(done.state.model, {})
     for member in done.net.network.specs:
         for node in done.ground.select_nodes(member.group).tolist() if member.tpm.kind == "deterministic" else ():
             close(done[done.ground.name(node)], run.value(node))
     for k, node in enumerate(NETS[name]):
         member, index = place(s, node)
         slots = {
-            given.slot: reference.find_slot_parents(s.state.world, member, index, given, {}) for given in member.parents
+            given.slot: reference.find_slot_parents(s.state.model, member, index, given, {}) for given in member.parents
         }
         _, ids, words = slots["v."]
         row = row_for(s, node, k).weights

@@ -187,7 +187,7 @@ def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=word)], [bt.Node("y", Categorical(2), ["x"], word)])
     s = bt.BNet(bt.Declaration([stack])).to(torch.float64).sentence("a b c d e")  # more words than features
     done = s.do({f"c_0_{word}": word % 2 for word in range(5)})
-    value = reference.values(done.state.world, done.ground.id("x_1_1"), {})
+    value = reference.values(done.state.model, done.ground.id("x_1_1"), {})
     torch.testing.assert_close(done["x_1_1"], value)
-    share = reference.posterior(s.state.world, s.ground.id("y_1"), {}, 2**16)
+    share = reference.posterior(s.state.model, s.ground.id("y_1"), {}, 2**16)
     torch.testing.assert_close(s.posterior("y_1"), share)

@@ -367,13 +367,13 @@ def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
     for picture in (s.picture(detail="words", min_weight=0.0), s.reads().picture(min_weight=0.0)):
         pairs = {(int(a.source[-1]), int(a.target[-1])) for a in picture.arrows}
         assert pairs == {(j, i) for i in range(3) for j in range(i + 1)}
-    done = s.do(x_1_2=torch.zeros(4)).state.world
+    done = s.do(x_1_2=torch.zeros(4)).state.model
     assert asking.compute_read_mask(done, asking.find_attention_spec(done, 0, None)).tolist() == [
         [1, 0, 0],
         [1, 1, 0],
         [0, 0, 0],
     ]
-    many = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.world
+    many = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
     assert asking.compute_read_mask(many, asking.find_attention_spec(many, 0, None)).all()  # the other head still reads
 
 

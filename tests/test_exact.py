@@ -147,7 +147,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
             ask()
     u = (1.0, 2.0, 3.0)
     done = s.do(u_0_0=u)
-    expected = reference.posterior(done.state.world, s.ground.id("y_0"), {})
+    expected = reference.posterior(done.state.model, s.ground.id("y_0"), {})
     close(done.posterior("y_0"), expected)
     close(s.observe(u_0_0=u).tpm("y_0").probs, expected)
 
@@ -156,7 +156,7 @@ def test_a_real_parent_without_a_value_is_no_zero():
 def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference):
     case = case_of(name)
     s = case.sentence.observe(case.evidence)
-    total = reference.log_evidence(s.state.world, s.state.evidence)
+    total = reference.log_evidence(s.state.model, s.state.evidence)
     with without_the_reference():
         close(s.log_prob(), total)
         draws = s.sample(2000, seed=1)

@@ -9,7 +9,7 @@ from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.factors import question_to_factors
+from bnet_transformer.inference.factors import build_factors
 from bnet_transformer.learning.fit.problem import Objective, learned_of
 from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
@@ -92,8 +92,8 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
     """The likelihoods as float32 has them, with the prior in float64: a softmax of their sum."""
     net, (x, y) = mixture(sigma), data()
     evidence = {"y": Evidence(y)}
-    _, factors = question_to_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
-    (likelihood,) = (factor.table for factor in factors if factor.told is not None)
+    _, factors = build_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
+    (likelihood,) = (factor.table for factor in factors if factor.evidence is not None)
     wanted = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).softmax(-1)
     found = posterior(net.module(), "c", evidence, x)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)

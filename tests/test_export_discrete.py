@@ -17,7 +17,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.bridges.pgmpy import MOST_DIMS, state_name, to_bif, to_pgmpy, world_to_tables
+from bnet_transformer.bridges.pgmpy import MAX_TABLE_DIMS, format_state_name, model_to_tables, to_bif, to_pgmpy
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import Categorical, Codebook, Given, Normal
 from tests.cases import CASES, Case
@@ -55,7 +55,7 @@ def label_of(name: str) -> str:
 
 
 def world_of(sentence: bt.Sentence) -> GroundModel:
-    return sentence.state.world
+    return sentence.state.model
 
 
 def variables(world: GroundModel) -> list[int]:
@@ -145,7 +145,7 @@ def test_do_is_surgery_in_both(case: Case) -> None:
 def test_parents_are_the_choices_that_decide() -> None:
     for case in ALL[::9]:
         world = world_of(case.sentence)
-        tables, _ = world_to_tables(world) if variables(world) else ([], {})
+        tables, _ = model_to_tables(world) if variables(world) else ([], {})
         for table in tables:
             wanted = reference.find_open_choices(world, reference.parents(world, world.ground.id(table.name)), {})
             assert table.parents == tuple(map(world.ground.name, wanted))
@@ -209,7 +209,7 @@ def test_a_continuous_node_above_a_discrete_one() -> None:
 def test_bif_reads_back_to_the_last_digit(case: Case) -> None:
     sentence = case.sentence
     seen = sentence.observe(case.evidence).state.evidence
-    tables, _ = world_to_tables(world_of(sentence), evidence=seen)
+    tables, _ = model_to_tables(world_of(sentence), evidence=seen)
     model = BIFReader(string=to_bif(world_of(sentence), evidence=seen)).get_model()
     assert set(model) == {table.name for table in tables} and model.check_model()
     for table in tables:
@@ -223,7 +223,7 @@ def test_labels_survive_bif() -> None:
     words = ("the", "don't", 'a "b"', "{x; y, z}", "2nd", "été", "//", "\ud800", "a b", "a_b", "A", "_61_")
     net = bt.bayesuvius(4, heads=len(words), observe=Categorical(len(words)), vocabulary=words)
     sentence = net.sentence(["the", "//"])
-    tables, _ = world_to_tables(world_of(sentence))
+    tables, _ = model_to_tables(world_of(sentence))
     by_name = {table.name: table for table in tables}
     assert by_name["c"].states == tuple(map(str, range(len(words))))  # heads are no words
     assert tuple(map(label_of, by_name["y_0"].states)) == words
@@ -235,7 +235,7 @@ def test_labels_survive_bif() -> None:
 
 @given(st.lists(st.text(), unique=True, max_size=6))
 def test_state_names_are_identifiers_and_reversible(labels: list[str]) -> None:
-    names = list(map(state_name, labels))
+    names = list(map(format_state_name, labels))
     assert list(map(label_of, names)) == labels and len(set(names)) == len(labels)
     assert all(name.isidentifier() and name.isascii() for name in names)
 
@@ -286,7 +286,7 @@ def test_bad_input_is_told() -> None:
 
 def test_tables_of_a_float32_net_sum_to_one() -> None:
     world = world_of(bt.bayesuvius(4, atoms=3, observe=Categorical(3)).sentence("a b"))
-    for table in world_to_tables(world)[0]:
+    for table in model_to_tables(world)[0]:
         assert math.isclose(table.values.sum(0).max(), 1, abs_tol=1e-6)
         assert table.values.dtype == np.float64 and table.values.shape[0] == len(table.states)
 
@@ -294,6 +294,6 @@ def test_tables_of_a_float32_net_sum_to_one() -> None:
 def test_states_of_a_word_that_is_read_are_the_words() -> None:
     case = next(case for case in CASES if case.name == "marginal")
     world = world_of(case.sentence)
-    table = next(t for t in world_to_tables(world)[0] if t.name == "j_0_0")
+    table = next(t for t in model_to_tables(world)[0] if t.name == "j_0_0")
     np.testing.assert_array_equal(table.values, [1, 0, 0])  # causal: the first word reads itself
-    assert table.states == ("0", "1", "2") and MOST_DIMS == 64
+    assert table.states == ("0", "1", "2") and MAX_TABLE_DIMS == 64

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer._core.files import write
+from bnet_transformer._core.files import write_file
 from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.bridges.networkx import (
-    check_size,
-    folded_to_networkx,
-    graph_writers,
-    ground_to_networkx,
+    check_arrow_limit,
+    get_graph_writers,
+    ground_graph_to_networkx,
+    template_graph_to_networkx,
     to_graphml,
     to_json,
 )
@@ -35,7 +35,7 @@ ATTRIBUTES = FOLDED | {"head", "index", "word", "token", "do"}
 def parts(case: Case) -> tuple[bt.Sentence, nx.DiGraph]:
     sentence = case.sentence
     tokens = sentence.state.tokens
-    return sentence, ground_to_networkx(sentence.net.network, sentence.ground, tokens=tokens)
+    return sentence, ground_graph_to_networkx(sentence.net.network, sentence.ground, tokens=tokens)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -68,13 +68,13 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
 def test_labels() -> None:
     net = bt.bayesuvius(4, heads=12, combine="concat", slices=11, residual=True)
     sentence = net.sentence("the cat sat")
-    graph = ground_to_networkx(net.network, sentence.ground, tokens={"": ("the", "cat", "sat")})
+    graph = ground_graph_to_networkx(net.network, sentence.ground, tokens={"": ("the", "cat", "sat")})
     assert graph.nodes["x_1_2"]["label"] == 'x₂¹ "sat"'
     assert graph.nodes["q_10_11_0"]["label"] == 'q₀¹⁰⁽¹¹⁾ "the"'
     assert graph.nodes["W_q_0_3"]["label"] == "W_q⁰⁽³⁾"
     assert graph.nodes["q_10_11_0"]["head"] == 11 and graph.nodes["q_10_11_0"]["index"] == (11, 0)
     assert format_label("h", stack="enc", slice=0, plates=(1, 23), word=4567890) == "enc h₄₅₆₇₈₉₀⁰⁽¹⁾⁽²³⁾"
-    untold = ground_to_networkx(net.network, sentence.ground)
+    untold = ground_graph_to_networkx(net.network, sentence.ground)
     assert untold.nodes["x_1_2"]["token"] is None and untold.nodes["x_1_2"]["label"] == "x₂¹"
     shown = list(nx.get_node_attributes(graph, "label").values())
     assert len(set(shown)) == len(shown)
@@ -83,7 +83,9 @@ def test_labels() -> None:
 def test_the_chapters_counts() -> None:
     def counts(weights: bool, **options: Any) -> tuple[int, int]:
         sentence = bt.bayesuvius(4, **options).sentence("the cat sat")
-        graph = ground_to_networkx(sentence.net.network, sentence.ground, selection=NodeSelection(weights=weights))
+        graph = ground_graph_to_networkx(
+            sentence.net.network, sentence.ground, selection=NodeSelection(weights=weights)
+        )
         return graph.number_of_nodes(), graph.number_of_edges()
 
     assert counts(False) == (15, 30) and counts(True) == (19, 42)
@@ -97,15 +99,15 @@ def test_selection_observed_and_surgery() -> None:
     ground = net.sentence("the cat sat on").ground
     selection = NodeSelection(slices=[1], words={"": [1, 3]}, plates={"head": [2]}, weights=False)
     seen = ground.id("q_1_2_3")
-    graph = ground_to_networkx(net.network, ground, selection=selection, observed=[seen, ground.id("q_1_0_0")])
+    graph = ground_graph_to_networkx(net.network, ground, selection=selection, observed=[seen, ground.id("q_1_0_0")])
     assert sorted(graph) == sorted(
         f"{stem}_{i}" for stem in ("x_1", "q_1_2", "k_1_2", "v_1_2", "a_1_2", "x_2") for i in (1, 3)
     )
-    whole = ground_to_networkx(net.network, ground)
+    whole = ground_graph_to_networkx(net.network, ground)
     assert set(graph.edges) == {(u, v) for u, v in whole.edges if u in graph and v in graph and not u.startswith("x_0")}
     assert [name for name, kind in graph.nodes(data="kind") if kind == "observed"] == ["q_1_2_3"]
     cut = ground.surgery([ground.id("x_1_0")])
-    done = ground_to_networkx(net.network, cut)
+    done = ground_graph_to_networkx(net.network, cut)
     assert set(whole.edges) - set(done.edges) == set(whole.in_edges("x_1_0"))
 
 
@@ -114,13 +116,13 @@ def test_weights() -> None:
     ground = net.sentence("the cat").ground
     told = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
     weights = {(ground.id(u), ground.id(v)): w for (u, v), w in told.items()}
-    graph = ground_to_networkx(net.network, ground, weights=weights)
+    graph = ground_graph_to_networkx(net.network, ground, weights=weights)
     found = {(u, v): w for u, v, w in graph.edges(data="weight") if w is not None}
     assert found == {pair: w for pair, w in told.items() if pair[1] != "c"}
     assert all(type(w) is float for w in found.values()) and graph.edges["k_0_0", "x_1_1"]["role"] == "k"
-    some = ground_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
+    some = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
     assert set(graph.edges) - set(some.edges) == {("v_0_0", "x_1_0")} and set(some) == set(graph)
-    same = ground_to_networkx(net.network, ground, min_weight=0.25)
+    same = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
     assert set(same.edges) == set(graph.edges)  # an arrow without a weight says nothing
 
 
@@ -136,24 +138,24 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
     monkeypatch.setattr(GroundGraph, "family_names", never)
     told = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
     with pytest.raises(bt.BudgetError, match=told):
-        ground_to_networkx(net.network, ground)
+        ground_graph_to_networkx(net.network, ground)
     monkeypatch.undo()
     small = net.sentence("a").ground
     count = small.count_arrows()
     with pytest.raises(bt.BudgetError):
-        ground_to_networkx(net.network, small, limit=count - 1)
-    assert ground_to_networkx(net.network, small, limit=count).number_of_edges() == count
-    assert ground_to_networkx(net.network, small, limit=None).number_of_edges() == count
-    check_size(ground, NodeSelection(slices=[]), 0)
+        ground_graph_to_networkx(net.network, small, limit=count - 1)
+    assert ground_graph_to_networkx(net.network, small, limit=count).number_of_edges() == count
+    assert ground_graph_to_networkx(net.network, small, limit=None).number_of_edges() == count
+    check_arrow_limit(ground, NodeSelection(slices=[]), 0)
     for bad in (-1, 2.5, "many", True):
         with pytest.raises(bt.BNetError, match="limit"):
-            check_size(small, NodeSelection(), bad)  # type: ignore[arg-type]
+            check_arrow_limit(small, NodeSelection(), bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_folded_has_an_arrow_for_each_slot(case: Case) -> None:
     network = case.net.network
-    graph = folded_to_networkx(network)
+    graph = template_graph_to_networkx(network)
     assert list(graph) == [member.group.name for member in network.specs]
     for member in network.specs:
         data = graph.nodes[member.group.name]
@@ -208,7 +210,7 @@ def test_json_and_graphml_keep_the_graph(case: Case) -> None:
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=4))
 def test_any_token_survives(tokens: list[str]) -> None:
     net = bt.bayesuvius(2)
-    graph = ground_to_networkx(net.network, net.sentence(tokens).ground, tokens={"": tokens})
+    graph = ground_graph_to_networkx(net.network, net.sentence(tokens).ground, tokens={"": tokens})
     back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
     read = nx.parse_graphml(to_graphml(graph).partition("\n")[2])
     for i, token in enumerate(tokens):
@@ -224,18 +226,18 @@ def test_json_refuses_what_is_no_number() -> None:
 
 def test_write_by_suffix(tmp_path: Path) -> None:
     sentence, graph = parts(next(case for case in CASES if case.name == "codebook"))
-    writers = graph_writers(lambda: graph)
-    write(tmp_path / "a.json", writers)
+    writers = get_graph_writers(lambda: graph)
+    write_file(tmp_path / "a.json", writers)
     assert (tmp_path / "a.json").read_text() == to_json(graph)
-    write(str(tmp_path / "a.GraphML"), writers)
+    write_file(str(tmp_path / "a.GraphML"), writers)
     assert set(nx.read_graphml(tmp_path / "a.GraphML")) == set(graph)
     for name in ("a.txt", "a", "a.json.gz", "json"):
         with pytest.raises(bt.BNetError, match=r"allowed: \.graphml, \.json$"):
-            write(tmp_path / name, writers)
-    write(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
+            write_file(tmp_path / name, writers)
+    write_file(tmp_path / "a.txt", {**writers, ".txt": lambda: b"mine"})
     assert (tmp_path / "a.txt").read_bytes() == b"mine"
     sentence.draw(tmp_path / "a.bif")
-    assert (tmp_path / "a.bif").read_text() == to_bif(sentence.state.world)
+    assert (tmp_path / "a.bif").read_text() == to_bif(sentence.state.model)
     sentence.observe(x_1_0=sentence.do(W_q_0=0, W_k_0=0, W_v_0=1)["x_1_0"]).draw(tmp_path / "b.bif")
     assert "variable x_1_0 {" in (tmp_path / "b.bif").read_text()
     for name in ("c.bif", "c.html"):  # a net is no sentence
@@ -252,7 +254,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         raise bt.BudgetError("graph", expected="less", actual="more")
 
     with pytest.raises(bt.BudgetError):
-        write(path, graph_writers(fail))
+        write_file(path, get_graph_writers(fail))
     graph = nx.DiGraph([("a", "b")])
 
     def full(self: Path, content: bytes) -> int:
@@ -262,9 +264,9 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(bt.FileError, match=r"^[^\n]*No space left on device$"):
-            write(path, graph_writers(lambda: graph))
+            write_file(path, get_graph_writers(lambda: graph))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
     nowhere = [tmp_path / "nowhere" / "a.json", path / "a.json", tmp_path / ("x" * 300 + ".json"), "/proc/nothing.json"]
     for bad in (*nowhere, "", None, 3):
         with pytest.raises(bt.FileError):
-            write(bad, graph_writers(lambda: graph))  # type: ignore[arg-type]
+            write_file(bad, get_graph_writers(lambda: graph))  # type: ignore[arg-type]

@@ -129,7 +129,7 @@ def test_gram_matrices_give_posteriors(options, monkeypatch):
 
 def test_gram_matrices_are_used_where_they_pay(monkeypatch):
     calls = []
-    plain = readout._by_gram_matrices
+    plain = readout._gram_squared_error
     monkeypatch.setattr(readout, "_by_gram_matrices", lambda *args: calls.append(1) or plain(*args))
     y = Evidence(torch.randn(2, 8, 16))
     for options, expected in (({"atoms": 8}, 1), ({"heads": 3}, 0)):

@@ -94,7 +94,7 @@ def check_joint(told: Asked, tolerance: float) -> None:
             shape = () if member.tpm.kind == "discrete" else member.shape
             flat = value.reshape(-1, *shape)
             states |= {int(ground.offsets[family.index]) + k: state for k, state in enumerate(flat)}
-    run = reference.ReferenceRun(told.sentence.state.world, states)
+    run = reference.ReferenceRun(told.sentence.state.model, states)
     expected = sum(float(run.log_prob(node)) for node in states)
     assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
@@ -106,7 +106,7 @@ def test_the_joint_the_evidence_and_the_posterior_are_the_references(case: Case)
     if case not in SUMMED or case.name == "codebook, two slices":  # of which "slice, codebook" has all
         return
     model, prior = with_tables(told)
-    expected = float(reference.log_evidence(told.sentence.state.world, told.sentence.state.evidence))
+    expected = float(reference.log_evidence(told.sentence.state.model, told.sentence.state.evidence))
     if any(m.tpm.kind == "discrete" and m.group.name not in told.arguments["y"] for m in told.model.random):
         found = log_marginal(model, told)
     else:
@@ -145,7 +145,7 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
         each = torch.stack(
             [
-                reference.log_evidence(s.state.world, s.state.evidence, s.ground.id("c"))
+                reference.log_evidence(s.state.model, s.state.evidence, s.ground.id("c"))
                 for x_, y_ in zip(x, y, strict=True)
                 for s in [net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)})]
             ]
@@ -179,7 +179,7 @@ def test_do_and_condition_on_a_selector_and_a_readout():
     sentences = [
         net.sentence(x=x_).observe({f"y_{i}": int(v) for i, v in enumerate(y_)}) for x_, y_ in zip(x, y, strict=True)
     ]
-    done = sum(float(reference.log_evidence(s.state.world, s.state.evidence)) for s in (s.do(c=1) for s in sentences))
+    done = sum(float(reference.log_evidence(s.state.model, s.state.evidence)) for s in (s.do(c=1) for s in sentences))
     for model_, more in [
         (poutine.do(model, data={"c": torch.tensor(1)}), {}),
         (poutine.do(model, data=model.data({"c": torch.ones(2, dtype=torch.long)})), {}),
@@ -187,7 +187,7 @@ def test_do_and_condition_on_a_selector_and_a_readout():
     ]:
         assert -elbo.loss(model_, nothing, x, y, **more) == pytest.approx(done, abs=1e-10)
     seen = sum(
-        float(reference.log_evidence(s.state.world, s.state.evidence)) for s in (s.observe(W_q_0=0) for s in sentences)
+        float(reference.log_evidence(s.state.model, s.state.evidence)) for s in (s.observe(W_q_0=0) for s in sentences)
     )
     data = model.data({"W_q_0": torch.zeros(2, dtype=torch.long), "y": y})
     assert -elbo.loss(pyro.condition(model, data=data), nothing, x) == pytest.approx(seen, abs=1e-10)
@@ -444,7 +444,7 @@ def test_infer_discrete(temperature):
         s = net.sentence(x=x[0])
         free = [s.ground.id(name) for name in states]
         known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])}).state.evidence
-        runs = list(reference.enumerate_runs(s.state.world, free, known))
+        runs = list(reference.enumerate_runs(s.state.model, free, known))
         best = max(runs, key=lambda run: sum(float(run.log_prob(node)) for node in [*free, *known]))
         assert states == {name: int(best.states[s.ground.id(name)]) for name in states}
 

@@ -57,7 +57,7 @@ def test_the_oracle_is_do_and_the_posterior():
     clean, corrupt = pair(case("codebook"))
     slow = Slow(clean, corrupt, ("y_2",))
     done = corrupt.do(x_0_1=clean)
-    world = done.state.world
+    world = done.state.model
     close(
         slow.told(setting([done.ground.id("x_0_1")]))[0][0].exp(),
         reference.posterior(world, world.ground.id("y_2"), {}),

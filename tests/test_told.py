@@ -248,7 +248,7 @@ def test_evidence_that_settles_a_choice_is_the_references():
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
     seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s).items()}
     got = log_evidence(s.net.module(), seen, given=given)
-    close(got[0], reference.log_evidence(s.state.world, s.state.evidence))
+    close(got[0], reference.log_evidence(s.state.model, s.state.evidence))
 
 
 def test_a_real_choice_that_others_read_must_be_seen_whole():
@@ -262,5 +262,5 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     with pytest.raises(bt.BNetError, match="z_0"):
         log_evidence(net.module(), seen, x)
     seen["z_0"] = Evidence(seen["z_0"].value)
-    expected = reference.log_evidence(s.state.world, s.state.evidence)
+    expected = reference.log_evidence(s.state.model, s.state.evidence)
     close(log_evidence(net.module(), seen, x)[0], expected)

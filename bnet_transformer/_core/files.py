@@ -212,7 +212,7 @@ def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
 
 
-def write(path: str | os.PathLike[str], writers: Writers) -> None:
+def write_file(path: str | os.PathLike[str], writers: Writers) -> None:
     """Write a file, whole or not at all; its suffix says how."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:

@@ -30,8 +30,8 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.joint_posterior import joint_posterior
-from bnet_transformer.inference.node_queries import Answers
-from bnet_transformer.inference.query import Query, of_one_sentence, pieces
+from bnet_transformer.inference.node_queries import NodeEvaluator
+from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
 from bnet_transformer.reference import GroundModel, asking, find_open_choices
 from bnet_transformer.tpm.arrays import to_numpy
 
@@ -285,7 +285,7 @@ def reads(
     head: int | None,
     method: str,
     inclusion: Inclusion | None = None,
-    answers: Answers | None = None,
+    answers: NodeEvaluator | None = None,
 ) -> Reads:
     """Which word of the first state of these slices each word of their last state was read from."""
     check_choice("method", method, ("rollout", "flow"))
@@ -294,7 +294,7 @@ def reads(
         raise BNetError("residual", expected="a share from 0 to 1", actual=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
-    world = query.world
+    world = query.model
     readers = [asking.find_attention_spec(world, t, role) for t in slices]
     check_chain(world, readers, slices)
     average = _average(readers, head, inclusion)
@@ -373,7 +373,7 @@ def open_choices(world: GroundModel, slices: Sequence[int], role: str | None) ->
 
 def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
-    free = open_choices(query.world, slices, role)
+    free = open_choices(query.model, slices, role)
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))
@@ -387,7 +387,7 @@ def readings_by_state(
     states: Tensor,
     slices: Sequence[int],
     role: str | None,
-    answers: Answers | None = None,
+    answers: NodeEvaluator | None = None,
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
 
@@ -399,24 +399,24 @@ def readings_by_state(
         role: The node that reads, where a slice has several.
         answers: What was computed of this sentence before; they answer where no choice is open.
     """
-    world, readers = query.world, [asking.find_attention_spec(query.world, t, role) for t in slices]
-    answers = answers or Answers(query.module, world, {})
+    world, readers = query.model, [asking.find_attention_spec(query.model, t, role) for t in slices]
+    answers = answers or NodeEvaluator(query.module, world, {})
     if not choices:
-        answers.prepare(readers)
+        answers.prefetch_attention(readers)
         yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
         return
-    module, first = of_one_sentence(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
-    is_one_batch = answers.of_states(first, module).table_fault("reading", readers, ()) is None
-    for part in pieces(world, len(states), {reader.group.index for reader in readers}):
+    module, first = with_sentence_scope(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
+    is_one_batch = answers.with_batched_states(first, module).find_table_fault("reading", readers, ()) is None
+    for part in iter_chunks(world, len(states), {reader.group.index for reader in readers}):
         if is_one_batch:
-            batch = answers.of_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
-            batch.prepare(readers)
+            batch = answers.with_batched_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
+            batch.prefetch_attention(readers)
             yield part, [batch.attention(t, role) for t in slices]
         else:  # the compiled net refuses this batch: each state has its own route
             rows = []
             for row in states[part]:
                 world_of_row = replace(world, do={**world.do, **dict(zip(choices, row, strict=True))})
-                one = Answers(module, world_of_row, {})
+                one = NodeEvaluator(module, world_of_row, {})
                 rows.append([one.attention(t, role) for t in slices])
             yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 

@@ -358,7 +358,7 @@ def _class_and_codes(
     """The class of a sentence, and the word that each of its words reads most."""
     if node is not None:
         number = state.ground.id(node)
-        asking.check_discrete_node(state.world, number)
+        asking.check_discrete_node(state.model, number)
         label = int(joint_posterior(state.query([number])).argmax())
         state = state if number in state.evidence else state.with_evidence({node: label})
     stack, slices = asking.parse_attention_slices(state.network, slice_, role)

@@ -32,18 +32,18 @@ from bnet_transformer.inference import SentenceState, arrow_weights
 if TYPE_CHECKING:
     import networkx as nx
 
-LIMIT = 100_000
-WEIGHED = 2_000_000  # arrows of which the weak ones are sought
-HEAD = "head"
-FORMAT = {"format": "bnet_transformer graph", "version": 1}
+MAX_ARROWS = 100_000
+MAX_WEIGHTED_ARROWS = 2_000_000  # arrows of which the weak ones are sought
+HEAD_PLATE = "head"
+JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
 # What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
-_AS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
+_NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
-Weights = Mapping[tuple[int, int], float]
+ArrowWeights = Mapping[tuple[int, int], float]
 
 
-def graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
+def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
     """The formats of a graph, which is made when a file is written."""
     return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
@@ -51,7 +51,7 @@ def graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
 # graphs
 
 
-def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
+def template_graph_to_networkx(network: Network) -> nx.MultiDiGraph:
     """One node for each family (a template at a slice), one arrow for each slot that a parent fills or picks.
 
     Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
@@ -65,7 +65,7 @@ def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
         family = member.group
         shown = format_label(family.role, stack=family.stack, slice=family.slice)
         words = () if family.word_stack is None else (WORD,)
-        graph.add_node(family.name, **_common(member), plates=(*family.plates, *words), label=shown)
+        graph.add_node(family.name, **_get_group_attributes(member), plates=(*family.plates, *words), label=shown)
     families = network.graph.groups
     for member in network.specs:
         arrows = [
@@ -79,16 +79,16 @@ def folded_to_networkx(network: Network) -> nx.MultiDiGraph:
     return graph
 
 
-def ground_to_networkx(
+def ground_graph_to_networkx(
     network: Network,
     ground: GroundGraph,
     *,
     selection: NodeSelection | None = None,
     tokens: Mapping[str, Sequence[str]] | None = None,
     observed: Collection[int] = (),
-    weights: Weights | None = None,
+    weights: ArrowWeights | None = None,
     min_weight: float | None = None,
-    limit: int | None = LIMIT,
+    limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
     """The ground graph of a sentence, or what a selection keeps of it.
 
@@ -100,13 +100,13 @@ def ground_to_networkx(
     """
     selection = selection or NodeSelection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
-    check_size(ground, selection, limit, weak=weak)
+    check_arrow_limit(ground, selection, limit, num_weak=weak)
     import networkx as nx
 
     graph = nx.DiGraph()
     for member in network.specs:
         if ground.is_selected(member.group, selection):
-            graph.add_nodes_from(_nodes(ground, member, selection, tokens or {}, observed))
+            graph.add_nodes_from(_iter_nodes(ground, member, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     families = network.graph.groups
     for bundle, sources, targets in ground.arrows(selection):
@@ -114,7 +114,7 @@ def ground_to_networkx(
         arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
         if weights is not None:
             ids = zip(sources.tolist(), targets.tolist(), strict=True)
-            arrows = _weighed(arrows, map(weights.get, ids), min_weight)
+            arrows = _filter_by_weight(arrows, map(weights.get, ids), min_weight)
         graph.add_edges_from(arrows)  # networkx copies the attributes
     return graph
 
@@ -128,7 +128,7 @@ def sentence_to_networkx(
     heads: int | Collection[int] | None = None,
     attention: bool = False,
     min_weight: float | None = None,
-    limit: int | None = LIMIT,
+    limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
     """The ground graph of a sentence, or the part of it that a user asks for.
 
@@ -152,11 +152,11 @@ def sentence_to_networkx(
     if min_weight is not None:
         if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
-        most = None if limit is None else max(check_int("limit", limit, minimum=0), WEIGHED)
-    check_size(state.ground, selection, most)  # before attention is computed: too large whatever is read
+        most = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
+    check_arrow_limit(state.ground, selection, most)  # before attention is computed: too large whatever is read
     needs_weights = attention or min_weight is not None
-    weighed = arrow_weights(state.query(), state.answers, selection) if needs_weights else None
-    return ground_to_networkx(
+    weighed = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
+    return ground_graph_to_networkx(
         state.network,
         state.ground,
         selection=selection,
@@ -168,11 +168,13 @@ def sentence_to_networkx(
     )
 
 
-def check_size(ground: GroundGraph, selection: NodeSelection, limit: int | None = LIMIT, *, weak: int = 0) -> None:
+def check_arrow_limit(
+    ground: GroundGraph, selection: NodeSelection, limit: int | None = MAX_ARROWS, *, num_weak: int = 0
+) -> None:
     """Refuse more arrows than the limit, with the count, `weak` ones left out; no arrow is made for it."""
     if limit is None:
         return
-    arrows = ground.count_arrows(selection) - weak
+    arrows = ground.count_arrows(selection) - num_weak
     if arrows > check_int("limit", limit, minimum=0):
         raise BudgetError(
             "networkx graph",
@@ -182,38 +184,38 @@ def check_size(ground: GroundGraph, selection: NodeSelection, limit: int | None 
         )
 
 
-def drawn_kind(member: NodeSpec) -> str:
+def get_display_kind(spec: NodeSpec) -> str:
     """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
-    return {"input": "observed", "deterministic": "deterministic"}.get(member.tpm.kind, "stochastic")
+    return {"input": "observed", "deterministic": "deterministic"}.get(spec.tpm.kind, "stochastic")
 
 
-def _common(member: NodeSpec) -> dict[str, Any]:
+def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
     """The attributes that all nodes of a family share."""
     return {
-        "stack": member.group.stack,
-        "role": member.group.role,
-        "slice": member.group.slice,
-        "kind": drawn_kind(member),
-        "learnable": member.learnable,
-        "shape": member.shape,
-        "tpm": type(member.tpm).__name__,
+        "stack": spec.group.stack,
+        "role": spec.group.role,
+        "slice": spec.group.slice,
+        "kind": get_display_kind(spec),
+        "learnable": spec.learnable,
+        "shape": spec.shape,
+        "tpm": type(spec.tpm).__name__,
     }
 
 
-def _nodes(
+def _iter_nodes(
     ground: GroundGraph,
-    member: NodeSpec,
+    spec: NodeSpec,
     selection: NodeSelection,
     tokens: Mapping[str, Sequence[str]],
     observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of a family with their attributes."""
-    family = member.group
+    family = spec.group
     axes = ground.axes(family)
-    at = axes.index(HEAD) if HEAD in axes else None
+    at = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
     inner = len(family.plates)
     said = None if family.word_stack is None else tokens.get(family.word_stack)
-    common = _common(member) | {"plates": axes}
+    common = _get_group_attributes(spec) | {"plates": axes}
     kept = ground.select_indices(family, selection).values()
     ids = ground.select_nodes(family, selection).tolist()
     for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
@@ -230,12 +232,12 @@ def _nodes(
         yield ground.names[node], common | own
 
 
-def _weighed(arrows: Any, weights: Any, least: float | None) -> Iterator[tuple[Any, ...]]:
+def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> Iterator[tuple[Any, ...]]:
     """Arrows with the weight that they have; those of too small a weight left out."""
     for arrow, weight in zip(arrows, weights, strict=True):
         if weight is None:
             yield arrow
-        elif least is None or weight >= least:
+        elif min_weight is None or weight >= min_weight:
             parent, child, attributes = arrow
             yield parent, child, {**attributes, "weight": float(weight)}
 
@@ -254,7 +256,7 @@ def to_json(graph: nx.Graph) -> str:
     import networkx as nx
 
     try:
-        return json.dumps(FORMAT | nx.node_link_data(graph, edges="edges"), allow_nan=False)
+        return json.dumps(JSON_HEADER | nx.node_link_data(graph, edges="edges"), allow_nan=False)
     except ValueError as error:
         raise BNetError("graph", expected="finite numbers", actual=str(error)) from error
 
@@ -267,17 +269,17 @@ def to_graphml(graph: nx.Graph) -> str:
 
     plain = graph.copy()
     for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
-        told = _xml(data)
+        told = _to_graphml_attributes(data)
         data.clear()
         data.update(told)
     header = '<?xml version="1.0" encoding="utf-8"?>'
     return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
 
 
-def _xml(data: dict[str, Any]) -> dict[str, Any]:
+def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for key, value in data.items():
-        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _AS_JSON.search(value)):
+        if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NEEDS_JSON.search(value)):
             found[key] = value
         elif value is not None:
             found[key] = json.dumps(value)

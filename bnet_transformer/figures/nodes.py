@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 
 from bnet_transformer._core.naming import WORD, join_name, join_stem
-from bnet_transformer.bridges.networkx import folded_to_networkx
+from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.grid import Grid, Item, Room, Weight
@@ -77,7 +77,7 @@ def ground_picture(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, s
 
 def net_picture(network: Network, asked: Options) -> Picture:
     """The folded graph; of a deep net the first slice and what follows the last."""
-    graph, families = folded_to_networkx(network), network.graph.groups
+    graph, families = template_graph_to_networkx(network), network.graph.groups
     slices, depth = network.graph.slices, network.graph.depth
     kept = list(graph)
     caption, leave_last = "", set[str]()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.attention.tan import box_namer
-from bnet_transformer.bridges.networkx import ground_to_networkx
+from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.figures.labels import shown
@@ -24,8 +24,8 @@ from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.words import StateReads, ends_of, readers_of, reading_grid
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
-from bnet_transformer.inference.joint_posterior import expected_reading
-from bnet_transformer.inference.sentence_state import matching
+from bnet_transformer.inference.joint_posterior import expected_group_attention
+from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.reference import asking
 from bnet_transformer.tpm.arrays import to_numpy
 
@@ -124,7 +124,7 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
     """Whether a selection keeps some node that a name or a pattern stands for."""
     for form in forms_of(name):
         try:
-            nodes = matching(ground, form) if "*" in form else [ground.id(form)]
+            nodes = match_nodes(ground, form) if "*" in form else [ground.id(form)]
         except BNetError:
             continue
         for family in {ground.group_of(node) for node in nodes}:
@@ -154,7 +154,7 @@ def _nodes(state: SentenceState, asked: Options) -> Picture:
     weak = sum(weight < least for weight in (weights or {}).values())
     if asked.only is None and count - weak > most:
         raise _too_many(state, asked, selection)
-    graph = ground_to_networkx(
+    graph = ground_graph_to_networkx(
         state.network,
         ground,
         selection=selection,
@@ -236,7 +236,7 @@ def _strongest(state: SentenceState, weights: Weights, asked: Options) -> Weight
     for read, arrows in reads.items():
         family, index = places[read[0]]
         if family.index not in rows:
-            rows[family.index] = asking.compute_read_mask(state.world, state.network.specs[family.index]).sum(1)
+            rows[family.index] = asking.compute_read_mask(state.model, state.network.specs[family.index]).sum(1)
         share = max(weights[arrow] for arrow in arrows)
         if share >= least:
             gain[read] = share * float(rows[family.index][index[-1]])
@@ -252,7 +252,7 @@ def _arrow_weights(state: SentenceState, asked: Options, selection: NodeSelectio
         return None, ""
     if asked.attention is None and asked.min_weight is None and asked.top is None and (count := _open(state)) > OPEN:
         return None, f"P(j | i) is not drawn, for {count:,} joint states are open (attention=True draws it)"
-    return arrow_weights(state.query(), state.answers, selection), ""
+    return arrow_weights(state.query(), state.evaluator, selection), ""
 
 
 def _open(state: SentenceState) -> int:
@@ -261,7 +261,7 @@ def _open(state: SentenceState) -> int:
     for member in state.network.specs:
         if member.tpm.kind == "discrete" and ground.template.out_edges[member.group.index]:
             for node in ground.select_nodes(member.group).tolist():
-                count *= 1 if node in state.world.do or node in state.evidence else state.world.count_states(node)
+                count *= 1 if node in state.model.do or node in state.evidence else state.model.count_states(node)
     return count
 
 
@@ -326,7 +326,7 @@ def _words(state: SentenceState, asked: Options) -> Picture:
             raise BudgetError("reading grid", expected=f"at most {most} {what} of words", actual=count, allowed=allowed)
     heads = selection.plates.get("head")
     readings = [
-        StateReads(*both, _mean(state, member, heads), asking.compute_read_mask(state.world, member))
+        StateReads(*both, _mean(state, member, heads), asking.compute_read_mask(state.model, member))
         for member, both in ends
     ]
     grid = _grid_names(state, selection) if asked.highlight is not None else {}
@@ -341,7 +341,9 @@ def _mean(state: SentenceState, member: NodeSpec, heads: Any) -> NDArray[np.floa
     """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
     if not member.tpm.has_attention:
         raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.no_attention_reason())
-    table: NDArray[np.float64] = to_numpy(expected_reading(state.query(), state.answers.reading_query(member)))
+    table: NDArray[np.float64] = to_numpy(
+        expected_group_attention(state.query(), state.evaluator.attention_query(member))
+    )
     if heads is not None and "head" in member.group.plates:
         table = np.take(table, list(heads), axis=member.group.plates.index("head"))
     return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1

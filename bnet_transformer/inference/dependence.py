@@ -24,17 +24,19 @@ from bnet_transformer import reference
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.node_queries import normal_of
+from bnet_transformer.inference.node_queries import get_normal
 from bnet_transformer.inference.query import route_reference
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
 K = TypeVar("K")
-LEAST = 1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
-RANK = 1e-10
+MIN_RESIDUAL = (
+    1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
+)
+RANK_TOLERANCE = 1e-10
 
 
-def over_choices(
-    world: GroundModel,
+def max_choice_dependence(
+    model: GroundModel,
     x: Sequence[int],
     y: Sequence[int],
     given: Sequence[int],
@@ -47,16 +49,16 @@ def over_choices(
     where there are no choices, or a random real node, which has no states to count.
     """
     nodes = [*x, *y, *given]
-    free = reference.find_open_choices(world, nodes, {}, include_ancestors=True)
-    if not free or any(_kind(world, node) == "continuous" for node in ancestral_order(world.ground, nodes)):
+    free = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
+    if not free or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
         return None
-    route_reference("separation, verified", world, free).warn_if_slow()
+    route_reference("separation, verified", model, free).warn_if_slow()
     logs, codes = [], []
     books: list[list[Tensor]] = [[] for _ in nodes]
-    for run in reference.enumerate_runs(world, free, {}, budget):
+    for run in reference.enumerate_runs(model, free, {}, budget):
         logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
         values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
-        codes.append([_code(book, value, atol) for book, value in zip(books, values, strict=True)])
+        codes.append([_encode_value(book, value, atol) for book, value in zip(books, values, strict=True)])
     share = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
@@ -69,114 +71,118 @@ def over_choices(
     return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
 
 
-def _code(book: list[Tensor], value: Tensor, atol: float) -> int:
+def _encode_value(codebook: list[Tensor], value: Tensor, atol: float) -> int:
     """The number of a value in a book of those met so far."""
-    for number, other in enumerate(book):
+    for number, other in enumerate(codebook):
         if bool(((value - other).abs() <= atol).all()):
             return number
-    book.append(value)
-    return len(book) - 1
+    codebook.append(value)
+    return len(codebook) - 1
 
 
-def _kind(world: GroundModel, node: int) -> str:
-    return "set" if node in world.do else world.spec(node).tpm.kind
+def _get_kind(model: GroundModel, node: int) -> str:
+    return "set" if node in model.do else model.spec(node).tpm.kind
 
 
 @enable_gradients()
-def over_roots(world: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
+def max_partial_correlation(model: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The greatest partial correlation of a number of x and one of y given others, to first order."""
-    varied = _Varied(_in_double(world), frozenset(given))
-    varied.run_through([*x, *y, *given])
-    J_x, J_y, J_z = (varied.derivatives(nodes) for nodes in (x, y, given))
+    varied = _PerturbedSentence(_to_float64(model), frozenset(given))
+    varied.propagate([*x, *y, *given])
+    J_x, J_y, J_z = (varied.jacobian(nodes) for nodes in (x, y, given))
     if not J_x.numel() or not J_y.numel():
         return 0.0
-    kept = _basis(J_z)
-    rest_x, rest_y = (_scaled(J - (J @ kept.mT) @ kept, J) for J in (J_x, J_y))
+    kept = _orthonormal_basis(J_z)
+    rest_x, rest_y = (_normalize_rows(J - (J @ kept.mT) @ kept, J) for J in (J_x, J_y))
     return float((rest_x @ rest_y.mT).abs().max())
 
 
-def _basis(J: Tensor) -> Tensor:
+def _orthonormal_basis(J: Tensor) -> Tensor:
     """An orthonormal basis of the rows, `[rank, noise]`."""
     J = J[J.norm(dim=1) > 0]
     if not len(J):
         return J
     _, sizes, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
-    kept: Tensor = rows[sizes > RANK * sizes[0]]
+    kept: Tensor = rows[sizes > RANK_TOLERANCE * sizes[0]]
     return kept
 
 
-def _scaled(rest: Tensor, whole: Tensor) -> Tensor:
+def _normalize_rows(residual: Tensor, original: Tensor) -> Tensor:
     """Each row by its length; zero where what is given determines it."""
-    left = rest.norm(dim=1, keepdim=True)
-    return torch.where(left > LEAST * whole.norm(dim=1, keepdim=True), rest / left, 0.0)
+    left = residual.norm(dim=1, keepdim=True)
+    return torch.where(left > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / left, 0.0)
 
 
-def _in_double(world: GroundModel) -> GroundModel:
+def _to_float64(model: GroundModel) -> GroundModel:
     """The same in float64."""
 
-    def double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    def to_double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
         return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
-    return replace(world, network=world.network.to(torch.float64), given=double(world.inputs), do=double(world.do))
+    return replace(
+        model, network=model.network.to(torch.float64), given=to_double(model.inputs), do=to_double(model.do)
+    )
 
 
 @dataclass
-class _Varied:
+class _PerturbedSentence:
     """The sentence with noise: `noise` of each root and random node, `told`, what stands for a node that is asked."""
 
-    world: GroundModel
+    model: GroundModel
     given: frozenset[int]
     noise: list[Tensor] = field(default_factory=list)
-    told: dict[int, Tensor] = field(default_factory=dict)
+    perturbed: dict[int, Tensor] = field(default_factory=dict)
 
-    def run_through(self, nodes: Sequence[int]) -> None:
+    def propagate(self, nodes: Sequence[int]) -> None:
         """Give every node above some its value, parents first."""
         states: dict[int, Tensor] = {}
-        run = ReferenceRun(self.world, states)
-        for node in ancestral_order(self.world.ground, nodes):
-            member, kind = self.world.spec(node), _kind(self.world, node)
+        run = ReferenceRun(self.model, states)
+        for node in ancestral_order(self.model.ground, nodes):
+            member, kind = self.model.spec(node), _get_kind(self.model, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]
                 states[node] = logits.argmax()
-                self.told[node] = self._noisy(torch.where(torch.isfinite(logits), logits, 0.0))
+                self.perturbed[node] = self._add_noise(torch.where(torch.isfinite(logits), logits, 0.0))
             elif kind == "continuous":
-                normal = normal_of(member, run.distribution(node))
-                self.told[node] = run.values[node] = self._noisy(normal.mean, normal.stddev)
+                normal = get_normal(member, run.distribution(node))
+                self.perturbed[node] = run.values[node] = self._add_noise(normal.mean, normal.stddev)
             elif kind != "set" and member.tpm.is_index_valued:
-                self.told[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
+                self.perturbed[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
             elif kind != "set" and self._is_root(node, member):
-                self._vary(run, node)
+                self._perturb_root(run, node)
             else:
-                self.told[node] = run.value(node)
+                self.perturbed[node] = run.value(node)
 
-    def _is_root(self, node: int, member: NodeSpec) -> bool:
+    def _is_root(self, node: int, spec: NodeSpec) -> bool:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
-        if member.tpm.kind == "input":
+        if spec.tpm.kind == "input":
             return True
-        above = [self.world.spec(parent) for parent in self.world.ground.parents(node)]
-        return member.group.word_stack is not None and all(
+        above = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
+        return spec.group.word_stack is not None and all(
             m.group.word_stack is None or m.tpm.is_index_valued for m in above
         )
 
-    def _vary(self, run: ReferenceRun, node: int) -> None:
+    def _perturb_root(self, run: ReferenceRun, node: int) -> None:
         """A root with its noise, which is that of its ids where it has some; none where these are given."""
-        ids = [parent for parent in self.world.ground.parents(node) if self.world.spec(parent).tpm.is_index_valued]
+        ids = [parent for parent in self.model.ground.parents(node) if self.model.spec(parent).tpm.is_index_valued]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
-            varied = self._noisy(value)
+            varied = self._add_noise(value)
             for each in ids:
-                self.told[each] = torch.cat([self.told[each].reshape(-1), (varied - value.detach()).flatten()])
+                self.perturbed[each] = torch.cat(
+                    [self.perturbed[each].reshape(-1), (varied - value.detach()).flatten()]
+                )
             value = run.values[node] = varied
-        self.told[node] = value
+        self.perturbed[node] = value
 
-    def _noisy(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
+    def _add_noise(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
         """A value and a noise of its own."""
         self.noise.append(torch.zeros_like(mean, requires_grad=True))
         return mean + sigma * self.noise[-1]
 
-    def derivatives(self, nodes: Sequence[int]) -> Tensor:
+    def jacobian(self, nodes: Sequence[int]) -> Tensor:
         """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
-        value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.told[node].flatten() for node in nodes)])
+        value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.perturbed[node].flatten() for node in nodes)])
         if not value.requires_grad:
             return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
         eye = torch.eye(len(value), dtype=value.dtype)

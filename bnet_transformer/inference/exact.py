@@ -29,11 +29,11 @@ from bnet_transformer.compiler.told import is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.factors import NEVER, Factor, question_to_factors
+from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes
 
-MOST_NUMBERS = 2**30
+MAX_TABLE_ELEMENTS = 2**30
 
 
 def log_evidence(
@@ -44,7 +44,7 @@ def log_evidence(
     *,
     do: Mapping[str, Tensor] | None = None,
     patched: NodePatches | None = None,
-    rows: NodePatches | None = None,
+    attention_rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -66,10 +66,10 @@ def log_evidence(
     >>> log_evidence(module, {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape      # [batch]
     torch.Size([1])
     """
-    _check_asked(module, budget, atol)
-    request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=rows)
-    course, factors = question_to_factors(module, evidence, None, request, atol=atol, budget=budget)
-    total = eliminated(course, factors, dtype)
+    _check_arguments(module, budget, atol)
+    request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
+    course, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
+    total = eliminate_choices(course, factors, dtype)
     if check and is_readable(total):
         check_possible(course, factors, total)
     return total
@@ -78,14 +78,14 @@ def log_evidence(
 @enable_gradients()
 def posterior(
     module: CompiledModule,
-    query: str,
+    target: str,
     evidence: Mapping[str, Evidence],
     x: StackTensors | None = None,
     mask: StackTensors | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
     patched: NodePatches | None = None,
-    rows: NodePatches | None = None,
+    attention_rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -105,32 +105,36 @@ def posterior(
     >>> posterior(module, "c", {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape  # [batch, state]
     torch.Size([1, 2])
     """
-    _check_asked(module, budget, atol)
+    _check_arguments(module, budget, atol)
     network = module.network
-    index = network.graph.get_group(query).index
+    index = network.graph.get_group(target).index
     member = network.specs[index]
     if member.tpm.kind != "discrete":
         names = ", ".join(m.group.name for m in network.specs if m.tpm.kind == "discrete")
         got = f"a {member.tpm.kind} one"
-        raise BNetError(query, expected="a discrete family", actual=got, allowed=names or "none: this net has none")
-    if query in (do or ()):
-        raise BNetError(query, expected="a family that is still random", actual="one that is set by do=")
+        raise BNetError(target, expected="a discrete family", actual=got, allowed=names or "none: this net has none")
+    if target in (do or ()):
+        raise BNetError(target, expected="a family that is still random", actual="one that is set by do=")
     with torch.no_grad():
-        request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=rows)
-        course, factors = question_to_factors(module, evidence, query, request, atol=atol, budget=budget)
+        request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
+        course, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
     place = course.layout.enumerated.index(index)
-    batch = 1 if member.scope == "corpus" else batch_of(factors, course)
-    shape = full_shape(course, member.group.plates, member.group.word_stack, batch)
+    batch = 1 if member.scope == "corpus" else get_batch_size(factors, course)
+    shape = get_full_shape(course, member.group.plates, member.group.word_stack, batch)
     shape[place] = course.count_states(index)
     tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
-    total = eliminated(course, [*factors, Factor(member, tilt)])
+    total = eliminate_choices(course, [*factors, Factor(member, tilt)])
     (share,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(course, factors, total)
-    kept = [k for k in range(course.layout.rank) if k >= course.layout.batch_dim and keeps(course, member.group, k)]
+    kept = [
+        k
+        for k in range(course.layout.rank)
+        if k >= course.layout.batch_dim and has_posterior_dim(course, member.group, k)
+    ]
     return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
 
 
-def _check_asked(module: object, budget: object, atol: object) -> None:
+def _check_arguments(module: object, budget: object, atol: object) -> None:
     """Refuse a net in place of its module, and a budget and a tolerance that are none."""
     if not isinstance(module, CompiledModule):
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
@@ -138,134 +142,140 @@ def _check_asked(module: object, budget: object, atol: object) -> None:
     check_float("atol", atol, minimum=0)
 
 
-def keeps(course: ExecutionState, family: NodeGroup, k: int) -> bool:
+def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> bool:
     """True where dim k of the layout is one that a family's posterior keeps."""
-    layout = course.layout
-    if k == layout.word_dim:
-        return family.word_stack is not None
-    return k == layout.batch_dim or layout.plates[k - layout.batch_dim - 1] in family.plates
+    layout = execution.layout
+    if dim == layout.word_dim:
+        return group.word_stack is not None
+    return dim == layout.batch_dim or layout.plates[dim - layout.batch_dim - 1] in group.plates
 
 
-def check_possible(course: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
+def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
     """Refuse evidence of probability zero, naming the first piece of it that cannot be beside those before it."""
-    possible = total > NEVER / 2
+    possible = total > LOG_ZERO / 2
     if bool(possible.all()):
         return
     if bool(total.isnan().any()):
-        _check_finite(course, factors)
+        _check_inputs_finite(execution, factors)
     sentence = int((~possible).nonzero()[0])
     several = len(total) > 1
-    course, factors = _of_sentence(course, factors, sentence) if several else (course, factors)
-    pieces = sum(_pieces(course, factor).numel() for factor in factors if factor.told is not None)
-    count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(course, factors, 0, k))
+    execution, factors = _select_sentence(execution, factors, sentence) if several else (execution, factors)
+    pieces = sum(_get_evidence_shape(execution, factor).numel() for factor in factors if factor.evidence is not None)
+    count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
     if count == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
-    raise _error(course, factors, count - 1, sentence if several else None)  # so many are not possible together
+    raise _impossible_evidence_error(
+        execution, factors, count - 1, sentence if several else None
+    )  # so many are not possible together
 
 
-def _check_finite(course: ExecutionState, factors: Sequence[Factor]) -> None:
+def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
     """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
-    layout = course.layout
-    told = {factor.member.group.index for factor in factors if factor.told is not None}
-    for index, value in course.known.items():
+    layout = execution.layout
+    told = {factor.spec.group.index for factor in factors if factor.evidence is not None}
+    for index, value in execution.known.items():
         bad = ~torch.isfinite(value)
         if index in told or not bool(bad.any()):
             continue
-        family, at = course.network.specs[index].group, bad.nonzero()[0].tolist()
+        family, at = execution.network.specs[index].group, bad.nonzero()[0].tolist()
         axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
         what = join_name(family.name, [at[layout.axis(axis)] for axis in axes])
         what += f" of sentence {at[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
         raise EvidenceError(what, expected="finite numbers", actual=value[tuple(at)].item())
-    for name, value in course.parameters.items():
+    for name, value in execution.parameters.items():
         if bool(value.isnan().any()):
             raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
 
 
-def _of_sentence(
-    course: ExecutionState, factors: Sequence[Factor], sentence: int
+def _select_sentence(
+    execution: ExecutionState, factors: Sequence[Factor], sentence: int
 ) -> tuple[ExecutionState, list[Factor]]:
     """The same question of one sentence of the batch."""
-    place = course.layout.batch_dim
+    place = execution.layout.batch_dim
 
-    def one(table: Tensor) -> Tensor:
+    def select(table: Tensor) -> Tensor:
         return table.narrow(place, sentence, 1) if table.shape[place] > 1 else table
 
     found = []
     for factor in factors:
-        told = None if factor.told is None else Evidence(one(factor.told.value))
-        found.append(replace(factor, table=one(factor.table), told=told))
-    return replace(course, known={index: one(value) for index, value in course.known.items()}), found
+        told = None if factor.evidence is None else Evidence(select(factor.evidence.value))
+        found.append(replace(factor, table=select(factor.table), told=told))
+    return replace(execution, known={index: select(value) for index, value in execution.known.items()}), found
 
 
-def _pieces(course: ExecutionState, factor: Factor) -> torch.Size:
+def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size:
     """How many pieces of evidence a factor holds along the batch, the plates and the words."""
-    return factor.table.shape[course.layout.batch_dim :]
+    return factor.table.shape[execution.layout.batch_dim :]
 
 
-def _are_possible(course: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
+def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
     """True where the pieces of evidence from `low` to before `high` are possible together."""
     found, start = [], 0
     for factor in factors:
-        if factor.told is not None:
-            own = _pieces(course, factor)
+        if factor.evidence is not None:
+            own = _get_evidence_shape(execution, factor)
             number = start + torch.arange(own.numel(), device=factor.table.device).reshape(own)
             start += own.numel()
             factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), told=None)
         found.append(factor)
-    return bool((eliminated(course, found) > NEVER / 2).all())
+    return bool((eliminate_choices(execution, found) > LOG_ZERO / 2).all())
 
 
-def _error(course: ExecutionState, factors: Sequence[Factor], piece: int, sentence: int | None) -> BNetError:
+def _impossible_evidence_error(
+    execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
+) -> BNetError:
     """The error for one piece of evidence that cannot be, alone or after those before it."""
-    layout, alone = course.layout, not _are_possible(course, factors, piece, piece + 1)
-    told = [(factor, factor.told) for factor in factors if factor.told is not None]
-    while piece >= _pieces(course, told[0][0]).numel():
-        piece -= _pieces(course, told.pop(0)[0]).numel()
-    (factor, evidence), family = told[0], told[0][0].member.group
-    at = [int(i) for i in torch.unravel_index(torch.tensor(piece), _pieces(course, factor))]
+    layout, alone = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
+    told = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
+    while entry >= _get_evidence_shape(execution, told[0][0]).numel():
+        entry -= _get_evidence_shape(execution, told.pop(0)[0]).numel()
+    (factor, evidence), family = told[0], told[0][0].spec.group
+    at = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
     axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
     what = (
-        family.name if factor.summed else join_name(family.name, [at[layout.axis(k) - layout.batch_dim] for k in axes])
+        family.name
+        if factor.is_summed
+        else join_name(family.name, [at[layout.axis(k) - layout.batch_dim] for k in axes])
     )
-    if sentence is not None or _pieces(course, factor)[0] > 1:
+    if sentence is not None or _get_evidence_shape(execution, factor)[0] > 1:
         what += f" of sentence {at[0] if sentence is None else sentence}"
     lead = [0] * layout.batch_dim + at
     value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, lead, strict=False))]
-    if factor.summed:
+    if factor.is_summed:
         value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else at[0])
     if not bool(torch.isfinite(value).all()):
         return EvidenceError(what, expected="finite numbers", actual=value.tolist())
-    own = factor.table.flatten(layout.batch_dim)[..., piece]
+    own = factor.table.flatten(layout.batch_dim)[..., entry]
     if bool(own.isnan().any()):
         return BNetError(what, expected="a log probability that is a number", actual="NaN")
     beside = "" if alone else " given the evidence before it"
-    if factor.member.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
-        wanted = f"evidence whose log density is above {NEVER / 2:g} in some state of the net"
+    if factor.spec.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
+        wanted = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
         return EvidenceError(what, expected=wanted, actual=f"one below it{beside}: {value.tolist()}")
     got = f"one of probability zero{beside}: {value.tolist()}"
     return EvidenceError(what, expected="evidence that some state of the net makes possible", actual=got)
 
 
-def eliminated(course: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
+def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
     """The sum of all factors over all choices; `Question.fault` has ruled out choices that other plates depend on.
 
     In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
     by less than float32 can tell beside a large likelihood.
     """
-    layout, members = course.layout, course.network.specs
+    layout, members = execution.layout, execution.network.specs
     local = {i for i in layout.enumerated if members[i].group.word_stack is not None or members[i].group.plates}
     corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
-    batch, axes = batch_of(factors, course), tuple(range(layout.batch_dim + 1, layout.rank))
+    batch, axes = get_batch_size(factors, execution), tuple(range(layout.batch_dim + 1, layout.rank))
     groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
     constants: list[Tensor] = []  # what no choice changes
     for factor in factors:
-        family, table = factor.member.group, factor.table
-        over = ((), None) if factor.summed else (family.plates, family.word_stack)
-        if factor.told is not None and factor.member.scope != "corpus":
+        family, table = factor.spec.group, factor.table
+        over = ((), None) if factor.is_summed else (family.plates, family.word_stack)
+        if factor.evidence is not None and factor.spec.scope != "corpus":
             choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
-            greatest = _greatest(table, choices) if choices else table
+            greatest = _detached_amax(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
-            whole = constant.expand(broadcast_shapes(constant.shape, full_shape(course, *over, batch)))
+            whole = constant.expand(broadcast_shapes(constant.shape, get_full_shape(execution, *over, batch)))
             constants.append(whole.sum(axes, keepdim=True))
             if not choices:
                 continue
@@ -274,26 +284,26 @@ def eliminated(course: ExecutionState, factors: list[Factor], dtype: torch.dtype
     rest = groups.pop(((), None), [])
     for (plates, words), tables in groups.items():
         own = {i for i in local if (members[i].group.plates, members[i].group.word_stack) == (plates, words)}
-        shape = full_shape(course, plates, words, batch)
+        shape = get_full_shape(execution, plates, words, batch)
         wide = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
-        total = _sum_out(course, wide, sorted(own))
+        total = _sum_out_choices(execution, wide, sorted(own))
         rest.append(total.sum(axes, keepdim=True))
-    apart = [f.table for f in factors if f.member.scope == "corpus" and f.member.group.index in corpus]
+    apart = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
     rest = [table for table in rest if not any(table is other for other in apart)]
     inner = [i for i in layout.enumerated if i not in local and i not in corpus]
-    total = _sum_out(course, rest, inner)
+    total = _sum_out_choices(execution, rest, inner)
     if corpus:
         total = total.expand(*total.shape[: layout.batch_dim], batch, *total.shape[layout.batch_dim + 1 :])
-        total = _sum_out(course, [total.sum(layout.batch_dim, keepdim=True), *apart], sorted(corpus))
+        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *apart], sorted(corpus))
         constants = [constant.sum(layout.batch_dim, keepdim=True) for constant in constants]
         batch = 1
-    total = _total([total.to(dtype or total.dtype), *constants])
+    total = _add_log_tables([total.to(dtype or total.dtype), *constants])
     return total.expand(*[1] * layout.batch_dim, batch, *[1] * (layout.rank - layout.batch_dim - 1)).reshape(batch)
 
 
-def _sum_out(course: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
+def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
     """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
-    layout = course.layout
+    layout = execution.layout
     left = list(choices)
     while left:
         places = {i: layout.enumerated.index(i) for i in left}
@@ -302,62 +312,62 @@ def _sum_out(course: ExecutionState, tables: list[Tensor], choices: list[int]) -
             i: math.prod(broadcast_shapes(*(t.shape for t in some))) if some else 0 for i, some in touching.items()
         }
         chosen = min(left, key=lambda i: costs[i])
-        if costs[chosen] > MOST_NUMBERS:
-            name = course.network.specs[chosen].group.name
+        if costs[chosen] > MAX_TABLE_ELEMENTS:
+            name = execution.network.specs[chosen].group.name
             raise BudgetError(
                 f"eliminating {name}",
-                expected=f"a table of at most {MOST_NUMBERS} numbers",
+                expected=f"a table of at most {MAX_TABLE_ELEMENTS} numbers",
                 actual=f"{costs[chosen]}",
                 allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
         place = places[chosen]
         tables = [table for table in tables if table.shape[place] == 1]
         if touching[chosen]:
-            tables.append(_logsumexp(_total(touching[chosen]), place))
+            tables.append(_logsumexp(_add_log_tables(touching[chosen]), place))
         left.remove(chosen)
     if not tables:
-        return torch.zeros([1] * layout.rank, dtype=course.log_dtype, device=course.device)
-    return _total(tables)
+        return torch.zeros([1] * layout.rank, dtype=execution.log_dtype, device=execution.device)
+    return _add_log_tables(tables)
 
 
-def _greatest(table: Tensor, dims: int | list[int]) -> Tensor:
+def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
     """The greatest value over some dims, a constant for every derivative; zero where it is no number."""
     return table.detach().amax(dims, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _logsumexp(table: Tensor, place: int) -> Tensor:
+def _logsumexp(table: Tensor, dim: int) -> Tensor:
     """`log sum exp` over a dim, whose derivative sums to 1 in every floating type.
 
     That of `torch.logsumexp` is `exp(table - result)`, which sums to 1 only as far as the result is exact: at -10^6 it
     is to 0.03 in float32. Here it is each term of the sum over the sum.
     """
-    greatest = _greatest(table, place)
-    return (table - greatest).exp().sum(place, keepdim=True).log() + greatest
+    greatest = _detached_amax(table, dim)
+    return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest
 
 
-def _total(tables: list[Tensor]) -> Tensor:
+def _add_log_tables(tables: list[Tensor]) -> Tensor:
     """The sum of log tables, small ones first, so that what no sentence changes is added once."""
     ordered = sorted(tables, key=lambda table: table.numel())
     total = ordered[0]
     for table in ordered[1:]:
         total = total + table
-    return total.clamp(min=NEVER)
+    return total.clamp(min=LOG_ZERO)
 
 
-def full_shape(course: ExecutionState, plates: tuple[str, ...], words: str | None, batch: int) -> list[int]:
+def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: str | None, batch_size: int) -> list[int]:
     """How a table over all nodes of a family lies in the layout, were it no function of choices."""
-    layout = course.layout
+    layout = execution.layout
     shape = [1] * layout.rank
-    shape[layout.batch_dim] = batch
+    shape[layout.batch_dim] = batch_size
     for plate in plates:
-        shape[layout.axis(plate)] = course.network.graph.plate_sizes[plate]
+        shape[layout.axis(plate)] = execution.network.graph.plate_sizes[plate]
     if words is not None:
-        shape[layout.axis(WORD)] = course.word_counts[words]
+        shape[layout.axis(WORD)] = execution.word_counts[words]
     return shape
 
 
-def batch_of(factors: list[Factor], course: ExecutionState) -> int:
+def get_batch_size(factors: list[Factor], execution: ExecutionState) -> int:
     """How many sentences are asked about."""
-    sizes = [factor.table.shape[course.layout.batch_dim] for factor in factors]
-    sizes += [value.shape[course.layout.batch_dim] for value in course.known.values()]
+    sizes = [factor.table.shape[execution.layout.batch_dim] for factor in factors]
+    sizes += [value.shape[execution.layout.batch_dim] for value in execution.known.values()]
     return max(sizes, default=1)

@@ -31,45 +31,45 @@ from bnet_transformer.compiler.told import (
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
-from bnet_transformer.inference.readout import attentions_below, log_likelihood
+from bnet_transformer.inference.readout import deferred_log_likelihood, find_deferred_attention
 from bnet_transformer.reference import is_close
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
 
-OVER_BUDGET = (
+OVER_BUDGET_HINT = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
-NEVER = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
+LOG_ZERO = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
 
 
 @dataclass(frozen=True)
 class Factor:
     """`log P` of one family, or (`told`) of its evidence: the family says over which plates and words it lies."""
 
-    member: NodeSpec
+    spec: NodeSpec
     table: Tensor
-    told: Evidence | None = None
-    summed: bool = False  # over its words already
+    evidence: Evidence | None = None
+    is_summed: bool = False  # over its words already
 
 
 @dataclass(frozen=True)
-class Question:
+class EliminationProblem:
     """What a question needs of a net, whatever the numbers: families by their index, or by name for `Module.course`."""
 
-    want: tuple[str, ...]  # whose values the factors read
-    settled: tuple[str, ...]  # random ones of which evidence says outright what they came to
-    free: frozenset[int]  # choices that are enumerated
-    needed: tuple[int, ...]  # those that have a factor
-    below: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
-    choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
+    outputs: tuple[str, ...]  # whose values the factors read
+    fixed: tuple[str, ...]  # random ones of which evidence says outright what they came to
+    enumerated: frozenset[int]  # choices that are enumerated
+    factor_groups: tuple[int, ...]  # those that have a factor
+    deferred_attention: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
+    ancestor_choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
     fault: UnsupportedError | None  # why the choices cannot be eliminated family by family; not raised here
     has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
 
 
-def question_to_factors(
+def build_factors(
     module: CompiledModule,
     evidence: Mapping[str, Evidence],
-    query: str | None,
+    target: str | None,
     request: ExecutionRequest,
     *,
     atol: float,
@@ -87,49 +87,49 @@ def question_to_factors(
     """
     network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
-    _check_names(network, evidence, do)
-    forms = {name: _says(told, patched.get(name)) for name, told in evidence.items()}
-    question = analyse_question(module, forms, query, do, {**patched, **rows})
-    if question.fault is not None and question.has_plan:
-        raise question.fault
+    _check_evidence_groups(network, evidence, do)
+    forms = {name: _classify_evidence(told, patched.get(name)) for name, told in evidence.items()}
+    problem = build_elimination_problem(module, forms, target, do, {**patched, **rows})
+    if problem.fault is not None and problem.has_plan:
+        raise problem.fault
     inputs = request.x if isinstance(request.x, ValidatedInputs) else module.validate_inputs(request.x, request.given)
-    for index, choices in question.choices.items():
-        check_count(network, index, choices, inputs.word_counts, budget)
-    _check_forms(module, evidence, do, inputs.word_counts, inputs.batch)
+    for index, choices in problem.ancestor_choices.items():
+        check_elimination_budget(network, index, choices, inputs.word_counts, budget)
+    _check_evidence_shapes(module, evidence, do, inputs.word_counts, inputs.batch)
     request = replace(
         request,
-        want=question.want,
+        want=problem.outputs,
         x=inputs,
-        observed={name: _every_state(evidence[name], patched.get(name)) for name in question.settled},
-        patched={name: some for name, some in patched.items() if name not in question.settled},
+        observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
+        patched={name: some for name, some in patched.items() if name not in problem.fixed},
         training=False,
-        enumerate_too=question.free,
-        left=frozenset(question.below.values()),
+        enumerate_too=problem.enumerated,
+        left=frozenset(problem.deferred_attention.values()),
     )
     course, plan = module.run(request)
     factors = []
-    for index in question.needed:
+    for index in problem.factor_groups:
         member = network.specs[index]
-        if index in question.free:
-            factors.append(Factor(member, prior_of(course, index, member)))
+        if index in problem.enumerated:
+            factors.append(Factor(member, log_prior(course, index, member)))
         if member.group.name in evidence:
-            told = evidence_in(course, member, evidence[member.group.name])
-            if index in question.below:
-                table = log_likelihood(course, plan, member, told.value, told.observed).clamp(min=NEVER)
-                factors.append(Factor(member, table, told, summed=True))
+            told = align_evidence(course, member, evidence[member.group.name])
+            if index in problem.deferred_attention:
+                table = deferred_log_likelihood(course, plan, member, told.value, told.observed).clamp(min=LOG_ZERO)
+                factors.append(Factor(member, table, told, is_summed=True))
                 continue
-            found = _match if index in question.free else likelihood_of
-            factors.append(Factor(member, where_seen(told, found(course, index, member, told, atol)), told))
+            found = _state_log_indicator if index in problem.enumerated else evidence_log_prob
+            factors.append(Factor(member, mask_unobserved(told, found(course, index, member, told, atol)), told))
     return course, factors
 
 
-def analyse_question(
+def build_elimination_problem(
     module: CompiledModule,
     forms: Mapping[str, tuple[bool, bool]],
-    query: str | None,
+    target: str | None,
     do: Collection[str],
-    some: Collection[str],
-) -> Question:
+    partial: Collection[str],
+) -> EliminationProblem:
     """What a question needs of a net, and whether elimination can answer it; worked out once for each structure.
 
     Args:
@@ -139,61 +139,64 @@ def analyse_question(
         do: Families that are set.
         some: Families of which some nodes, or the attention rows of some nodes, are set.
     """
-    key = tuple(forms.items()), query, tuple(do), tuple(some), _is_half(module)
-    return module.memoize(("question", *key), lambda: _analysed(module, forms, query, do, some, half=_is_half(module)))
+    key = tuple(forms.items()), target, tuple(do), tuple(partial), _is_half_precision(module)
+    return module.memoize(
+        ("question", *key),
+        lambda: _build_elimination_problem(module, forms, target, do, partial, is_half=_is_half_precision(module)),
+    )
 
 
-def _analysed(
+def _build_elimination_problem(
     module: CompiledModule,
-    evidence: Mapping[str, tuple[bool, bool]],
-    query: str | None,
+    forms: Mapping[str, tuple[bool, bool]],
+    target: str | None,
     do: Collection[str],
-    some: Collection[str],
+    partial: Collection[str],
     *,
-    half: bool,
-) -> Question:
+    is_half: bool,
+) -> EliminationProblem:
     network = module.network
     known = {network.graph.get_group(name).index for name in do}
-    asked = [network.graph.get_group(name).index for name in (*evidence, *([query] if query else []))]
+    asked = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
     above = network.graph.ancestral_set(asked, known)
     inner = {bundle.parent for index in above for bundle in network.graph.in_edges[index] if index not in known}
     random = {i for i in above if network.specs[i].tpm.is_random and i not in known}
-    of_tensors = {network.graph.get_group(name).index for name, (_, is_real) in evidence.items() if is_real}
-    tops = {asked[-1]} if query else set()
+    of_tensors = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
+    tops = {asked[-1]} if target else set()
     tops |= {i for i in random & of_tensors if network.specs[i].tpm.kind == "discrete"}
-    settled = {i for i in inner - tops if _settles(network, i, evidence)}
+    settled = {i for i in inner - tops if _is_fixed_by_evidence(network, i, forms)}
     free = {i for i in random - settled if network.specs[i].tpm.kind == "discrete" and i in inner | tops}
     needed = random | set(asked) - known
-    told_of = {network.graph.get_group(name).index for name in evidence} - known
-    partly = {network.graph.get_group(name).index for name in some}
+    told_of = {network.graph.get_group(name).index for name in forms} - known
+    partly = {network.graph.get_group(name).index for name in partial}
     kept = {*known, *settled, *tops, *(told_of - random), *partly}
-    below = {} if half else attentions_below(network, told_of, above, kept, free)
+    below = {} if is_half else find_deferred_attention(network, told_of, above, kept, free)
     closed = known | settled
     above_settled = {bundle.parent for index in settled for bundle in network.graph.in_edges[index]}
-    want = _names(network, (needed - settled) | above_settled)
-    choices = {index: choices_above(network, index, free, closed) for index in free | told_of}
+    want = _get_group_names(network, (needed - settled) | above_settled)
+    choices = {index: find_ancestor_choices(network, index, free, closed) for index in free | told_of}
     left_open = [i for i in sorted(above_settled - closed) if network.specs[i].tpm.kind == "continuous"]
     fault = unset_parent_error(network.specs[left_open[0]].group.name) if left_open else None
     plan_fault = None if fault else module.find_requirements(want, closed, free, partly - settled).fault
-    return Question(
-        want=want,
-        settled=_names(network, settled),
-        free=frozenset(free),
-        needed=tuple(sorted(needed)),
-        below=below,
-        choices={index: choices.get(index, ()) for index in asked},
-        fault=fault or plan_fault or _elimination_fault(network, choices, below),
+    return EliminationProblem(
+        outputs=want,
+        fixed=_get_group_names(network, settled),
+        enumerated=frozenset(free),
+        factor_groups=tuple(sorted(needed)),
+        deferred_attention=below,
+        ancestor_choices={index: choices.get(index, ()) for index in asked},
+        fault=fault or plan_fault or _find_plate_fault(network, choices, below),
         has_plan=plan_fault is None,
     )
 
 
-def _elimination_fault(
-    network: Network, choices: Mapping[int, Collection[int]], below: Collection[int]
+def _find_plate_fault(
+    network: Network, ancestor_choices: Mapping[int, Collection[int]], deferred_attention: Collection[int]
 ) -> UnsupportedError | None:
     """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
-    for index, above in sorted(choices.items()):
+    for index, above in sorted(ancestor_choices.items()):
         family = network.specs[index].group
-        group = ((), None) if index in below else (family.plates, family.word_stack)
+        group = ((), None) if index in deferred_attention else (family.plates, family.word_stack)
         for choice in above:
             other = network.specs[choice].group
             if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != group:
@@ -206,7 +209,7 @@ def _elimination_fault(
     return None
 
 
-def _check_names(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
+def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
     """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
     for name, told in evidence.items():
         member = network.get_spec(name)
@@ -220,38 +223,38 @@ def _check_names(network: Network, evidence: Mapping[str, Evidence], do: Mapping
             raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=told)
 
 
-def _says(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
+def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
     """What evidence says: whether of all of its family (but for the nodes that are set), and whether in real numbers
     (which of a choice is the tensor that its children receive, not its state)."""
-    real = isinstance(told.value, Tensor) and told.value.is_floating_point()
-    if patched is None or told.observed is None:
-        return told.observed is None, real
-    value, which = patched
-    return bool((told.observed | which).all()) and value.is_floating_point() == real, real
+    real = isinstance(evidence.value, Tensor) and evidence.value.is_floating_point()
+    if patch is None or evidence.observed is None:
+        return evidence.observed is None, real
+    value, which = patch
+    return bool((evidence.observed | which).all()) and value.is_floating_point() == real, real
 
 
-def _every_state(told: Evidence, patched: tuple[Tensor, Tensor] | None) -> Tensor:
+def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> Tensor:
     """The states of all nodes of a family: those that were seen, and those that are set."""
-    if patched is None:
-        return told.value
-    value, which = patched
-    return torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, told.value)
+    if patch is None:
+        return evidence.value
+    value, which = patch
+    return torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, evidence.value)
 
 
-def _settles(network: Network, index: int, evidence: Mapping[str, tuple[bool, bool]]) -> bool:
+def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tuple[bool, bool]]) -> bool:
     """True where evidence says outright what a random family came to, all of it."""
-    of_all, real = evidence.get(network.graph.groups[index].name, (False, False))
+    of_all, real = forms.get(network.graph.groups[index].name, (False, False))
     kind = network.specs[index].tpm.kind
     if network.specs[index].scope == "corpus":
         return False  # one draw for all sentences: its probability counts once
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
-def _names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
+def _get_group_names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
     return tuple(network.graph.groups[index].name for index in sorted(indices))
 
 
-def _check_forms(
+def _check_evidence_shapes(
     module: CompiledModule,
     evidence: Mapping[str, Evidence],
     do: Mapping[str, Tensor] | None,
@@ -277,112 +280,124 @@ def _check_forms(
                 raise BNetError(f"{what}.observed", expected=wanted, actual=got)
 
 
-def evidence_in(course: ExecutionState, member: NodeSpec, told: Evidence) -> Evidence:
+def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = member.group.index, get_present_mask(course, member.group.word_stack)
-    value = lay_out_value(course, index, told.value if told.value.is_floating_point() else told.value.long())
-    if told.observed is not None:
-        observed = lay_out_value(course, index, told.observed.long()).bool()
+    index, shown = spec.group.index, get_present_mask(execution, spec.group.word_stack)
+    value = lay_out_value(
+        execution, index, evidence.value if evidence.value.is_floating_point() else evidence.value.long()
+    )
+    if evidence.observed is not None:
+        observed = lay_out_value(execution, index, evidence.observed.long()).bool()
         shown = observed if shown is None else shown & observed
     if shown is not None:
         value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
-    check_states(course, index, f"evidence[{member.group.name!r}]", value)
+    check_states(execution, index, f"evidence[{spec.group.name!r}]", value)
     return Evidence(value, shown)
 
 
-def where_seen(told: Evidence, table: Tensor) -> Tensor:
+def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
     """A table of log likelihoods, zero where nothing was seen."""
-    return table if told.observed is None else torch.where(told.observed, table, 0.0)
+    return table if evidence.observed is None else torch.where(evidence.observed, table, 0.0)
 
 
-def choices_above(network: Network, index: int, free: set[int], known: set[int]) -> list[int]:
+def find_ancestor_choices(network: Network, index: int, enumerated: set[int], closed: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
     parents = {bundle.parent for bundle in network.graph.in_edges[index]}
-    return sorted(free & {index, *(network.graph.ancestral_set(parents, free | known) - known)})
+    return sorted(enumerated & {index, *(network.graph.ancestral_set(parents, enumerated | closed) - closed)})
 
 
-def check_count(network: Network, index: int, choices: Collection[int], words: Mapping[str, int], budget: int) -> None:
+def check_elimination_budget(
+    network: Network, index: int, enumerated: Collection[int], words: Mapping[str, int], budget: int
+) -> None:
     """Refuse evidence of which these choices have more joint states than the budget."""
-    count = math.prod(network.count_states(i, words) for i in choices)
+    count = math.prod(network.count_states(i, words) for i in enumerated)
     if count > budget:
-        names = ", ".join(network.specs[i].group.name for i in choices)
+        names = ", ".join(network.specs[i].group.name for i in enumerated)
         raise BudgetError(
             f"exact elimination for {network.specs[index].group.name}",
             expected=f"at most {budget} joint states for each sentence ({names})",
             actual=f"{count}",
-            allowed=OVER_BUDGET,
+            allowed=OVER_BUDGET_HINT,
         )
 
 
-def prior_of(course: ExecutionState, index: int, member: NodeSpec) -> Tensor:
+def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
-    at, parents = _seen_in_logs(course, member)
-    table = _along(course, index, _log_softmax(course, member.tpm.logits(at, *parents))).clamp(min=NEVER)
-    if index not in course.patched:
+    at, parents = _gather_in_log_dtype(execution, spec)
+    table = _move_states_to_dim(execution, index, _log_softmax(execution, spec.tpm.logits(at, *parents))).clamp(
+        min=LOG_ZERO
+    )
+    if index not in execution.patched:
         return table
     # A node that is set has no parents: a delta at its state. One that is set to a tensor sends that to its children,
     # whatever its state: its delta is at state 0.
-    value, which = course.patched[index]
+    value, which = execution.patched[index]
     state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
-    return torch.where(which, torch.where(enumerate_states(course, index) == state, 0.0, NEVER).to(table.dtype), table)
+    return torch.where(
+        which, torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype), table
+    )
 
 
-def table_entries(course: ExecutionState, factor: Factor) -> Tensor:
+def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
-    member, told = factor.member, factor.told
-    at, parents = _seen_in_logs(course, member)
-    logits = course.layout.pad_dims(member.tpm.logits(at, *parents), 1)
+    member, told = factor.spec, factor.evidence
+    at, parents = _gather_in_log_dtype(execution, member)
+    logits = execution.layout.pad_dims(member.tpm.logits(at, *parents), 1)
     if told is None:
-        return _along(course, member.group.index, logits)
-    return where_seen(told, _picked(logits, told))
+        return _move_states_to_dim(execution, member.group.index, logits)
+    return mask_unobserved(told, _gather_states(logits, told))
 
 
-def _along(course: ExecutionState, index: int, table: Tensor) -> Tensor:
+def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
     """A table `[*layout, states]` of an enumerated family, its states along the family's own dim."""
-    return table.transpose(course.layout.enumerated.index(index), -1).squeeze(-1)
+    return table.transpose(execution.layout.enumerated.index(index), -1).squeeze(-1)
 
 
-def _picked(table: Tensor, told: Evidence) -> Tensor:
+def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
     """The entries of a table `[*layout, states]` for the states that were seen."""
-    lead = broadcast_shapes(table.shape[:-1], told.value.shape)
-    return table.expand(*lead, table.shape[-1]).gather(-1, told.value.expand(lead)[..., None]).squeeze(-1)
+    lead = broadcast_shapes(table.shape[:-1], evidence.value.shape)
+    return table.expand(*lead, table.shape[-1]).gather(-1, evidence.value.expand(lead)[..., None]).squeeze(-1)
 
 
-def _match(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def _state_log_indicator(
+    execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
+) -> Tensor:
     """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
-    if told.value.is_floating_point():
-        return _agreement(course, index, member, told, atol)
-    return torch.where(enumerate_states(course, index) == told.value, 0.0, NEVER).to(course.log_dtype)
+    if evidence.value.is_floating_point():
+        return _value_log_indicator(execution, index, spec, evidence, atol)
+    return torch.where(enumerate_states(execution, index) == evidence.value, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
-def likelihood_of(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
-    if not member.tpm.is_random:
-        return _agreement(course, index, member, told, atol)
-    at, parents = _seen_in_logs(course, member)
-    if member.tpm.kind == "continuous":
-        return member.tpm.log_prob(at, told.value.to(course.log_dtype), *parents).clamp(min=NEVER)
-    return _picked(_log_softmax(course, member.tpm.logits(at, *parents)), told).clamp(min=NEVER)
+    if not spec.tpm.is_random:
+        return _value_log_indicator(execution, index, spec, evidence, atol)
+    at, parents = _gather_in_log_dtype(execution, spec)
+    if spec.tpm.kind == "continuous":
+        return spec.tpm.log_prob(at, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
+    return _gather_states(_log_softmax(execution, spec.tpm.logits(at, *parents)), evidence).clamp(min=LOG_ZERO)
 
 
-def _agreement(course: ExecutionState, index: int, member: NodeSpec, told: Evidence, atol: float) -> Tensor:
+def _value_log_indicator(
+    execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
+) -> Tensor:
     """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
-    near = is_close(course.values[index], told.value, atol, len(member.shape))
-    return torch.where(near, 0.0, NEVER).to(course.log_dtype)
+    near = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
+    return torch.where(near, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
-def _is_half(module: CompiledModule) -> bool:
+def _is_half_precision(module: CompiledModule) -> bool:
     """True for a net in half precision: what its readouts say is then reckoned in float32."""
     first = next(iter(module.store.values()), None)  # all have one type
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
-def _seen_in_logs(course: ExecutionState, member: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
+def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, in the type of log probabilities."""
-    at, parents = gather_parents(course, member)
-    return at.to(course.log_dtype), [p.to(course.log_dtype) if p.is_floating_point() else p for p in parents]
+    at, parents = gather_parents(execution, spec)
+    return at.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
-def _log_softmax(course: ExecutionState, logits: Tensor) -> Tensor:
+def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:
     """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
-    return course.layout.pad_dims(torch.log_softmax(logits, -1), 1)
+    return execution.layout.pad_dims(torch.log_softmax(logits, -1), 1)

@@ -28,72 +28,72 @@ from bnet_transformer.inference.query import (
     Obstacle,
     Route,
     Rule,
-    choose,
-    interventions,
-    joint_states,
-    mixed_fault,
-    node_values_by_family,
-    of_one_sentence,
-    pieces,
-    set_families,
-    word_counts,
+    build_length_inputs,
+    choose_route,
+    enumerate_joint_states,
+    find_mixed_type_fault,
+    find_set_groups,
+    group_interventions,
+    group_values,
+    iter_chunks,
+    with_sentence_scope,
 )
 from bnet_transformer.reference import BUDGET, GroundModel, asking
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
-FamilyTable = tuple[
+GroupTable = tuple[
     TensorLayout, Tensor
 ]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
 
 
-def distribution_of(member: NodeSpec, parameters: Tensor) -> Distribution:
+def build_distribution(spec: NodeSpec, parameters: Tensor) -> Distribution:
     """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
-    if not member.tpm.is_random:
+    if not spec.tpm.is_random:
         from pyro.distributions import Delta
 
-        return Delta(parameters, event_dim=len(member.shape))
-    if isinstance(member.tpm, Normal):
+        return Delta(parameters, event_dim=len(spec.shape))
+    if isinstance(spec.tpm, Normal):
         mean, sigma = parameters.unbind(-2)
         return Independent(TorchNormal(mean, sigma, validate_args=False), 1, validate_args=False)
     return Categorical(logits=parameters, validate_args=False)
 
 
-def normal_of(member: NodeSpec, found: object) -> TorchNormal:
+def get_normal(spec: NodeSpec, distribution: object) -> TorchNormal:
     """The normal of a distribution of vectors, or the error that it is none."""
-    normal = found.base_dist if isinstance(found, Independent) else found
+    normal = distribution.base_dist if isinstance(distribution, Independent) else distribution
     if isinstance(normal, TorchNormal):
         return normal
-    raise UnsupportedError(member.group.name, expected="a Categorical or a Normal", actual=type(found).__name__)
+    raise UnsupportedError(spec.group.name, expected="a Categorical or a Normal", actual=type(distribution).__name__)
 
 
-def inputs_of(table: str, member: NodeSpec) -> list[ParentSpec]:
+def get_table_parents(table: str, spec: NodeSpec) -> list[ParentSpec]:
     """What the logits or the reading of a family depend on."""
-    slots = member.tpm.attention_slots()
-    return [given for given in member.parents if table != "reading" or given.slot in slots]
+    slots = spec.tpm.attention_slots()
+    return [given for given in spec.parents if table != "reading" or given.slot in slots]
 
 
-def table_of(table: str, member: NodeSpec, course: ExecutionState) -> FamilyTable:
+def compute_table(table: str, spec: NodeSpec, execution: ExecutionState) -> GroupTable:
     """A table of a family, whose parents a pass has computed."""
     if table == "value":
-        return course.layout, course.values[member.group.index]
-    inputs = inputs_of(table, member)
-    at, values = gather_parents(course, replace(member, inputs=tuple(inputs)))
+        return execution.layout, execution.values[spec.group.index]
+    inputs = get_table_parents(table, spec)
+    at, values = gather_parents(execution, replace(spec, inputs=tuple(inputs)))
     each = iter(values)
-    parents = [next(each) if given in inputs else torch.zeros(0) for given in member.parents]
+    parents = [next(each) if given in inputs else torch.zeros(0) for given in spec.parents]
     if table == "normal":  # its mean and its sigma, one above the other
-        normal = normal_of(member, member.tpm.distribution(at, *parents))
+        normal = get_normal(spec, spec.tpm.distribution(at, *parents))
         both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
-        return course.layout, course.layout.pad_dims(both, 2)
-    entries = member.tpm.attention_weights(at, *parents) if table == "reading" else member.tpm.logits(at, *parents)
+        return execution.layout, execution.layout.pad_dims(both, 2)
+    entries = spec.tpm.attention_weights(at, *parents) if table == "reading" else spec.tpm.logits(at, *parents)
     if entries is None:
-        raise BNetError(member.group.name, expected="attention P(j | i)", actual=member.tpm.no_attention_reason())
-    entries = entries if table == "reading" else torch.log_softmax(entries.to(course.log_dtype), -1)
-    entries = course.layout.pad_dims(entries, 1)
-    if table == "reading" and member.group.index in course.attention_rows:
-        rows, which = course.attention_rows[member.group.index]
+        raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
+    entries = entries if table == "reading" else torch.log_softmax(entries.to(execution.log_dtype), -1)
+    entries = execution.layout.pad_dims(entries, 1)
+    if table == "reading" and spec.group.index in execution.attention_rows:
+        rows, which = execution.attention_rows[spec.group.index]
         entries = torch.where(which[..., None], rows, entries)
-    return course.layout, entries
+    return execution.layout, entries
 
 
 @dataclass(frozen=True)
@@ -110,36 +110,36 @@ class NodeQuery:
     """
 
     question: str
-    answers: Answers
+    evaluator: NodeEvaluator
     table: str
-    member: NodeSpec
+    spec: NodeSpec
     node: int | None
-    above: Mapping[int, Sequence[int]]
+    dependencies: Mapping[int, Sequence[int]]
 
     @cached_property
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
-        answers = self.answers
-        if not asking.has_ancestor_choices(answers.world.network, [self.member.group.index]):
-            return {key: [] for key in self.above}
-        return {node: answers.open_choices(nodes) for node, nodes in self.above.items()}
+        answers = self.evaluator
+        if not asking.has_ancestor_choices(answers.model.network, [self.spec.group.index]):
+            return {key: [] for key in self.dependencies}
+        return {node: answers.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
 
     @cached_property
-    def shared_and_own(self) -> tuple[list[int], list[int]]:
+    def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
         """The open choices that decide all the nodes, and the families of which each node depends on its own word's."""
-        return asking.split_choices(self.answers.world, self.choices) or ([], [])
+        return asking.split_choices(self.evaluator.model, self.choices) or ([], [])
 
     @property
-    def one_state(self) -> Answers:
+    def single_state_evaluator(self) -> NodeEvaluator:
         """The answers in one joint state of the shared choices: those of a batch of states have the same structure."""
-        states = {choice: torch.zeros(1, dtype=torch.long) for choice in self.shared_and_own[0]}
-        return self.answers.of_states(states, self.answers.module)
+        states = {choice: torch.zeros(1, dtype=torch.long) for choice in self.shared_and_local_choices[0]}
+        return self.evaluator.with_batched_states(states, self.evaluator.module)
 
 
-def kind_fault(query: NodeQuery) -> Fault | None:
+def find_kind_fault(query: NodeQuery) -> Fault | None:
     """Why the compiled net has no such table of the family."""
-    member, tpm = query.member, query.member.tpm
-    name, world = member.group.name, query.answers.world
+    member, tpm = query.spec, query.spec.tpm
+    name, world = member.group.name, query.evaluator.model
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
         return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
@@ -153,41 +153,41 @@ def kind_fault(query: NodeQuery) -> Fault | None:
     return None
 
 
-def pass_fault(query: NodeQuery) -> Fault | None:
+def find_pass_fault(query: NodeQuery) -> Fault | None:
     """Why one pass of the compiled net, each open choice enumerated, does not answer."""
-    fault, answers = kind_fault(query), query.answers
+    fault, answers = find_kind_fault(query), query.evaluator
     if fault is not None:
         return fault
-    world, families = answers.world, set[int]()
+    world, families = answers.model, set[int]()
     for choices in query.choices.values():
         own = {world.ground.group_of(choice).index for choice in choices}
         count = math.prod(world.count_states(choice) for choice in choices)
         if len(own) < len(choices) or count > BUDGET:
-            return Obstacle(query.member.group.name, f"below {len(choices)} choices, some of one family or too many")
+            return Obstacle(query.spec.group.name, f"below {len(choices)} choices, some of one family or too many")
         families |= own
-    return answers.table_fault(query.table, [query.member], families)
+    return answers.find_table_fault(query.table, [query.spec], families)
 
 
-def batch_fault(query: NodeQuery) -> Fault | None:
+def find_batch_fault(query: NodeQuery) -> Fault | None:
     """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
-    fault, answers, name = kind_fault(query), query.answers, query.member.group.name
+    fault, answers, name = find_kind_fault(query), query.evaluator, query.spec.group.name
     if fault is not None:
         return fault
-    shared, own = query.shared_and_own
+    shared, own = query.shared_and_local_choices
     if not shared or answers.states:
         return Obstacle(name, "below no open choices that all its nodes share")
-    return query.one_state.table_fault(query.table, [query.member], own)
+    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], own)
 
 
-RULES: Sequence[Rule[NodeQuery]] = (
-    Rule("compiled", "each open choice that decides it has a dim of its own", pass_fault),
-    Rule("enumeration", "the choices of several words decide it", batch_fault),
+NODE_RULES: Sequence[Rule[NodeQuery]] = (
+    Rule("compiled", "each open choice that decides it has a dim of its own", find_pass_fault),
+    Rule("enumeration", "the choices of several words decide it", find_batch_fault),
     Rule("reference", "the compiled net cannot compute it"),
 )
 
 
 @dataclass
-class Answers:
+class NodeEvaluator:
     """What a sentence knows of its nodes: each family is computed when it is first asked for.
 
     Args:
@@ -199,21 +199,21 @@ class Answers:
     """
 
     module: CompiledModule
-    world: GroundModel
+    model: GroundModel
     evidence: Mapping[int, Tensor]
-    before: Answers | None = None
+    previous: NodeEvaluator | None = None
     states: Mapping[int, Tensor] = field(default_factory=dict)
-    _tables: dict[tuple[str, int], FamilyTable] = field(default_factory=dict)
+    _tables: dict[tuple[str, int], GroupTable] = field(default_factory=dict)
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        return self._answer(self.value_query(node), lambda: reference.values(self.world, node, self.evidence))
+        return self._evaluate(self.value_query(node), lambda: reference.values(self.model, node, self.evidence))
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        found = self._answer(query, lambda: asking.conditional_distribution(self.world, node, self.evidence))
-        return distribution_of(query.member, found) if isinstance(found, Tensor) else found
+        found = self._evaluate(query, lambda: asking.conditional_distribution(self.model, node, self.evidence))
+        return build_distribution(query.spec, found) if isinstance(found, Tensor) else found
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -221,68 +221,72 @@ class Answers:
         Raises:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
-        member, ground = asking.find_attention_spec(self.world, slice_, role), self.world.ground
-        query, what = self.reading_query(member), f"attention of {member.group.name}"
-        is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.world.do]
+        member, ground = asking.find_attention_spec(self.model, slice_, role), self.model.ground
+        query, what = self.attention_query(member), f"attention of {member.group.name}"
+        is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.model.do]
         if is_set:
             allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
             raise BNetError(what, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
-        if asking.split_choices(self.world, query.choices) is None:  # no tensor has a dim for each
+        if asking.split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
             wanted, got = "words that depend on the same open choices", "words that depend on others"
             raise BNetError(what, expected=wanted, actual=got, allowed="do(...) or observe(...) on these choices first")
-        table = self._answer(query, lambda: asking.conditional_attention(self.world, member, self.evidence))
-        return table.to(self.world.network.log_dtype)
+        table = self._evaluate(query, lambda: asking.conditional_attention(self.model, member, self.evidence))
+        return table.to(self.model.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
         """How a query is answered."""
-        name = query.member.group.name if query.node is None else self.world.ground.name(query.node)
-        route = choose(f"{query.question} of {name}", RULES, query)
+        name = query.spec.group.name if query.node is None else self.model.ground.name(query.node)
+        route = choose_route(f"{query.question} of {name}", NODE_RULES, query)
         if route.algorithm == "compiled":
             return route
         choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
-        count = math.prod(self.world.count_states(choice) for choice in choices)
-        nodes = len(query.above) * len(self._above(query.member)) if route.algorithm == "reference" else 0
+        count = math.prod(self.model.count_states(choice) for choice in choices)
+        nodes = (
+            len(query.dependencies) * len(self._get_ancestral_set(query.spec)) if route.algorithm == "reference" else 0
+        )
         return replace(route, states=count, evaluations=count * nodes, choices=choices)
 
     def value_query(self, node: int) -> NodeQuery:
         """What is asked for the value of a node."""
-        return NodeQuery("value", self, "value", self.world.spec(node), node, {node: [node]})
+        return NodeQuery("value", self, "value", self.model.spec(node), node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self.world.spec(node)
-        if member.tpm.kind == "deterministic" and node not in self.world.do:
+        member = self.model.spec(node)
+        if member.tpm.kind == "deterministic" and node not in self.model.do:
             return replace(self.value_query(node), question="TPM")
         table = "normal" if isinstance(member.tpm, Normal) else "logits"
-        return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.world, node)})
+        return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.model, node)})
 
-    def reading_query(self, member: NodeSpec) -> NodeQuery:
+    def attention_query(self, spec: NodeSpec) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
         above = {}
-        if asking.has_ancestor_choices(self.world.network, [member.group.index]):  # else no node depends on a choice
-            nodes = [n for n in self.world.ground.select_nodes(member.group).tolist() if n not in self.world.do]
-            above = {n: reference.attention_parents(self.world, n) for n in nodes if n not in self.world.attention_rows}
-        return NodeQuery("attention", self, "reading", member, None, above)
+        if asking.has_ancestor_choices(self.model.network, [spec.group.index]):  # else no node depends on a choice
+            nodes = [n for n in self.model.ground.select_nodes(spec.group).tolist() if n not in self.model.do]
+            above = {n: reference.attention_parents(self.model, n) for n in nodes if n not in self.model.attention_rows}
+        return NodeQuery("attention", self, "reading", spec, None, above)
 
-    def family(self, table: str, member: NodeSpec) -> Tensor:
+    def compute_group(self, table: str, spec: NodeSpec) -> Tensor:
         """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
-        return self._entry(NodeQuery("TPM", self, table, member, None, {}))
+        return self._get_entry(NodeQuery("TPM", self, table, spec, None, {}))
 
-    def prepare(self, members: Sequence[NodeSpec]) -> None:
+    def prefetch_attention(self, specs: Sequence[NodeSpec]) -> None:
         """Compute what families read in one pass of the net, where the structure allows one for all."""
-        if self.table_fault("reading", members, ()) is None:
-            self._compute("reading", members)
+        if self.find_table_fault("reading", specs, ()) is None:
+            self._fill_tables("reading", specs)
 
-    def open_choices(self, nodes: Sequence[int]) -> list[int]:
+    def find_open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The open choices that decide some nodes."""
-        return reference.find_open_choices(self.world, nodes, reference.get_fixed(self.world, self.evidence))
+        return reference.find_open_choices(self.model, nodes, reference.get_fixed(self.model, self.evidence))
 
-    def of_states(self, states: Mapping[int, Tensor], module: CompiledModule) -> Answers:
+    def with_batched_states(self, states: Mapping[int, Tensor], module: CompiledModule) -> NodeEvaluator:
         """The answers of many sentences that differ in the states of some choices, `[S]` each."""
-        do = {**self._settled.do, **{choice: state[0] for choice, state in states.items()}}
-        return Answers(module, replace(self.world, do=do), {}, states=states)
+        do = {**self._fixed_model.do, **{choice: state[0] for choice, state in states.items()}}
+        return NodeEvaluator(module, replace(self.model, do=do), {}, states=states)
 
-    def table_fault(self, table: str, members: Sequence[NodeSpec], families: Collection[int]) -> Fault | None:
+    def find_table_fault(
+        self, table: str, specs: Sequence[NodeSpec], enumerated_groups: Collection[int]
+    ) -> Fault | None:
         """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
 
         Args:
@@ -290,13 +294,13 @@ class Answers:
             members: The families.
             families: The choices that have to be enumerated for them.
         """
-        missing = [member for member in members if (table, member.group.index) not in self._tables]
-        layout = None if missing or not members else self._tables[table, members[0].group.index][0]
+        missing = [member for member in specs if (table, member.group.index) not in self._tables]
+        layout = None if missing or not specs else self._tables[table, specs[0].group.index][0]
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
-            want, world = self._wanted(table, missing), self.world
-            above = self._above(*missing)
-            closed, some, fault = self._closed(above)
+            want, world = self._get_output_groups(table, missing), self.model
+            above = self._get_ancestral_set(*missing)
+            closed, some, fault = self._find_fixed_groups(above)
             if fault is not None:
                 return fault
             network = world.network
@@ -311,22 +315,25 @@ class Answers:
             if math.prod(network.count_states(index, world.ground.word_counts) for index in needs.enumerated) > BUDGET:
                 return Obstacle(names[0], f"below more than {BUDGET} joint states")
             enumerated = needs.enumerated
-        if not set(families) <= set(enumerated):
-            name = members[0].group.name
+        if not set(enumerated_groups) <= set(enumerated):
+            name = specs[0].group.name
             return Obstacle(name, "below choices that the compiled net does not enumerate for it")
         return None
 
-    def flops(self, route: Route, query: NodeQuery) -> int | None:
+    def count_flops(self, route: Route, query: NodeQuery) -> int | None:
         """The floating-point operations of the passes of a compiled route."""
         if route.algorithm == "reference":
             return None
         answers, batch = self, 1
         if route.algorithm == "enumeration":
-            answers, batch = query.one_state, math.prod(map(self.world.count_states, query.shared_and_own[0]))
-        network = self.world.network
-        closed, some, _ = answers._closed(answers._above(query.member))
-        words, wanted = self.world.ground.word_counts, answers._wanted(query.table, [query.member])
-        for want in (sorted({query.member.group.index, *wanted}), wanted):  # with its own products, where planned
+            answers, batch = (
+                query.single_state_evaluator,
+                math.prod(map(self.model.count_states, query.shared_and_local_choices[0])),
+            )
+        network = self.model.network
+        closed, some, _ = answers._find_fixed_groups(answers._get_ancestral_set(query.spec))
+        words, wanted = self.model.ground.word_counts, answers._get_output_groups(query.table, [query.spec])
+        for want in (sorted({query.spec.group.index, *wanted}), wanted):  # with its own products, where planned
             is_open = frozenset(i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete")
             names = tuple(network.specs[i].group.name for i in want)
             if self.module.find_requirements(names, closed, is_open, some, words).fault is None:
@@ -335,25 +342,25 @@ class Answers:
         return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property
-    def _settled(self) -> GroundModel:
+    def _fixed_model(self) -> GroundModel:
         """The sentence in which the nodes are set as well of which evidence says outright what they came to."""
-        return replace(self.world, do={**reference.get_fixed(self.world, self.evidence), **self.world.do})
+        return replace(self.model, do={**reference.get_fixed(self.model, self.evidence), **self.model.do})
 
-    def _closed(self, above: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
+    def _find_fixed_groups(self, ancestral_set: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
         """The families above some whose value is known, those of which some nodes have one, and the fault of a family
         of which some nodes have states and others tensors."""
-        graph, known = self.world.network.graph, self._settled
+        graph, known = self.model.network.graph, self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}
-        fault = mixed_fault(known, known.do, above=above)
-        whole, some = set_families(known, above)
+        fault = find_mixed_type_fault(known, known.do, relevant=ancestral_set)
+        whole, some = find_set_groups(known, ancestral_set)
         closed = batched | {graph.get_group(name).index for name in whole}
         return frozenset(closed), frozenset({graph.get_group(name).index for name in some} - batched), fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
         """What a compiled route gives; rows of set nodes are as if they were not set."""
-        return self._entry(query) if route.algorithm == "compiled" else self._in_every_state(query)
+        return self._get_entry(query) if route.algorithm == "compiled" else self._compute_enumerated(query)
 
-    def _answer(self, query: NodeQuery, by_reference: Callable[[], T]) -> T | Tensor:
+    def _evaluate(self, query: NodeQuery, fallback: Callable[[], T]) -> T | Tensor:
         """The answer by the route of a query: the table of a compiled route, or what the reference says.
 
         Args:
@@ -363,67 +370,71 @@ class Answers:
         route = self.route(query)
         route.warn_if_slow()
         if route.algorithm == "reference":
-            return by_reference()
+            return fallback()
         table = self.compute(query, route)
         if bool(table.isnan().any()):
-            by_reference()
-            raise BNetError(query.member.group.name, expected="numbers", actual="NaN")
+            fallback()
+            raise BNetError(query.spec.group.name, expected="numbers", actual="NaN")
         return table
 
-    def _in_every_state(self, query: NodeQuery) -> Tensor:
+    def _compute_enumerated(self, query: NodeQuery) -> Tensor:
         """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
 
         The choices of each word's own stay open, and have a dim each.
         """
-        world, (free, own) = self.world, query.shared_and_own
+        world, (free, own) = self.model, query.shared_and_local_choices
         reference.check_joint_states(world, free, BUDGET)
         sizes = [world.count_states(choice) for choice in free]
-        states, module, parts = joint_states([range(size) for size in sizes]), of_one_sentence(self.module), []
+        states, module, parts = (
+            enumerate_joint_states([range(size) for size in sizes]),
+            with_sentence_scope(self.module),
+            [],
+        )
         states = states.to(world.network.device)
-        for part in pieces(world, len(states), [query.member.group.index]):
-            answers = self.of_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
-            parts.append(answers._entry(replace(query, answers=answers)))
+        for part in iter_chunks(world, len(states), [query.spec.group.index]):
+            answers = self.with_batched_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
+            parts.append(answers._get_entry(replace(query, answers=answers)))
         table: Tensor = torch.cat(parts, len(own)).unflatten(len(own), sizes)
         order = [*own, *(world.ground.group_of(choice).index for choice in free)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def _above(self, *members: NodeSpec) -> set[int]:
+    def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
         """The families above some, themselves included."""
-        return self.world.network.graph.ancestral_set([member.group.index for member in members])
+        return self.model.network.graph.ancestral_set([member.group.index for member in specs])
 
-    def _entry(self, query: NodeQuery) -> Tensor:
+    def _get_entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
-        member, free = query.member, next(iter(query.choices.values()), [])
-        index = None if query.node is None else self.world.ground.unravel_index(query.node)[1]
+        member, free = query.spec, next(iter(query.choices.values()), [])
+        index = None if query.node is None else self.model.ground.unravel_index(query.node)[1]
         shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
         if query.table == "logits":
-            shape = (self.world.network.count_states(member.group.index, self.world.ground.word_counts),)
+            shape = (self.model.network.count_states(member.group.index, self.model.ground.word_counts),)
         elif shape is None:
-            shape = (self.world.ground.word_counts[self.world.network.get_source_stack(member)],)
-        self._compute(query.table, [member])
+            shape = (self.model.ground.word_counts[self.model.network.get_source_stack(member)],)
+        self._fill_tables(query.table, [member])
         table = self._tables[query.table, member.group.index]
-        states = {self.world.ground.group_of(choice).index: self.world.count_states(choice) for choice in free}
-        return self._narrowed(table, member, states, index, shape)
+        states = {self.model.ground.group_of(choice).index: self.model.count_states(choice) for choice in free}
+        return self._select_dims(table, member, states, index, shape)
 
-    def _narrowed(
+    def _select_dims(
         self,
-        table: FamilyTable,
-        member: NodeSpec,
-        states: Mapping[int, int],
+        table: GroupTable,
+        spec: NodeSpec,
+        state_counts: Mapping[int, int],
         index: tuple[int, ...] | None,
         shape: tuple[int | None, ...],
     ) -> Tensor:
         """A table without the dims that it only has in the layout, and with those of the choices in `states`."""
-        (layout, values), family = table, member.group
+        (layout, values), family = table, spec.group
         if tuple(values.shape[layout.rank :]) != shape:
             got = f"{tuple(values.shape[layout.rank :])}"
-            what = f"{family.name} ({type(member.tpm).__name__})"
+            what = f"{family.name} ({type(spec.tpm).__name__})"
             raise BNetError(what, expected=f"a table of shape {shape}, as it says", actual=got)
-        axes = [layout.axis(axis) for axis in self.world.ground.axes(family)]
+        axes = [layout.axis(axis) for axis in self.model.ground.axes(family)]
         place = dict(zip(axes, index, strict=True)) if index is not None else {}
-        wide = dict(zip(axes, self.world.ground.shapes[family.index], strict=True)) if index is None else {}
-        wide |= {k: states[each] for k, each in enumerate(layout.enumerated) if each in states}
+        wide = dict(zip(axes, self.model.ground.shapes[family.index], strict=True)) if index is None else {}
+        wide |= {k: state_counts[each] for k, each in enumerate(layout.enumerated) if each in state_counts}
         if self.states:
             wide[layout.batch_dim] = len(next(iter(self.states.values())))
         for k in reversed(range(layout.rank)):
@@ -434,37 +445,37 @@ class Answers:
         return values.clone()
 
     @torch.no_grad()
-    def _compute(self, table: str, members: Sequence[NodeSpec]) -> None:
+    def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
         """Compute the tables that are missing, all in one pass of the net."""
-        missing = [member for member in members if (table, member.group.index) not in self._tables]
+        missing = [member for member in specs if (table, member.group.index) not in self._tables]
         if missing:
-            course = self._course(self._wanted(table, missing), self._above(*missing))
+            course = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
             for member in missing:
-                self._tables[table, member.group.index] = table_of(table, member, course)
+                self._tables[table, member.group.index] = compute_table(table, member, course)
 
-    def _wanted(self, table: str, members: Sequence[NodeSpec]) -> list[int]:
+    def _get_output_groups(self, table: str, specs: Sequence[NodeSpec]) -> list[int]:
         """The families whose values a table of some families is made of."""
         if table == "value":
-            return sorted({member.group.index for member in members})
-        inputs = [given for member in members for given in inputs_of(table, member)]
+            return sorted({member.group.index for member in specs})
+        inputs = [given for member in specs for given in get_table_parents(table, member)]
         return sorted({given.index for given in inputs} | {s for given in inputs for _, s in given.pick})
 
-    def _course(self, wanted: Sequence[int], above: set[int]) -> ExecutionState:
+    def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The values of families, with the interventions and the evidence above them."""
-        world, network = self.world, self.world.network
-        want = tuple(network.specs[index].group.name for index in wanted)
-        arguments = interventions(self._settled, above)
+        world, network = self.model, self.model.network
+        want = tuple(network.specs[index].group.name for index in outputs)
+        arguments = group_interventions(self._fixed_model, ancestral_set)
         closed, patched = arguments["do"], arguments["patched"]
         drawn = {world.ground.group_of(node).index for node in self.states}
-        for name, (value, _) in node_values_by_family(world, world.do, drawn, self.states).items():
+        for name, (value, _) in group_values(world, world.do, drawn, self.states).items():
             patched.pop(name, None)
             closed[name] = value
-        closed |= self._untouched(set(wanted), closed)
+        closed |= self._reuse_previous_values(set(outputs), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
-        is_open = frozenset(i for i in set(wanted) - known if network.specs[i].tpm.kind == "discrete")
+        is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
         request = ExecutionRequest(
             want,
-            word_counts(world),
+            build_length_inputs(world),
             do=closed,
             patched=patched,
             attention_rows=arguments["rows"],
@@ -473,18 +484,18 @@ class Answers:
         )
         return self.module.run(request)[0]
 
-    def _untouched(self, wanted: set[int], closed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _reuse_previous_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values of families from before the intervention, of those that it left as they were and touched ones
         read."""
-        if self.before is None:
+        if self.previous is None:
             return {}
-        network, touched = self.world.network, self._touched
+        network, touched = self.model.network, self._changed_groups
         same: set[int] = set()
         passed: set[int] = set()
-        stack = list(wanted)
+        stack = list(outputs)
         while stack:
             index = stack.pop()
-            if index in passed or network.graph.groups[index].name in closed:
+            if index in passed or network.graph.groups[index].name in fixed:
                 continue
             passed.add(index)
             if index not in touched:
@@ -494,20 +505,20 @@ class Answers:
         functions = (member for member in map(network.specs.__getitem__, sorted(same)) if member.parents)
         functions = (member for member in functions if member.tpm.kind == "deterministic")
         kept = [member for member in functions if not asking.has_ancestor_choices(network, [member.group.index])]
-        if self.before.table_fault("value", kept, ()) is not None:
+        if self.previous.find_table_fault("value", kept, ()) is not None:
             return {}
-        self.before._compute("value", kept)
-        tables = [self.before._tables["value", member.group.index] for member in kept]
-        each = (self._narrowed(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
+        self.previous._fill_tables("value", kept)
+        tables = [self.previous._tables["value", member.group.index] for member in kept]
+        each = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
         values = {member.group.name: value for member, value in zip(kept, each, strict=True)}
         # What is no number is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 
     @cached_property
-    def _touched(self) -> set[int]:
+    def _changed_groups(self) -> set[int]:
         """The families that the surgery set or freed, and all that descend from them."""
-        assert self.before is not None
-        mine, theirs = ({**world.do, **world.attention_rows} for world in (self.world, self.before.world))
+        assert self.previous is not None
+        mine, theirs = ({**world.do, **world.attention_rows} for world in (self.model, self.previous.model))
         nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        families = {self.world.ground.group_of(node).index for node in nodes}
-        return families | self.world.network.graph.descendants(families)
+        families = {self.model.ground.group_of(node).index for node in nodes}
+        return families | self.model.network.graph.descendants(families)

@@ -45,10 +45,10 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import UnsupportedError
-from bnet_transformer.inference.factors import Question, analyse_question, check_count
+from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, find_open_choices, is_close, locate_node
 
-NUMBERS = 2**21  # of one value of all words and states of a piece of the batch
+MAX_CHUNK_ELEMENTS = 2**21  # of one value of all words and states of a piece of the batch
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,29 @@ class Query:
     """
 
     module: CompiledModule
-    world: GroundModel
+    model: GroundModel
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     nodes: tuple[int, ...] = ()
     budget: int = BUDGET
     atol: float = ATOL
 
-    def names(self) -> str:
+    def format_nodes(self) -> str:
         """The names of the nodes that are asked for."""
-        return ", ".join(map(self.world.ground.name, self.nodes))
+        return ", ".join(map(self.model.ground.name, self.nodes))
 
     @cached_property
-    def settled(self) -> dict[int, Tensor]:
+    def fixed(self) -> dict[int, Tensor]:
         """The evidence that says outright which state or value a random node has."""
-        return reference.get_fixed(self.world, self.evidence)
+        return reference.get_fixed(self.model, self.evidence)
 
     @cached_property
     def choices(self) -> list[int]:
         """The open choices above the nodes and the evidence, and those that decide their distributions in turn."""
         return reference.find_open_choices(
-            self.world, [*self.nodes, *self.evidence], self.settled, include_ancestors=True
+            self.model, [*self.nodes, *self.evidence], self.fixed, include_ancestors=True
         )
 
-    def without_own_evidence(self) -> Query:
+    def without_target_evidence(self) -> Query:
         """The same query without evidence on the nodes that it asks for."""
         rest = {node: value for node, value in self.evidence.items() if node not in self.nodes}
         return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
@@ -100,30 +100,30 @@ class Query:
         """
         rest = dict(self.evidence)
         for k, (node, observed) in enumerate(self.evidence.items()):
-            member, index = locate_node(self.world, node)
+            member, index = locate_node(self.model, node)
             if member.tpm.kind == "input":
-                value = self.world.inputs[member.group.name][index]
+                value = self.model.inputs[member.group.name][index]
                 if not bool(is_close(value, observed, self.atol, value.dim())):
-                    raise reference.impossible_evidence_error(self.world, self.evidence, k)
+                    raise reference.impossible_evidence_error(self.model, self.evidence, k)
                 del rest[node]
         return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
 
 
-def word_counts(world: GroundModel) -> dict[str, Tensor]:
+def build_length_inputs(model: GroundModel) -> dict[str, Tensor]:
     """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
-    filled = {world.network.get_spec(name).group.word_stack for name in world.inputs}
-    device, words = world.network.device, world.ground.word_counts
+    filled = {model.network.get_spec(name).group.word_stack for name in model.inputs}
+    device, words = model.network.device, model.ground.word_counts
     return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
 
 
-def sentence_arguments(world: GroundModel) -> dict[str, Any]:
+def build_request_arguments(model: GroundModel) -> dict[str, Any]:
     """A sentence after its interventions as the arguments `x`, `do`, `patched`, `rows`, `given` of a batch of one."""
-    given = {name: value[None] for name, value in world.inputs.items()}
-    return {"x": word_counts(world), "given": given, **interventions(world)}
+    given = {name: value[None] for name, value in model.inputs.items()}
+    return {"x": build_length_inputs(model), "given": given, **group_interventions(model)}
 
 
-def evidence_by_family(
-    world: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
+def group_evidence(
+    model: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
 ) -> dict[str, Evidence]:
     """Evidence on nodes as evidence on families.
 
@@ -132,12 +132,12 @@ def evidence_by_family(
         evidence: Node -> observed state or value, the same in each row of a batch.
         states: Node -> its state in each row, `[row]`; a batch of one row without.
     """
-    states = {node: state.to(world.network.device) for node, state in (states or {}).items()}
-    families = node_values_by_family(world, evidence, states=states)
+    states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
+    families = group_values(model, evidence, states=states)
     return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
 
 
-def interventions(world: GroundModel, above: Collection[int] | None = None) -> dict[str, Any]:
+def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
     """The nodes that are set, as `do`, `patched` and `rows`: whole families, some nodes of a family, attention rows.
 
     Args:
@@ -146,18 +146,18 @@ def interventions(world: GroundModel, above: Collection[int] | None = None) -> d
     """
     whole: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (value, which) in node_values_by_family(world, world.do, above).items():
-        if bool(which.all()) and world.network.get_spec(name).tpm.kind != "input":
+    for name, (value, which) in group_values(model, model.do, relevant).items():
+        if bool(which.all()) and model.network.get_spec(name).tpm.kind != "input":
             whole[name] = value
         else:
             patched[name] = value, which
-    return {"do": whole, "patched": patched, "rows": node_values_by_family(world, world.attention_rows, above)}
+    return {"do": whole, "patched": patched, "rows": group_values(model, model.attention_rows, relevant)}
 
 
-def node_values_by_family(
-    world: GroundModel,
+def group_values(
+    model: GroundModel,
     values: Mapping[int, Tensor],
-    above: Collection[int] | None = None,
+    relevant: Collection[int] | None = None,
     states: Mapping[int, Tensor] | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Values of nodes as tensors of their families, which the compiled net computes with.
@@ -174,31 +174,33 @@ def node_values_by_family(
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     families = {}
-    for index, nodes in nodes_by_family(world, columns, above).items():
-        shape, places = world.ground.shapes[index], [node - int(world.ground.offsets[index]) for node in nodes]
+    for index, nodes in group_nodes(model, columns, relevant).items():
+        shape, places = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
         first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
         flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
         which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
         flat[:, places] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
         which[places] = True
-        name = world.network.specs[index].group.name
+        name = model.network.specs[index].group.name
         families[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
     return families
 
 
-def set_families(world: GroundModel, above: Collection[int] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def find_set_groups(
+    model: GroundModel, relevant: Collection[int] | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
     whole, some = list[str](), list[str]()
-    for index, nodes in nodes_by_family(world, world.do, above).items():
-        family = world.network.specs[index].group
-        is_whole = len(nodes) == math.prod(world.ground.shapes[index])
-        (whole if is_whole and world.network.specs[index].tpm.kind != "input" else some).append(family.name)
-    rows = (world.network.specs[index].group.name for index in nodes_by_family(world, world.attention_rows, above))
+    for index, nodes in group_nodes(model, model.do, relevant).items():
+        family = model.network.specs[index].group
+        is_whole = len(nodes) == math.prod(model.ground.shapes[index])
+        (whole if is_whole and model.network.specs[index].tpm.kind != "input" else some).append(family.name)
+    rows = (model.network.specs[index].group.name for index in group_nodes(model, model.attention_rows, relevant))
     return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
 
 
-def evidence_forms(
-    world: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
+def classify_evidence(
+    model: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
 ) -> dict[str, tuple[bool, bool]]:
     """Family -> whether evidence and set nodes are all its nodes, and whether the evidence is in real numbers.
 
@@ -209,27 +211,27 @@ def evidence_forms(
     """
     is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
     forms = {}
-    for index, nodes in nodes_by_family(world, is_real).items():
-        base, real = int(world.ground.offsets[index]), is_real[nodes[0]]
-        others = [node for node in range(base, base + math.prod(world.ground.shapes[index])) if node not in is_real]
-        alike = all(node in world.do and world.do[node].is_floating_point() == real for node in others)
-        forms[world.network.specs[index].group.name] = alike, real
+    for index, nodes in group_nodes(model, is_real).items():
+        base, real = int(model.ground.offsets[index]), is_real[nodes[0]]
+        others = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
+        alike = all(node in model.do and model.do[node].is_floating_point() == real for node in others)
+        forms[model.network.specs[index].group.name] = alike, real
     return forms
 
 
-def nodes_by_family(
-    world: GroundModel, nodes: Iterable[int], above: Collection[int] | None = None
+def group_nodes(
+    model: GroundModel, nodes: Iterable[int], relevant: Collection[int] | None = None
 ) -> dict[int, list[int]]:
     """Nodes by their family."""
     families: dict[int, list[int]] = {}
     for node in nodes:
-        index = world.ground.group_of(node).index
-        if above is None or index in above:
+        index = model.ground.group_of(node).index
+        if relevant is None or index in relevant:
             families.setdefault(index, []).append(node)
     return families
 
 
-def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
+def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     """All joint states, the last choice fastest: `[S, choice]`."""
     if not supports:
         return torch.zeros(1, 0, dtype=torch.long)
@@ -237,25 +239,25 @@ def joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([grid.reshape(-1) for grid in grids], -1)
 
 
-def pieces(world: GroundModel, count: int, asked: Iterable[int]) -> Iterator[slice]:
+def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterator[slice]:
     """Parts of a batch of so many states, each small enough to be computed at once.
 
     `asked` are the families whose values or distributions are computed; those above them count as well.
     """
-    families = set(asked)
-    largest = max(_numbers(world, index) for index in world.network.graph.ancestral_set(families))
-    size = max(1, NUMBERS // largest)
+    families = set(groups)
+    largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(families))
+    size = max(1, MAX_CHUNK_ELEMENTS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def _numbers(world: GroundModel, index: int) -> int:
+def _count_elements(model: GroundModel, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
-    member, words = world.network.specs[index], max(world.ground.word_counts.values(), default=1)
-    states = world.network.count_states(index, world.ground.word_counts) if member.tpm.kind == "discrete" else 0
-    return math.prod(world.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
+    member, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
+    states = model.network.count_states(index, model.ground.word_counts) if member.tpm.kind == "discrete" else 0
+    return math.prod(model.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
 
 
-def of_one_sentence(module: CompiledModule) -> CompiledModule:
+def with_sentence_scope(module: CompiledModule) -> CompiledModule:
     """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
     network = module.network
     if all(member.scope == "sentence" for member in network.specs):
@@ -265,8 +267,8 @@ def of_one_sentence(module: CompiledModule) -> CompiledModule:
 
 
 S = TypeVar("S")
-SLOW = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
-FAST = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
+WARN_EVALUATIONS = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
+FAST_ALGORITHMS = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
 
 
 class PerformanceWarning(UserWarning):
@@ -303,7 +305,7 @@ class Route:
 
     def warn_if_slow(self) -> None:
         """Warn, before it starts, of nodes that are evaluated one by one, often enough to notice."""
-        if self.evaluations > SLOW:
+        if self.evaluations > WARN_EVALUATIONS:
             warnings.warn(str(self), PerformanceWarning, stacklevel=3)
 
     def __str__(self) -> str:
@@ -322,11 +324,11 @@ class Route:
 class Obstacle:
     """Why an algorithm cannot answer, where it is no error to ask it: the next rule applies."""
 
-    what: str
+    subject: str
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.what} is {self.reason}"
+        return f"{self.subject} is {self.reason}"
 
 
 Fault = Obstacle | UnsupportedError  # a ReadingError is what the algorithm raises to whoever asks it directly
@@ -344,101 +346,101 @@ class Rule(Generic[S]):
 
     algorithm: str
     reason: str
-    fault: Callable[[S], Fault | None] = lambda _: None
+    find_fault: Callable[[S], Fault | None] = lambda _: None
 
 
-def choose(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
+def choose_route(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
     """The route by the first rule without a fault; the fault of the rule before it is its reason.
 
     The last rule has to apply to everything.
     """
     before: Fault | None = None
     for rule in rules:
-        fault = rule.fault(subject)
+        fault = rule.find_fault(subject)
         if fault is None:
-            if before is None or rule.algorithm in FAST:
+            if before is None or rule.algorithm in FAST_ALGORITHMS:
                 return Route(question, rule.algorithm, rule.reason)
             return Route(
-                question, rule.algorithm, f"{rule.reason}; not faster, for {fault_text(before)}", before.subject
+                question, rule.algorithm, f"{rule.reason}; not faster, for {format_fault(before)}", before.subject
             )
         before = fault
     raise AssertionError(f"no rule for {question}")
 
 
-def fault_text(fault: Fault) -> str:
+def format_fault(fault: Fault) -> str:
     """A fault in words, for the reason of a route."""
     if isinstance(fault, Obstacle):
         return str(fault)
     return f"{fault.subject} would need {fault.expected}, and there is {fault.actual}"
 
 
-def own_tpm_fault(query: Query) -> Fault | None:
+def find_tpm_fault(query: Query) -> Fault | None:
     """Why the posterior of a node is not its TPM at the values of its parents."""
     node, *others = query.nodes
-    name = query.world.ground.name(node)
+    name = query.model.ground.name(node)
     if others or query.evidence:
         return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
-    if locate_node(query.world, node)[0].tpm.states is None:
+    if locate_node(query.model, node)[0].tpm.states is None:
         return Obstacle(name, "a choice of a word of the sentence")
-    above = find_open_choices(query.world, reference.parents(query.world, node), {})
+    above = find_open_choices(query.model, reference.parents(query.model, node), {})
     if above:
-        return Obstacle(query.world.ground.name(above[0]), f"an open choice above {name}")
+        return Obstacle(query.model.ground.name(above[0]), f"an open choice above {name}")
     return None
 
 
-def elimination_fault(query: Query) -> Fault | None:
+def find_single_target_fault(query: Query) -> Fault | None:
     """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
     node, *others = query.nodes or (None,)
     if others:
-        return Obstacle(query.names(), "more than one node")
-    return question_fault(query, node)
+        return Obstacle(query.format_nodes(), "more than one node")
+    return find_elimination_fault(query, node)
 
 
-def enumeration_fault(query: Query) -> Fault | None:
+def find_enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
-    world = without_barren_choices(query.world, {*query.choices, *query.nodes, *query.evidence})
+    world = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *query.choices])
-    return question_fault(replace(query.without_own_evidence(), world=world), None, [*states])
+    return find_elimination_fault(replace(query.without_target_evidence(), world=world), None, [*states])
 
 
-JOINT: Sequence[Rule[Query]] = (
+JOINT_RULES: Sequence[Rule[Query]] = (
     Rule(
         "conditioning",
         "each of its joint states is evidence on one sentence of a batch",
-        lambda query: question_fault(query.without_own_evidence(), None, query.nodes),
+        lambda query: find_elimination_fault(query.without_target_evidence(), None, query.nodes),
     ),
-    Rule("enumeration", "the choices of several words meet in one value", enumeration_fault),
+    Rule("enumeration", "the choices of several words meet in one value", find_enumeration_fault),
     Rule("reference", "the compiled net cannot compute it"),
 )
-POSTERIOR: Sequence[Rule[Query]] = (
-    Rule("compiled", "nothing is observed and no choice above it is open: it is the node's TPM", own_tpm_fault),
-    Rule("elimination", "no value depends on the choices of several words", elimination_fault),
-    *JOINT,
+POSTERIOR_RULES: Sequence[Rule[Query]] = (
+    Rule("compiled", "nothing is observed and no choice above it is open: it is the node's TPM", find_tpm_fault),
+    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    *JOINT_RULES,
 )
-LOG_EVIDENCE: Sequence[Rule[Query]] = (
-    Rule("elimination", "no value depends on the choices of several words", elimination_fault),
-    *JOINT[1:],
+LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (
+    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    *JOINT_RULES[1:],
 )
 
 
 def route_posterior(query: Query) -> Route:
     """How `P(nodes | evidence)` is computed."""
-    return _routed(query, f"posterior of {query.names()}", POSTERIOR)
+    return _route_query(query, f"posterior of {query.format_nodes()}", POSTERIOR_RULES)
 
 
 def route_joint(query: Query) -> Route:
     """How `log P(nodes, evidence)` is computed for each joint state of the nodes."""
-    return _routed(query, f"joint probability of {query.names()}", JOINT)
+    return _route_query(query, f"joint probability of {query.format_nodes()}", JOINT_RULES)
 
 
 def route_log_evidence(query: Query) -> Route:
     """How `log P(evidence)` is computed."""
-    return _routed(query, "log probability of the evidence", LOG_EVIDENCE)
+    return _route_query(query, "log probability of the evidence", LOG_EVIDENCE_RULES)
 
 
-def _routed(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
+def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
     """The route by the first rule that applies, with its joint states and the evaluations of the reference."""
-    world, route = query.world, choose(question, rules, query)
+    world, route = query.model, choose_route(question, rules, query)
     if route.algorithm not in ("conditioning", "enumeration", "reference"):
         return route
     asked = query.nodes if route.algorithm == "conditioning" else tuple(query.choices)
@@ -447,7 +449,9 @@ def _routed(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
     return replace(route, states=states, evaluations=evaluations, choices=asked)
 
 
-def find_question(query: Query, node: int | None, states: Collection[int] = ()) -> Question | Fault:
+def find_elimination_problem(
+    query: Query, node: int | None, states: Collection[int] = ()
+) -> EliminationProblem | Fault:
     """What elimination needs, or the fault of nodes that no tensor of a family holds.
 
     Args:
@@ -455,60 +459,63 @@ def find_question(query: Query, node: int | None, states: Collection[int] = ()) 
         node: The node that is asked for, if any.
         states: Nodes of which a state is observed in each sentence of a batch.
     """
-    world = relevant_world(query.world, [*states, *query.evidence]) if states else query.world
-    fault = mixed_fault(world, query.evidence, states) or mixed_fault(world, world.do)
+    world = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
+    fault = find_mixed_type_fault(world, query.evidence, states) or find_mixed_type_fault(world, world.do)
     if fault is not None:
         return fault
-    module = of_one_sentence(query.module) if states else query.module
+    module = with_sentence_scope(query.module) if states else query.module
     family = None if node is None else world.ground.group_of(node).name
-    do, some = set_families(world)
-    return analyse_question(module, evidence_forms(world, query.evidence, states), family, do, some)
+    do, some = find_set_groups(world)
+    return build_elimination_problem(module, classify_evidence(world, query.evidence, states), family, do, some)
 
 
-def question_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
+def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
     """Why elimination cannot answer what `find_question` finds for the same arguments; None where it can."""
-    question = find_question(query, node, states)
-    return question.fault if isinstance(question, Question) else question
+    problem = find_elimination_problem(query, node, states)
+    return problem.fault if isinstance(problem, EliminationProblem) else problem
 
 
-def mixed_fault(
-    world: GroundModel, values: Mapping[int, Tensor], states: Iterable[int] = (), above: Collection[int] | None = None
+def find_mixed_type_fault(
+    model: GroundModel,
+    values: Mapping[int, Tensor],
+    states: Iterable[int] = (),
+    relevant: Collection[int] | None = None,
 ) -> Obstacle | None:
     """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
-    for index, nodes in nodes_by_family(world, is_real, above).items():
+    for index, nodes in group_nodes(model, is_real, relevant).items():
         if len({is_real[node] for node in nodes}) > 1:
-            name = world.network.specs[index].group.name
+            name = model.network.specs[index].group.name
             return Obstacle(name, "in a state at some nodes and a tensor at others")
     return None
 
 
-def relevant_world(world: GroundModel, nodes: Collection[int]) -> GroundModel:
+def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundModel:
     """The sentence with only the interventions above some nodes."""
-    families = {world.ground.group_of(node).index for node in nodes}
-    above = world.network.graph.ancestral_set(families)
+    families = {model.ground.group_of(node).index for node in nodes}
+    above = model.network.graph.ancestral_set(families)
     do, rows = (
-        {node: value for node, value in values.items() if world.ground.group_of(node).index in above}
-        for values in (world.do, world.attention_rows)
+        {node: value for node, value in values.items() if model.ground.group_of(node).index in above}
+        for values in (model.do, model.attention_rows)
     )
-    return replace(world, do=do, rows=rows)
+    return replace(model, do=do, rows=rows)
 
 
-def without_barren_choices(world: GroundModel, relevant: Collection[int]) -> GroundModel:
+def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> GroundModel:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
-    families = {world.ground.group_of(node).index for node in relevant}
-    above = world.network.graph.ancestral_set(families)
-    choices = [m.group for m in world.network.specs if m.tpm.kind == "discrete" and m.group.index in above]
-    nodes = [node for family in choices for node in world.ground.select_nodes(family).tolist()]
-    zero = torch.zeros((), dtype=torch.long, device=world.network.device)
-    return replace(world, do={**{node: zero for node in nodes if node not in relevant}, **world.do})
+    families = {model.ground.group_of(node).index for node in relevant}
+    above = model.network.graph.ancestral_set(families)
+    choices = [m.group for m in model.network.specs if m.tpm.kind == "discrete" and m.group.index in above]
+    nodes = [node for family in choices for node in model.ground.select_nodes(family).tolist()]
+    zero = torch.zeros((), dtype=torch.long, device=model.network.device)
+    return replace(model, do={**{node: zero for node in nodes if node not in relevant}, **model.do})
 
 
-def route_reference(question: str, world: GroundModel, choices: Collection[int]) -> Route:
+def route_reference(question: str, model: GroundModel, choices: Collection[int]) -> Route:
     """The route of a question that has no compiled algorithm: a run of the net for each joint state of the choices."""
-    states = math.prod(world.count_states(choice) for choice in choices)
+    states = math.prod(model.count_states(choice) for choice in choices)
     reason = "the compiled net has no algorithm for it"
-    return Route(question, "reference", reason, states=states, evaluations=states * len(world.ground))
+    return Route(question, "reference", reason, states=states, evaluations=states * len(model.ground))
 
 
 def with_cost(query: Query, route: Route) -> Route:
@@ -516,22 +523,25 @@ def with_cost(query: Query, route: Route) -> Route:
     if route.algorithm in ("compiled", "reference"):
         return route
     if route.algorithm == "enumeration":
-        reference.check_joint_states(query.world, route.choices, query.budget)
-    batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.world
+        reference.check_joint_states(query.model, route.choices, query.budget)
+    batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.model
     if route.algorithm in ("conditioning", "enumeration"):
         batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
     if route.algorithm == "enumeration":
-        world = without_barren_choices(world, {*states, *query.evidence})
-    question = find_question(replace(query, world=world), node, states)
-    assert isinstance(question, Question)
+        world = prune_barren_choices(world, {*states, *query.evidence})
+    question = find_elimination_problem(replace(query, world=world), node, states)
+    assert isinstance(question, EliminationProblem)
     members, words = world.network.specs, world.ground.word_counts
     if route.algorithm == "elimination":
-        for index, above in question.choices.items():
-            check_count(world.network, index, above, words, query.budget)
-        counts = [math.prod(world.network.count_states(i, words) for i in above) for above in question.choices.values()]
+        for index, above in question.ancestor_choices.items():
+            check_elimination_budget(world.network, index, above, words, query.budget)
+        counts = [
+            math.prod(world.network.count_states(i, words) for i in above)
+            for above in question.ancestor_choices.values()
+        ]
         route = replace(route, states=max(counts, default=1))
-    want = tuple(dict.fromkeys([*question.want, *(members[index].group.name for index in question.needed)]))
-    closed = {*set_families(world)[0], *question.settled}
+    want = tuple(dict.fromkeys([*question.outputs, *(members[index].group.name for index in question.factor_groups)]))
+    closed = {*find_set_groups(world)[0], *question.fixed}
     known = frozenset(world.network.graph.get_group(name).index for name in closed)
-    plan = query.module.plan(want, known, question.free)
+    plan = query.module.plan(want, known, question.enumerated)
     return replace(route, flops=count_plan_flops(world.network, plan, words, known, batch))

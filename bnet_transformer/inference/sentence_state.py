@@ -23,7 +23,7 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.node_queries import NodeEvaluator
 from bnet_transformer.inference.query import Query
 from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, asking, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
@@ -55,7 +55,7 @@ class Mean:
     sentences: tuple[Any, ...] = ()
 
     def __init__(self, sentences: Sequence[Any] | None = None) -> None:
-        several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_values, sentences))
+        several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
         if sentences is not None and not several:
             allowed = "Mean(), over the words of this sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, allowed=allowed)
@@ -109,7 +109,7 @@ class Attend:
         object.__setattr__(self, "weights", row)
 
 
-def matching(ground: GroundGraph, pattern: object) -> list[int]:
+def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     """The nodes that a name, a family (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) stands for.
 
     A star stands for one index, so `q_*_3` has slice and word and no head. A name comes before a family, a family
@@ -136,11 +136,11 @@ def matching(ground: GroundGraph, pattern: object) -> list[int]:
     return found
 
 
-def expanded(ground: GroundGraph, wanted: Mapping[str, object]) -> dict[int, object]:
+def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
     """For each node that names, families, roles and patterns stand for, what is wanted of it: one thing."""
     found: dict[int, object] = {}
-    for pattern, value in wanted.items():
-        for node in matching(ground, pattern):
+    for pattern, value in values.items():
+        for node in match_nodes(ground, pattern):
             if node in found:
                 got = f"two, one of them by {pattern!r}"
                 raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=got)
@@ -148,102 +148,102 @@ def expanded(ground: GroundGraph, wanted: Mapping[str, object]) -> dict[int, obj
     return found
 
 
-def is_own(value: object) -> bool:
+def is_relative(value: object) -> bool:
     """True of what hangs on the values of the sentence itself: noise, and the mean over its words."""
     return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
 
 
-def value_for(world: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
+def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
     """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
-    name, member = world.ground.name(node), world.spec(node)
+    name, member = model.ground.name(node), model.spec(node)
     match value:
         case Zero():
             if member.tpm.is_index_valued:
                 raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
-            return torch.zeros(member.shape, dtype=world.network.dtype, device=world.network.device)
+            return torch.zeros(member.shape, dtype=model.network.dtype, device=model.network.device)
         case Mean(sentences=others):
-            return torch.stack([_settled(world, node, other[name]) for other in others]).mean(0)
+            return torch.stack([_check_single_value(model, node, other[name]) for other in others]).mean(0)
         case Attend(weights=weights):
-            return _row(world, node, weights)
-    return encode_value(world, node, value[name] if _has_values(value) else value, evidence=False)  # type: ignore[index]
+            return _build_attention_row(model, node, weights)
+    return encode_value(model, node, value[name] if _has_node_values(value) else value, evidence=False)  # type: ignore[index]
 
 
 @dataclass
-class OwnValues:
+class RelativeValues:
     """What `Noise` and `Mean()` set nodes of a sentence to (`is_own`); the mean of each family is computed once."""
 
-    world: GroundModel
-    value: Callable[[int], Tensor]
+    model: GroundModel
+    get_value: Callable[[int], Tensor]
     _means: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, node: int, value: object) -> Tensor:
         if isinstance(value, Noise):
-            own = self._own(node)
-            return own + noise_of(self.world.ground.name(node), value, own)
-        family, index = self.world.ground.unravel_index(node)
-        check_over_words(family, self.world.ground.name(node))
+            own = self._get_current_value(node)
+            return own + sample_noise(self.model.ground.name(node), value, own)
+        family, index = self.model.ground.unravel_index(node)
+        check_has_words(family, self.model.ground.name(node))
         first = node - index[-1]
         if first not in self._means:
-            words = range(self.world.ground.word_counts[family.word_stack or ""])
-            self._means[first] = torch.stack([self._own(first + i) for i in words]).mean(0)
+            words = range(self.model.ground.word_counts[family.word_stack or ""])
+            self._means[first] = torch.stack([self._get_current_value(first + i) for i in words]).mean(0)
         return self._means[first]
 
-    def _own(self, node: int) -> Tensor:
+    def _get_current_value(self, node: int) -> Tensor:
         """The value that a node has."""
-        name, tpm = self.world.ground.name(node), self.world.spec(node).tpm
-        if tpm.is_random and node not in self.world.do:
+        name, tpm = self.model.ground.name(node), self.model.spec(node).tpm
+        if tpm.is_random and node not in self.model.do:
             expected = "a node with a value: a function of its parents"
             raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} one")
-        return _settled(self.world, node, self.value(node))
+        return _check_single_value(self.model, node, self.get_value(node))
 
 
-def noise_of(name: str, noise: Noise, like: Tensor) -> Tensor:
+def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
     """The noise of a node, which its name and the seed fix."""
     digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return noise.sigma * torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+    return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
 
 
-def check_over_words(family: NodeGroup, name: str) -> None:
+def check_has_words(group: NodeGroup, name: str) -> None:
     """Refuse the mean over words of a node that is over none."""
-    if family.word_stack is None:
+    if group.word_stack is None:
         raise EvidenceError(name, expected="a node over words, or Mean(sentences)", actual="Mean() of another")
 
 
-def _has_values(value: object) -> bool:
+def _has_node_values(value: object) -> bool:
     """True of a sentence, or of what else has values by name without being a mapping, a list or a tensor."""
     plain = isinstance(value, Tensor | Mapping | Sequence | str)
     return not plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
-def _settled(world: GroundModel, node: int, value: Tensor) -> Tensor:
+def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
     """A value that is real numbers, and the same for each state of the choices."""
-    name, shape = world.ground.name(node), world.spec(node).shape
+    name, shape = model.ground.name(node), model.spec(node).shape
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
     if tuple(value.shape) != shape:
-        hint = suggest_do(world.network, value, shape)
+        hint = suggest_do(model.network, value, shape)
         got = f"one of shape {tuple(value.shape)}"
         raise EvidenceError(name, expected=f"one value of shape {shape}", actual=got, allowed=hint)
     return value
 
 
-def _row(world: GroundModel, node: int, weights: Tensor) -> AttentionRow:
+def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> AttentionRow:
     """A row of attention, a weight for each word that there is."""
-    (member, index), name = locate_node(world, node), world.ground.name(node)
+    (member, index), name = locate_node(model, node), model.ground.name(node)
     values = next((given for given in member.parents if given.slot == "v."), None)
     plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
     if not plain or values is None or values.over != (WORD,):
         wanted = "a node that is the mix of an Attention over words, without picks"
         raise EvidenceError(name, expected=wanted, actual=type(member.tpm).__name__)
-    words = find_slot_parents(world, member, index, values, {})[2]
-    row = torch.zeros(world.ground.word_counts[world.network.specs[values.index].group.word_stack or ""])
+    words = find_slot_parents(model, member, index, values, {})[2]
+    row = torch.zeros(model.ground.word_counts[model.network.specs[values.index].group.word_stack or ""])
     if len(weights) not in (len(row), len(words)):
         raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
     if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
         got = f"{weights.tolist()}"
         raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=got)
-    row = row.to(world.network.device, world.network.dtype)
+    row = row.to(model.network.device, model.network.dtype)
     row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
     return AttentionRow(row)
 
@@ -272,7 +272,7 @@ class SentenceState:
     encoded: EncodedSentence
     interventions: Mapping[int, Tensor | AttentionRow] = field(default_factory=dict)
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
-    before: Answers | None = None
+    previous: NodeEvaluator | None = None
 
     @property
     def network(self) -> Network:
@@ -287,21 +287,21 @@ class SentenceState:
     @property
     def ground(self) -> GroundGraph:
         """The ground graph after surgery."""
-        return self.world.ground
+        return self.model.ground
 
     @cached_property
-    def world(self) -> GroundModel:
+    def model(self) -> GroundModel:
         """The ground graph, the given values and the interventions: the model after surgery."""
         ground = GroundGraph(self.network.graph, self.encoded.word_counts)
         return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
-    def answers(self) -> Answers:
+    def evaluator(self) -> NodeEvaluator:
         """The values of nodes; each family is computed once."""
         values = self.network.parameters.values()
         if values and all(value.is_meta for value in values):
             raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
-        return Answers(self.module, self.world, self.evidence, self.before)
+        return NodeEvaluator(self.module, self.model, self.evidence, self.previous)
 
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
         """What each node is set to, by ground id.
@@ -312,16 +312,16 @@ class SentenceState:
         Returns:
             A value or a row of attention for each node.
         """
-        wanted = expanded(self.ground, nodes)
-        own = {node: value for node, value in wanted.items() if is_own(value)}
-        result = {n: value_for(self.world, n, value) for n, value in wanted.items() if n not in own}
+        wanted = expand_patterns(self.ground, nodes)
+        own = {node: value for node, value in wanted.items() if is_relative(value)}
+        result = {n: resolve_value(self.model, n, value) for n, value in wanted.items() if n not in own}
         if own:
             # Noise and Mean() use a node's value after all other interventions of the same call.
             evidence = {node: value for node, value in self.evidence.items() if node not in result}
             state = replace(
-                self, interventions={**self.interventions, **result}, evidence=evidence, before=self.answers
+                self, interventions={**self.interventions, **result}, evidence=evidence, before=self.evaluator
             )
-            own_value = OwnValues(state.world, state.answers.value)
+            own_value = RelativeValues(state.model, state.evaluator.value)
             result |= {node: own_value(node, value) for node, value in own.items()}
         return result
 
@@ -338,8 +338,8 @@ class SentenceState:
             EvidenceError: A node has evidence.
         """
         interventions = self.resolve_interventions(nodes)
-        self._check_apart(interventions, self.evidence)
-        return replace(self, interventions={**self.interventions, **interventions}, before=self.answers)
+        self._check_disjoint(interventions, self.evidence)
+        return replace(self, interventions={**self.interventions, **interventions}, before=self.evaluator)
 
     def without_interventions(self, names: Collection[str] = ()) -> SentenceState:
         """The state before `do`.
@@ -350,7 +350,7 @@ class SentenceState:
         Raises:
             BNetError: No intervention is on these nodes.
         """
-        nodes = {node for name in names for node in matching(self.ground, name)} or set(self.interventions)
+        nodes = {node for name in names for node in match_nodes(self.ground, name)} or set(self.interventions)
         if not nodes & self.interventions.keys():
             raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
         rest = {node: value for node, value in self.interventions.items() if node not in nodes}
@@ -369,17 +369,17 @@ class SentenceState:
             EvidenceError: An intervention, or another value, is on the same node.
         """
         ids = {self.ground.id(name): value for name, value in check_mapping("evidence", nodes).items()}
-        self._check_apart(self.interventions, ids)
-        evidence = {node: encode_value(self.world, node, value, evidence=True) for node, value in ids.items()}
+        self._check_disjoint(self.interventions, ids)
+        evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
                 raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=got)
         state = replace(self, evidence={**self.evidence, **evidence}, before=None)
-        vars(state)["world"] = self.world  # evidence changes no arrow: the cached property holds for both
+        vars(state)["world"] = self.model  # evidence changes no arrow: the cached property holds for both
         return state
 
-    def _check_apart(self, interventions: Collection[int], evidence: Collection[int]) -> None:
+    def _check_disjoint(self, interventions: Collection[int], evidence: Collection[int]) -> None:
         """Refuse an intervention and evidence on the same node."""
         for node in set(interventions) & set(evidence):
             raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", actual="both")
@@ -393,7 +393,7 @@ class SentenceState:
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
         limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
-        return Query(self.module, self.world, self.evidence, tuple(nodes), *limits)
+        return Query(self.module, self.model, self.evidence, tuple(nodes), *limits)
 
     def posterior_query(self, name: object, evidence: Mapping[str, object] | None, budget: int, atol: float) -> Query:
         """The query of a posterior.
@@ -409,7 +409,7 @@ class SentenceState:
             raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
         for node in nodes:
-            asking.check_discrete_node(self.world, node)
+            asking.check_discrete_node(self.model, node)
         return query
 
     def selection(
@@ -448,7 +448,7 @@ class SentenceState:
         Args:
             node: A ground id.
         """
-        network, member = self.network, self.world.spec(node)
+        network, member = self.network, self.model.spec(node)
         if member.tpm.kind != "discrete":
             return None
         if member.tpm.states is None:

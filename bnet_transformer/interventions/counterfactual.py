@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from bnet_transformer import reference
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.node_queries import normal_of
+from bnet_transformer.inference.node_queries import get_normal
 from bnet_transformer.inference.query import Query, route_reference
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
 from bnet_transformer.tpm.arrays import to_numpy
@@ -78,56 +78,58 @@ class _Branch:
 
     weight: float
     states: dict[int, Tensor]
-    assumed: bool
+    is_conventional: bool
 
 
-def counterfactual(question: Query, done: Interventions) -> Counterfactual:
+def counterfactual(query: Query, interventions: Interventions) -> Counterfactual:
     """What a node would have been under other interventions, by enumeration.
 
     Args:
         question: The node that is asked for, and the evidence in the sentence as it was.
         done: The interventions.
     """
-    world, evidence, (query,) = question.world, question.evidence, question.nodes
-    free = question.choices
-    route_reference(f"counterfactual of {question.names()}", world, free).warn_if_slow()
-    reference.log_evidence(world, evidence, None, question.budget, question.atol)
-    other, settled = world.surgery(done), question.settled
-    order = [n for n in ancestral_order(other.ground, [query]) if n not in other.do]
+    world, evidence, (target,) = query.model, query.evidence, query.nodes
+    free = query.choices
+    route_reference(f"counterfactual of {query.format_nodes()}", world, free).warn_if_slow()
+    reference.log_evidence(world, evidence, None, query.budget, query.atol)
+    other, settled = world.surgery(interventions), query.fixed
+    order = [n for n in ancestral_order(other.ground, [target]) if n not in other.do]
     random = [node for node in order if world.spec(node).tpm.is_random]
     for node in random:
-        if world.spec(node).tpm.kind == "continuous" and node not in settled and node != query:
+        if world.spec(node).tpm.kind == "continuous" and node not in settled and node != target:
             wanted = "what a random real node came to, for others read it"
             raise UnsupportedError(world.ground.name(node), expected=wanted, actual="neither evidence nor do")
     found: list[_Branch] = []
-    twins = _Twins(other)
-    for run in reference.enumerate_runs(world, free, settled, question.budget):
-        log = reference.log_joint(run, free, evidence, question.atol)
+    twin = _TwinNetwork(other)
+    for run in reference.enumerate_runs(world, free, settled, query.budget):
+        log = reference.log_joint(run, free, evidence, query.atol)
         if log > -math.inf:
             branches = [_Branch(math.exp(log), {}, False)]
             for node in random:
                 if node in run.states:
                     before = run.distribution(node)
                     state = run.states[node]
-                    branches = [step for each in branches for step in _stepped(twins, each, node, before, state)]
+                    branches = [
+                        step for each in branches for step in _propagate_branch(twin, each, node, before, state)
+                    ]
             found += branches
-    return _told(twins, query, found)
+    return _summarize_branches(twin, target, found)
 
 
 @dataclass(frozen=True)
-class _Twins:
+class _TwinNetwork:
     """The world as it might have been, run once for each joint state of its choices."""
 
-    world: GroundModel
+    model: GroundModel
     runs: dict[tuple[tuple[int, int], ...], ReferenceRun] = field(default_factory=dict)
     distributions: dict[tuple[ReferenceRun, int], Distribution] = field(default_factory=dict)
 
     def run(self, states: Mapping[int, Tensor]) -> ReferenceRun:
         """The run of these states, kept where they are all choices."""
         if any(state.is_floating_point() for state in states.values()):
-            return ReferenceRun(self.world, states)
+            return ReferenceRun(self.model, states)
         key = tuple((node, int(state)) for node, state in states.items())
-        return self.runs.setdefault(key, ReferenceRun(self.world, states))
+        return self.runs.setdefault(key, ReferenceRun(self.model, states))
 
     def distribution(self, states: Mapping[int, Tensor], node: int) -> Distribution:
         """`P(node | its parents)` in that run."""
@@ -137,16 +139,18 @@ class _Twins:
         return self.distributions[run, node]
 
 
-def _stepped(twins: _Twins, branch: _Branch, node: int, before: Distribution, state: Tensor) -> list[_Branch]:
+def _propagate_branch(
+    twin: _TwinNetwork, branch: _Branch, node: int, factual: Distribution, state: Tensor
+) -> list[_Branch]:
     """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
-    other, after = twins.world, twins.distribution(branch.states, node)
+    other, after = twin.model, twin.distribution(branch.states, node)
     if other.spec(node).tpm.kind == "continuous":
-        was, would_be = (normal_of(other.spec(node), each) for each in (before, after))
+        was, would_be = (get_normal(other.spec(node), each) for each in (factual, after))
         value = would_be.mean + would_be.stddev * (state - was.mean) / was.stddev
-        return [_Branch(branch.weight, {**branch.states, node: value}, branch.assumed)]
-    p, q = (each.probs.double() for each in (before, after))  # type: ignore[attr-defined]
+        return [_Branch(branch.weight, {**branch.states, node: value}, branch.is_conventional)]
+    p, q = (each.probs.double() for each in (factual, after))  # type: ignore[attr-defined]
     share = gumbel_max(p, q, int(state))
-    assumed = branch.assumed or not torch.equal(p, q)
+    assumed = branch.is_conventional or not torch.equal(p, q)
     return [
         _Branch(branch.weight * float(share[m]), {**branch.states, node: torch.tensor(m)}, assumed)
         for m in torch.nonzero(share).flatten().tolist()
@@ -175,27 +179,27 @@ def gumbel_max(p: Tensor, q: Tensor, state: int) -> Tensor:
     return found
 
 
-def _told(twins: _Twins, query: int, found: list[_Branch]) -> Counterfactual:
+def _summarize_branches(twin: _TwinNetwork, target: int, branches: list[_Branch]) -> Counterfactual:
     """The answer: the branches by what the query comes to."""
-    other = twins.world
-    weights = torch.tensor([branch.weight for branch in found], dtype=torch.float64)
+    other = twin.model
+    weights = torch.tensor([branch.weight for branch in branches], dtype=torch.float64)
     weights = weights / weights.sum()
-    name = other.ground.name(query)
-    convention = GUMBEL_MAX if any(branch.assumed for branch in found) else None
-    state = other.do.get(query)
-    if other.spec(query).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
-        states = torch.stack([branch.states[query] if state is None else state for branch in found])
-        share = torch.zeros(other.count_states(query), dtype=torch.float64)
+    name = other.ground.name(target)
+    convention = GUMBEL_MAX if any(branch.is_conventional for branch in branches) else None
+    state = other.do.get(target)
+    if other.spec(target).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
+        states = torch.stack([branch.states[target] if state is None else state for branch in branches])
+        share = torch.zeros(other.count_states(target), dtype=torch.float64)
         share = share.index_add(0, states, weights).to(other.network.log_dtype)
         return Counterfactual(name, share, convention=convention)
     values, sigmas = [], []
-    for branch in found:
-        run = twins.run(branch.states)
-        if other.spec(query).tpm.kind == "continuous" and query not in branch.states and query not in other.do:
-            normal = normal_of(other.spec(query), run.distribution(query))
+    for branch in branches:
+        run = twin.run(branch.states)
+        if other.spec(target).tpm.kind == "continuous" and target not in branch.states and target not in other.do:
+            normal = get_normal(other.spec(target), run.distribution(target))
             values.append(normal.mean)
             sigmas.append(normal.stddev)
         else:
-            values.append(run.value(query))
+            values.append(run.value(target))
     spread = torch.stack(sigmas) if sigmas else None
     return Counterfactual(name, None, torch.stack(values), weights.to(other.network.log_dtype), spread, convention)

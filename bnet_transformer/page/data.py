@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_names, check_sequence
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.bridges.networkx import drawn_kind
+from bnet_transformer.bridges.networkx import get_display_kind
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.labels import letter_of, shown, visible
@@ -73,7 +73,7 @@ def asked_of(told: Mapping[str, Any]) -> Asked:
 
 def described(state: SentenceState, asked: Asked) -> tuple[dict[str, Any], bytes]:
     """The description of a sentence, which JSON can hold, and the bytes of what is read."""
-    world = state.world
+    world = state.model
     selection = state.selection(slices=asked.slices, heads=asked.heads)
     heads = selection.plates.get("head")
     _check_words(state)
@@ -223,7 +223,7 @@ def _family(world: GroundModel, member: NodeSpec, row: int, depth: int, equation
         "depth": depth,
         "state": _is_state(network, own),
         "reads": len(into) > 1 and any(reach.kind != "same" for bundle in into for reach in bundle.reaches),
-        "kind": drawn_kind(member),
+        "kind": get_display_kind(member),
         "tpm": type(member.tpm).__name__,
         "learnable": member.learnable,
         "shape": list(member.shape),
@@ -315,7 +315,7 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     wanted = [told] if isinstance(told, str) else check_sequence("posterior", told, str)
     ids = [state.ground.id(name) for name in wanted]
     for node in ids:
-        asking.check_discrete_node(state.world, node)
+        asking.check_discrete_node(state.model, node)
     found = [_posterior(state, node) for node in dict.fromkeys(ids)]
     network, ground = state.network, state.ground
     wordless = not network.graph.word_stacks
@@ -323,7 +323,7 @@ def _posteriors(state: SentenceState, asked: Asked, readings: Sequence[Reading])
     families = [family for family in families if wordless or _is_selector(network, family)]
     others = [node for f in families for node in ground.select_nodes(f).tolist()]
     for node in others[: MOST_NODES if wordless else MOST_CHOICES]:
-        if node not in ids and node not in state.world.do and node not in state.evidence:
+        if node not in ids and node not in state.model.do and node not in state.evidence:
             with suppress(BudgetError):
                 found.append(_posterior(state, node))
     return found
@@ -334,7 +334,7 @@ def _is_selector(network: Network, family: NodeGroup) -> bool:
 
 
 def _posterior(state: SentenceState, node: int) -> dict[str, Any]:
-    world = state.world
+    world = state.model
     after = joint_posterior(state.query([node]))
     before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
     labels = state.labels(node) or tuple(map(str, range(len(after))))
@@ -384,5 +384,5 @@ def _moved(state: SentenceState) -> dict[str, list[float]] | None:
 def _vector(state: SentenceState, node: int) -> Tensor | None:
     """The value of a state, set or computed."""
     with suppress(BNetError):
-        return (state.world.do[node] if node in state.world.do else state.answers.value(node)).double()
+        return (state.model.do[node] if node in state.model.do else state.evaluator.value(node)).double()
     return None

@@ -22,7 +22,7 @@ from bnet_transformer.equations.letters import Notation
 from bnet_transformer.equations.telling import share_equations
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.joint_posterior import expected_reading, route_expected_reading
+from bnet_transformer.inference.joint_posterior import expected_group_attention, route_expected_attention
 from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.reference import GroundModel, asking
 from bnet_transformer.tpm.arrays import to_numpy
@@ -61,13 +61,13 @@ class Reading:
 
 def prepare(state: SentenceState, members: Sequence[NodeSpec]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
-    set_ = {state.ground.group_of(node).index for node in state.world.do}
-    state.answers.prepare([m for m in members if m.tpm.has_attention and m.group.index not in set_])
+    set_ = {state.ground.group_of(node).index for node in state.model.do}
+    state.evaluator.prefetch_attention([m for m in members if m.tpm.has_attention and m.group.index not in set_])
 
 
 def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | None = None) -> Reading | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
-    world, family = state.world, member.group
+    world, family = state.model, member.group
     set_ = [node for node in world.do if world.ground.group_of(node).index == family.index]
     if not member.tpm.has_attention:
         return f"{family.name}: expected attention P(j | i); got {member.tpm.no_attention_reason()}"
@@ -76,9 +76,9 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
         rest = {node: value for node, value in state.interventions.items() if node not in set_}
         state = replace(state, interventions=rest, before=None)
-    reading = state.answers.reading_query(member)
-    apart = asking.split_choices(state.world, reading.choices)
-    choices = _named(state.world, reading, [] if apart is None else apart[1])
+    reading = state.evaluator.attention_query(member)
+    apart = asking.split_choices(state.model, reading.choices)
+    choices = _named(state.model, reading, [] if apart is None else apart[1])
     count = math.prod(choices.values())
     is_told = apart is not None and count <= OPEN and 0 <= (family.step or 0) < world.network.graph.depth
     parts, note = [], ""
@@ -89,7 +89,7 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
             note = f"{family.name}: no posterior mean ({error})"
     has_mean = bool(parts and choices)
     if is_told:
-        values = to_numpy(state.answers.attention(family.step or 0, family.stem).detach())
+        values = to_numpy(state.evaluator.attention(family.step or 0, family.stem).detach())
         parts.append(values.reshape(-1, *values.shape[len(choices) :]))
     elif not parts:
         return note
@@ -117,10 +117,10 @@ def _named(world: GroundModel, reading: NodeQuery, own: Collection[int]) -> dict
 
 def _mean(state: SentenceState, reading: NodeQuery) -> Table:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    nodes = len(state.ground.select_nodes(reading.member.group))
-    if nodes > SLOW and route_expected_reading(reading).algorithm == "reference":
-        raise BudgetError(reading.member.group.name, expected=f"at most {SLOW} nodes for a mean", actual=nodes)
-    return to_numpy(expected_reading(state.query(), reading))
+    nodes = len(state.ground.select_nodes(reading.spec.group))
+    if nodes > SLOW and route_expected_attention(reading).algorithm == "reference":
+        raise BudgetError(reading.spec.group.name, expected=f"at most {SLOW} nodes for a mean", actual=nodes)
+    return to_numpy(expected_group_attention(state.query(), reading))
 
 
 # how the heads are in: a table that a user made, or the posterior that `inclusion` found

@@ -96,7 +96,7 @@ def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
 
 def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
     """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
-    world = s.state.world
+    world = s.state.model
     found = s.attention(slice_, role=role, words=words).double()
     member = asking.find_attention_spec(world, slice_, role)
     stacks = (
@@ -174,7 +174,7 @@ def labels_of(s: AnySentence, name: str) -> list[str]:
     """What the states of a node are called: by their labels or words, else by their numbers."""
     node = s.state.ground.id(name)
     found = s.state.labels(node)
-    return list(found) if found is not None else [str(k) for k in range(s.state.world.count_states(node))]
+    return list(found) if found is not None else [str(k) for k in range(s.state.model.count_states(node))]
 
 
 def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
@@ -186,7 +186,7 @@ def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
 
 def _choices_and_plates(s: AnySentence, member: NodeSpec, dims: int) -> list[str]:
     """What the dims before the words are: open choices, then plates."""
-    world = s.state.world
+    world = s.state.model
     plates = [axis for axis in world.ground.axes(member.group) if axis != WORD]
     if len(plates) == dims:
         return plates

@@ -24,7 +24,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.factors import prior_of
+from bnet_transformer.inference.factors import log_prior
 from bnet_transformer.reference import BUDGET, asking
 
 Codes = NDArray[np.int64]
@@ -223,7 +223,7 @@ def _shares(course: ExecutionState, reading: Tensor, selector: int | None) -> Te
     if needed <= {selector}:
         return None
     root = selector is not None and not graph.ancestors([selector]) & needed
-    logs = [prior_of(course, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
+    logs = [log_prior(course, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
     total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
     if root or selector is None:
         return total.exp()

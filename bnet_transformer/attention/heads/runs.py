@@ -23,7 +23,7 @@ from bnet_transformer.data import Batch
 from bnet_transformer.data.task import find_deciding_stacks
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.factors import evidence_in, likelihood_of, where_seen
+from bnet_transformer.inference.factors import align_evidence, evidence_log_prob, mask_unobserved
 from bnet_transformer.reference import ATOL
 
 MEMORY = 2**29  # bytes, of what a run keeps of its words
@@ -191,8 +191,8 @@ class Runs:
         total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
         for name in self.families:
             member = self.module.network.get_spec(name)
-            told = evidence_in(course, member, corpus.evidence[name])
-            table = where_seen(told, likelihood_of(course, member.group.index, member, told, ATOL))
+            told = align_evidence(course, member, corpus.evidence[name])
+            table = mask_unobserved(told, evidence_log_prob(course, member.group.index, member, told, ATOL))
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 

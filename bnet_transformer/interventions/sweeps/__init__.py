@@ -197,7 +197,7 @@ def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool =
     nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
     for obstacle, count in Counter(first.alone.values()).items():
         reason, evaluations = str(obstacle), count * runs * nodes
-        parts.append(Route(_question(count), "sequential", reason, obstacle.what, states, evaluations=evaluations))
+        parts.append(Route(_question(count), "sequential", reason, obstacle.subject, states, evaluations=evaluations))
     if len(parts) == 1:
         return parts[0]
     reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)

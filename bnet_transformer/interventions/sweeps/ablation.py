@@ -13,12 +13,12 @@ from torch import Tensor
 from bnet_transformer.inference.sentence_state import (
     Mean,
     Noise,
-    OwnValues,
+    RelativeValues,
     Zero,
-    check_over_words,
-    is_own,
-    noise_of,
-    value_for,
+    check_has_words,
+    is_relative,
+    resolve_value,
+    sample_noise,
 )
 from bnet_transformer.interventions.sweeps.cell_spec import Ids
 from bnet_transformer.interventions.sweeps.examples import Examples, examples_of, form_of, state_of
@@ -42,15 +42,15 @@ class Ablation:
     nodes: Sequence[int]
     memory: int
     _constant: dict[int, Tensor] = field(default_factory=dict)
-    _own: dict[int, OwnValues] = field(default_factory=dict)
+    _own: dict[int, RelativeValues] = field(default_factory=dict)
 
     def value(self, example: int, node: int) -> Tensor:
         """The value of one node in one sentence."""
-        if not is_own(self.intervention):
+        if not is_relative(self.intervention):
             return self._shared_value(node)
         if example not in self._own:
             state = self.corrupt[example].state
-            self._own[example] = OwnValues(state.world, state.answers.value)
+            self._own[example] = RelativeValues(state.world, state.answers.value)
         return self._own[example](node, self.intervention)
 
     def values(self, run: PatchedRun, first: int, family: int, nodes: Ids) -> Tensor:
@@ -59,7 +59,7 @@ class Ablation:
         `first` is the number of the run's first sentence.
         """
         offset = int(run.examples.world.ground.offsets[family])
-        if not is_own(self.intervention):
+        if not is_relative(self.intervention):
             return torch.stack([self._shared_value(offset + int(node)) for node in nodes])[None]
         base = run.base.values[family]
         if has_ancestor_choices(run.examples.world.network, {family}) or not base.is_floating_point():
@@ -68,11 +68,11 @@ class Ablation:
         member, ground = run.members[family], run.examples.world.ground
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
-            check_over_words(member.group, names[0])
+            check_has_words(member.group, names[0])
             base = base.mean(run.base.layout.word_dim, keepdim=True)
         own = picked(run, family, base, index_of(run.base, member, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):
-            own = own + torch.stack([noise_of(name, self.intervention, own[0, 0]) for name in names])
+            own = own + torch.stack([sample_noise(name, self.intervention, own[0, 0]) for name in names])
         return own
 
     def _shared_value(self, node: int) -> Tensor:
@@ -80,7 +80,7 @@ class Ablation:
         if not self._constant and isinstance(self.intervention, Mean):
             self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._constant:
-            value = value_for(world, node, self.intervention)
+            value = resolve_value(world, node, self.intervention)
             assert isinstance(value, Tensor)
             self._constant[node] = value
         return self._constant[node]
@@ -96,7 +96,7 @@ def means_of(world: GroundModel, nodes: Sequence[int], sentences: Sequence[Any],
         state = state_of(sentence)
         if state is None or state.evidence or state.network is not world.network:
             return {}
-        by_form.setdefault(form_of(state.world), []).append(sentence)
+        by_form.setdefault(form_of(state.model), []).append(sentence)
     tpms = {node: locate_node(world, node)[0].tpm for node in nodes}
     real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.is_index_valued]
     totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}

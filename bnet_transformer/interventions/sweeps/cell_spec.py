@@ -20,7 +20,7 @@ from bnet_transformer._core.naming import SLICE, WORD, split_name
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.sentence_state import matching
+from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel, asking
 from bnet_transformer.tpm import Attention
@@ -104,7 +104,7 @@ def _listed(world: GroundModel, patterns: Sequence[str]) -> Cells:
         if ARROW in pattern:
             paths.append(NodePath(cell, named_path(world, pattern)))
             continue
-        for node in matching(world.ground, pattern):
+        for node in match_nodes(world.ground, pattern):
             family = world.ground.group_of(node).index
             by_family.setdefault(family, []).append((cell, node - int(world.ground.offsets[family])))
     entries = []

@@ -23,7 +23,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
 from bnet_transformer.inference.joint_posterior import joint_log_probs
-from bnet_transformer.inference.query import Query, interventions, joint_states, word_counts
+from bnet_transformer.inference.query import Query, build_length_inputs, enumerate_joint_states, group_interventions
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
 from bnet_transformer.reference.asking import check_discrete_node, has_ancestor_choices
@@ -82,11 +82,11 @@ class Examples:
         graph = self.world.network.graph
         want = tuple(graph.groups[index].name for index in sorted(families))
         above = {*families, *readings, *graph.ancestors([*families, *readings])}
-        done = [interventions(world, above) for world in self.worlds]
+        done = [group_interventions(world, above) for world in self.worlds]
         whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
         request = ExecutionRequest(
             want,
-            word_counts(self.world),
+            build_length_inputs(self.world),
             do=whole,
             patched=_stacked([each["patched"] for each in done]),
             attention_rows=_stacked([each["rows"] for each in done]),
@@ -126,18 +126,18 @@ def examples_of(what: str, sentences: object) -> Examples:
     first = states[0]
     for k, each in enumerate(states):
         name = f"{what}[{k}]" if isinstance(sentences, list | tuple) else what
-        if each.world.network is not first.world.network:
+        if each.model.network is not first.model.network:
             raise BNetError(name, expected="a sentence of the same net as the first", actual="one of another net")
-        if each.world.ground.word_counts != first.world.ground.word_counts:
-            wanted = f"a sentence of {_words(first.world)}, as {what}[0]"
-            raise BNetError(name, expected=wanted, actual=f"one of {_words(each.world)}")
+        if each.model.ground.word_counts != first.model.ground.word_counts:
+            wanted = f"a sentence of {_words(first.model)}, as {what}[0]"
+            raise BNetError(name, expected=wanted, actual=f"one of {_words(each.model)}")
         if each.evidence:
-            seen = ", ".join(each.world.ground.name(node) for node in each.evidence)
+            seen = ", ".join(each.model.ground.name(node) for node in each.evidence)
             raise EvidenceError(name, expected="a sentence without evidence", actual=seen, allowed="do() sets a node")
-        if form_of(each.world) != form_of(first.world):
+        if form_of(each.model) != form_of(first.model):
             wanted, allowed = f"the same nodes set as in {what}[0]", "do() on the same nodes in each, or a run of each"
             raise BNetError(name, expected=wanted, actual="others", allowed=allowed)
-    return Examples(first.module, tuple(s.world for s in states), tuple(s.tokens for s in states))
+    return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states))
 
 
 def pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
@@ -225,7 +225,7 @@ def choices_of(clean: Examples | None, corrupt: Examples, nodes: Sequence[int], 
                 actual="one set in corrupt alone",
                 allowed=allowed,
             )
-    states = joint_states([range(world.count_states(node)) for node in free])
+    states = enumerate_joint_states([range(world.count_states(node)) for node in free])
     return Choices(tuple(free), states, corrupt)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.inference.query import Obstacle, mixed_fault, set_families
+from bnet_transformer.inference.query import Obstacle, find_mixed_type_fault, find_set_groups
 from bnet_transformer.interventions.sweeps.cell_spec import Cells, Ids
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
@@ -105,10 +105,10 @@ def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obs
     """Why one compiled run does not compute the values of families (of random ones their distribution)."""
     world, graph = examples.world, examples.world.network.graph
     above = {*families, *graph.ancestors(families)}
-    mixed = mixed_fault(world, world.do, above=above)
+    mixed = find_mixed_type_fault(world, world.do, relevant=above)
     if mixed is not None:
         return mixed
-    known, patched = ([graph.by_name[name].index for name in names] for names in set_families(world, above))
+    known, patched = ([graph.by_name[name].index for name in names] for names in find_set_groups(world, above))
     want = [graph.groups[index].name for index in sorted(families)]
     needs = examples.module.find_requirements(want, known, patched=patched)
     if needs.enumerated:

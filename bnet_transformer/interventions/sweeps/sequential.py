@@ -17,7 +17,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
-from bnet_transformer.inference.node_queries import Answers
+from bnet_transformer.inference.node_queries import NodeEvaluator
 from bnet_transformer.inference.query import Query
 from bnet_transformer.interventions.sweeps.cell_spec import Cells
 from bnet_transformer.interventions.sweeps.examples import Examples
@@ -43,7 +43,7 @@ def _outcome(module: CompiledModule, world: GroundModel, node: int) -> Tensor:
         value: Tensor = world.do[node]
         return value
     world = _without_batched_values(world, node)
-    answers = Answers(module, world, {})
+    answers = NodeEvaluator(module, world, {})
     if member.tpm.kind == "discrete":
         if member.parents and not find_open_choices(world, reference.parents(world, node), {}):
             own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ class Cases:
     cells: Cells
     nodes: Sequence[int]
     values: Callable[[int, int], Tensor] | None = None
-    _answers: dict[tuple[bool, int], Answers] = field(default_factory=dict)
+    _answers: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
     _base: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def outcomes(self, cell: int) -> list[list[Tensor]]:
@@ -141,19 +141,19 @@ class Cases:
         world = self.corrupt.worlds[n]
         others = [p for p in reference.parents(world, child) if not locate_node(world, p)[0].tpm.is_random]
         told = {parent: self._value(False, n, parent) for parent in others if parent not in sent}
-        return Answers(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
+        return NodeEvaluator(self.corrupt.module, world.surgery({**told, **sent}), {}).value(child)
 
-    def _of(self, clean: bool, n: int) -> Answers:
+    def _of(self, clean: bool, n: int) -> NodeEvaluator:
         if (clean, n) not in self._answers:
             examples = self.clean if clean else self.corrupt
             assert examples is not None
-            self._answers[clean, n] = Answers(examples.module, examples.worlds[n], {})
+            self._answers[clean, n] = NodeEvaluator(examples.module, examples.worlds[n], {})
         return self._answers[clean, n]
 
     def _found(self, clean: bool, n: int, node: int) -> Tensor:
         """The value of a node in a run as it is; it may have one for each state of a choice."""
         answers = self._of(clean, n)
-        return answers.world.do[node] if node in answers.world.do else answers.value(node)
+        return answers.model.do[node] if node in answers.model.do else answers.value(node)
 
     def _value(self, clean: bool, n: int, node: int) -> Tensor:
         found = self._found(clean, n, node)
@@ -165,7 +165,7 @@ class Cases:
 
     def _row(self, clean: bool, n: int, node: int) -> Tensor:
         answers = self._of(clean, n)
-        member, index = locate_node(answers.world, node)
+        member, index = locate_node(answers.model, node)
         assert member.group.step is not None
         table = answers.attention(member.group.step, member.group.stem)
         return table[index]

@@ -25,7 +25,7 @@ from bnet_transformer.data.batch import send_to_device
 from bnet_transformer.declare import Network
 from bnet_transformer.declare.network import declare
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.factors import NEVER
+from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.problem import (
     EM,
@@ -202,7 +202,7 @@ class RestartOptimizer(ABC):
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
         """Which bounds are numbers of sentences that can be, and not far below the start, `[set]`."""
-        is_valid = bound.isfinite() & (bound > NEVER / 2 / len(self.corpus))
+        is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
         if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
             return is_valid
         start = self.bounds[0]

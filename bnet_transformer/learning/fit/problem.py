@@ -23,8 +23,8 @@ from bnet_transformer.compiler.course import ExecutionState, enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps
-from bnet_transformer.inference.factors import Factor, prior_of, question_to_factors, table_entries
+from bnet_transformer.inference.exact import eliminate_choices, get_batch_size, get_full_shape, has_posterior_dim
+from bnet_transformer.inference.factors import Factor, build_factors, log_prior, select_logits
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.reference import ATOL
 
@@ -100,9 +100,7 @@ class Objective(nn.Module):
         if not self.learned.weights and corpus in self._kept:
             return ask(*self._with_tables(*self._kept[corpus]))
         request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
-        course, factors = question_to_factors(
-            self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget
-        )
+        course, factors = build_factors(self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget)
         return ask(course, factors)
 
     def keep(self, corpus: Batch) -> None:
@@ -120,13 +118,13 @@ class Objective(nn.Module):
         values = {**course.known, **{i: enumerate_states(course, i) for i in course.layout.enumerated}}
         course = replace(course, parameters=now, values=values)
         return course, [
-            f if f.told is not None else replace(f, table=prior_of(course, f.member.group.index, f.member))
+            f if f.evidence is not None else replace(f, table=log_prior(course, f.spec.group.index, f.spec))
             for f in factors
         ]
 
     def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
         """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus."""
-        return self._with(parameters, corpus, eliminated)
+        return self._with(parameters, corpus, eliminate_choices)
 
     def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A]) -> A:
         """What is asked of the factors of the sentences under a set of parameters."""
@@ -143,9 +141,9 @@ class Objective(nn.Module):
         chosen = {name: Evidence(value) for name, value in states.items()}
 
         def ask(course: ExecutionState, factors: list[Factor]) -> tuple[Tensor, Tensor]:
-            priors = [factor for factor in factors if factor.member.group.name in states]
-            likelihoods = [factor for factor in factors if factor.member.group.name not in states]
-            return eliminated(course, priors), eliminated(course, likelihoods)
+            priors = [factor for factor in factors if factor.spec.group.name in states]
+            likelihoods = [factor for factor in factors if factor.spec.group.name not in states]
+            return eliminate_choices(course, priors), eliminate_choices(course, likelihoods)
 
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
         return self._with(parameters, together, ask)
@@ -179,13 +177,19 @@ class Objective(nn.Module):
 
         def ask(course: ExecutionState, factors: list[Factor]) -> Tensor:
             place = course.layout.enumerated.index(family.index)
-            batch = 1 if selector.scope == "corpus" else batch_of(factors, course)
-            shape = full_shape(course, family.plates, family.word_stack, batch)
+            batch = 1 if selector.scope == "corpus" else get_batch_size(factors, course)
+            shape = get_full_shape(course, family.plates, family.word_stack, batch)
             shape[place] = course.count_states(family.index)
             tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
             share: Tensor
-            share = torch.func.grad(lambda tilt: eliminated(course, [*factors, Factor(selector, tilt)]).sum())(tilt)
-            kept = [shape[k] for k in range(course.layout.batch_dim, course.layout.rank) if keeps(course, family, k)]
+            share = torch.func.grad(lambda tilt: eliminate_choices(course, [*factors, Factor(selector, tilt)]).sum())(
+                tilt
+            )
+            kept = [
+                shape[k]
+                for k in range(course.layout.batch_dim, course.layout.rank)
+                if has_posterior_dim(course, family, k)
+            ]
             return share.movedim(place, -1).reshape(*kept, shape[place])
 
         return self._with(parameters, corpus, ask)
@@ -199,7 +203,7 @@ class Objective(nn.Module):
 
         def ask(course: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed, tables = course.layout.enumerated, self.learned.tables
-            own = [f.told is None or f.member.group.index not in summed for f in factors]
+            own = [f.evidence is None or f.spec.group.index not in summed for f in factors]
             drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]
             shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
             zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
@@ -207,8 +211,8 @@ class Objective(nn.Module):
             def total(tilts: dict[str, Tensor]) -> Tensor:
                 tilted, added = replace(course, parameters={**course.parameters, **tilts}), list(factors)
                 for k in drawn:
-                    added[k] = replace(factors[k], table=factors[k].table + table_entries(tilted, factors[k]))
-                return eliminated(course, added).sum()
+                    added[k] = replace(factors[k], table=factors[k].table + select_logits(tilted, factors[k]))
+                return eliminate_choices(course, added).sum()
 
             counts: dict[str, Tensor]
             counts, evidence = torch.func.grad_and_value(total)(zeros)
@@ -218,7 +222,7 @@ class Objective(nn.Module):
 
 
 def _table(factor: Factor) -> str:
-    return f"{factor.member.param_prefix}.logits"
+    return f"{factor.spec.param_prefix}.logits"
 
 
 @dataclass(frozen=True)

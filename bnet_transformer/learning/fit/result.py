@@ -27,8 +27,14 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.exact import batch_of, eliminated, full_shape, keeps, posterior
-from bnet_transformer.inference.factors import Factor, check_count, choices_above, prior_of
+from bnet_transformer.inference.exact import (
+    eliminate_choices,
+    get_batch_size,
+    get_full_shape,
+    has_posterior_dim,
+    posterior,
+)
+from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
 from bnet_transformer.learning.fit import heads
 from bnet_transformer.learning.fit.heads import Comparison, Heads, selectors_of, stored
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, Objective, learned_of
@@ -452,8 +458,8 @@ def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) 
     free = [m.group.index for m in above if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]]
     for part in parts[:1]:
         _, words, *_ = module.validate_inputs(part.x, part.given)
-        choices = choices_above(network, member.group.index, {*free}, set())
-        check_count(network, member.group.index, choices, words, budget)
+        choices = find_ancestor_choices(network, member.group.index, {*free}, set())
+        check_elimination_budget(network, member.group.index, choices, words, budget)
     return torch.cat([_mean(module, member, free, part) for part in parts])
 
 
@@ -466,14 +472,16 @@ def _mean(module: CompiledModule, member: NodeSpec, free: list[int], corpus: Bat
         )
         at, parents = gather_parents(course, member)
         mean = member.tpm.distribution(at, *parents).mean
-        priors = [Factor(network.specs[i], prior_of(course, i, network.specs[i])) for i in free]
+        priors = [Factor(network.specs[i], log_prior(course, i, network.specs[i])) for i in free]
     family, first = member.group, course.layout.batch_dim
-    shape = full_shape(course, family.plates, family.word_stack, batch_of([Factor(member, mean[..., 0])], course))
+    shape = get_full_shape(
+        course, family.plates, family.word_stack, get_batch_size([Factor(member, mean[..., 0])], course)
+    )
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
     tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
-    total = eliminated(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
+    total = eliminate_choices(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
     (found,) = torch.autograd.grad(total.sum(), tilt)
-    kept = [n for k, n in enumerate(shape[first:]) if keeps(course, family, first + k)]
+    kept = [n for k, n in enumerate(shape[first:]) if has_posterior_dim(course, family, first + k)]
     return found.flatten(0, first).reshape(*kept, *member.shape)
 
 

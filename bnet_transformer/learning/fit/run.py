@@ -32,7 +32,7 @@ from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.factors import OVER_BUDGET, Question, analyse_question
+from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.query import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.ascent import USUAL, fit_point, with_learned
@@ -67,7 +67,7 @@ OF_THE_LOOP = ("every", "checkpoints", "device", "progress")
 DRAWN = "method=bt.SVI(choices='sampled') draws them"
 WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
     CROSS_WORD_HINT: "method=bt.SVI(choices='sampled')",
-    OVER_BUDGET: "a larger budget=; method=bt.SVI(choices='sampled')",
+    OVER_BUDGET_HINT: "a larger budget=; method=bt.SVI(choices='sampled')",
 }
 
 
@@ -326,7 +326,7 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
         reason = f"elimination cannot sum the choices: {fault}; {DRAWN}"
         return Route(title, "sampling", reason, node, states, is_exact=False)
     flops = step_flops(problem, config, structure)
-    if not structure.free:
+    if not structure.enumerated:
         return Route(title, "compiled", "no choice is open: one pass gives the log evidence", flops=flops)
     reason = f"the choices of each sentence ({names}) are summed out of the exact log evidence"
     if not objective.learned.weights:
@@ -337,7 +337,9 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
 explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
 
 
-def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str, tuple[str | None, str | None]]:
+def choices_of(
+    objective: Objective, corpus: Batch
+) -> tuple[EliminationProblem, int, str, tuple[str | None, str | None]]:
     """What the log evidence of sentences needs of the net, whatever the numbers.
 
     Args:
@@ -349,11 +351,11 @@ def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str,
         they cannot be summed the name of the node and the fault in words, else None and None.
     """
     forms = {k: (told.observed is None, told.value.is_floating_point()) for k, told in corpus.evidence.items()}
-    question = analyse_question(objective.module, forms, None, (), ())
+    question = build_elimination_problem(objective.module, forms, None, (), ())
     network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
     counts = (
         (math.prod(network.count_states(i, words) for i in above), [network.specs[i].group.name for i in above])
-        for above in question.choices.values()
+        for above in question.ancestor_choices.values()
     )
     states, names = max(counts, default=(1, []))
     told, fault = ", ".join(names), question.fault
@@ -365,16 +367,16 @@ def choices_of(objective: Objective, corpus: Batch) -> tuple[Question, int, str,
     return question, states, told, (None, None)
 
 
-def step_flops(problem: FitProblem, method: Method, structure: Question) -> int | None:
+def step_flops(problem: FitProblem, method: Method, structure: EliminationProblem) -> int | None:
     """The FLOPs of the compiled passes of one step; None where a TPM does not say what its products are."""
     objective, corpus = problem.objective, problem.corpus
     network = objective.network
-    want = (*structure.want, *(network.specs[index].group.name for index in structure.needed))
-    known = frozenset(network.graph.get_group(name).index for name in structure.settled)
+    want = (*structure.outputs, *(network.specs[index].group.name for index in structure.factor_groups))
+    known = frozenset(network.graph.get_group(name).index for name in structure.fixed)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_whole = objective.of_corpus or isinstance(method, NUTS)
     sentences = len(corpus) if is_whole else min(problem.batch or USUAL, len(corpus))
-    plan = objective.module.plan(tuple(dict.fromkeys(want)), known, structure.free)
+    plan = objective.module.plan(tuple(dict.fromkeys(want)), known, structure.enumerated)
     flops = count_plan_flops(network, plan, words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops

@@ -25,7 +25,7 @@ from bnet_transformer.compiler.told import get_plate_sizes
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.factors import NEVER
+from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, fitted, optimize
 from bnet_transformer.learning.fit.heads import aligned, representative
 from bnet_transformer.learning.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
@@ -346,7 +346,7 @@ def started(model: Model, corpus: Batch, number: int) -> dict[str, Tensor]:
                 value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
             z[site(name)] = value if number else value + JITTER * torch.randn_like(value)
         with torch.no_grad():
-            if bool(model.potential(corpus, z) < -NEVER / 2):
+            if bool(model.potential(corpus, z) < -LOG_ZERO / 2):
                 return z
     raise BNetError(
         f"chain {number}",
