@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer import drawing
 from bnet_transformer._core.checks import check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
-from bnet_transformer.attention.tan import CorpusTan, tan_of_corpus
+from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
@@ -247,7 +247,7 @@ class BNet(StructureQueries):
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
             raise BNetError("sentences", expected="a list of sentences", actual=sentences)
         several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
-        return tan_of_corpus([s.state for s in several], classes, slice, head, role)
+        return learn_tan_from_sentences([s.state for s in several], classes, slice, head, role)
 
     # structure
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.attention.rollout import open_choices
+from bnet_transformer.attention.rollout import find_open_choices
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention, route_sample
@@ -128,7 +128,7 @@ def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
     chosen = asking.parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
     members = [asking.find_attention_spec(state.model, t, bound.role) for t in chosen]
-    choices = open_choices(state.model, chosen, bound.role)
+    choices = find_open_choices(state.model, chosen, bound.role)
     if not choices:
         return _route_slowest(state, members)
     route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())

@@ -13,8 +13,8 @@ from bnet_transformer import drawing, graph, inference, reference
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
-from bnet_transformer.attention.rollout import reads
-from bnet_transformer.attention.tan import tan, tan_tree
+from bnet_transformer.attention.rollout import compute_reads
+from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
@@ -362,7 +362,7 @@ class Sentence(StructureQueries):
         """
         stack, numbers = asking.parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
-        return reads(
+        return compute_reads(
             query,
             self.state.tokens[stack],
             numbers,
@@ -395,7 +395,7 @@ class Sentence(StructureQueries):
         >>> s.tan("words").kind, s.tan("roles").nearly
         ('no DAG', 'reverse TAN')
         """
-        return tan(self.state, boxes, slice, class_box, stack)
+        return classify_slice(self.state, boxes, slice, class_box, stack)
 
     def tan_tree(
         self,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.attention import corpus_tan
+from bnet_transformer.attention import learn_tan
 from bnet_transformer.interventions import Mean, Noise, Zero
 from bnet_transformer.interventions.counterfactual import gumbel_max
 from bnet_transformer.tpm import Categorical, Normal
@@ -260,7 +260,7 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     b = np.where(rng.random(2400) < 0.8, a, rng.integers(0, 3, 2400))
     c = np.where(rng.random(2400) < 0.7, (b + label) % 3, rng.integers(0, 3, 2400))
     d = np.where(rng.random(2400) < 0.7, b, rng.integers(0, 3, 2400))
-    found = corpus_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
+    found = learn_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
     ours = {frozenset((found.boxes[p], box)) for box, p in zip(found.boxes, found.parents, strict=True) if p >= 0}
     frame = pd.DataFrame({"a": a, "b": b, "c": c, "d": d, "class": label})
     search = TreeSearch(frame, root_node="a", n_jobs=1)

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.attention import corpus_tan
-from bnet_transformer.attention.rollout import best_paths, max_flow
+from bnet_transformer.attention import learn_tan
+from bnet_transformer.attention.rollout import find_best_paths, max_flow
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_separator
 from bnet_transformer.graph.separation import SeparationQuery, are_separated
@@ -285,7 +285,7 @@ def test_paths_are_the_most_probable_of_all_over_the_states(states, slices, n, s
         for k, (i, j) in enumerate(itertools.pairwise(path)):
             share = share * steps[:, slices - 1 - k, i, j]
         every[path] = float(share.sum())
-    found = best_paths(weights, steps, n - 1, 5)
+    found = find_best_paths(weights, steps, n - 1, 5)
     assert [p for p, _ in found] == pytest.approx(sorted(every.values(), reverse=True)[:5])
     assert all(every[words] == pytest.approx(p) for p, words in found)
 
@@ -398,7 +398,7 @@ def test_a_divergence_is_told_only_where_the_sentences_bear_it():
     rng = np.random.default_rng(0)
     for sentences, n, told in ((1000, 3, True), (1000, 6, False)):
         codes = rng.integers(0, n, (sentences, n))
-        found = corpus_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
+        found = learn_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
         assert (found.divergence is not None) == told == (found.divergence_corrected is not None)
         if told:
             assert abs(found.divergence_corrected) < abs(found.divergence) < 0.05
@@ -419,7 +419,7 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
     a, b = rng.integers(0, 16, (2, 1000))
     u = rng.random(1000)
     c = np.where(u < 0.35, a % 2, np.where(u < 0.7, b % 2, rng.integers(0, 2, 1000)))
-    found = corpus_tan([0] * 1000, np.stack([a, b, c], 1), ["a", "b", "c"])
+    found = learn_tan([0] * 1000, np.stack([a, b, c], 1), ["a", "b", "c"])
     columns = [a, b, c]
     for i, j in itertools.combinations(range(3), 2):
         parts = [
@@ -434,7 +434,7 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
     assert found.information[0, 1] > found.information[0, 2]  # and would be a pair, uncorrected
     few = rng.integers(0, 2, (2000, 4))
     few[:, 3] = few[:, 0] ^ few[:, 1]
-    told = corpus_tan([0] * 2000, few, list("abcd"))
+    told = learn_tan([0] * 2000, few, list("abcd"))
     joint, alone = corrected_entropy(*few.T), [corrected_entropy(column) for column in few.T]
     kept = [(i, p) for i, p in enumerate(told.parents) if p >= 0]
     wanted = sum(sum(each) for each in alone) - sum(joint) - sum(told.corrected[edge] for edge in kept)
@@ -467,10 +467,10 @@ def test_words_are_coded_given_the_class_that_is_seen(name):
         read = [s.reads(0, told, residual=0.0).matrix for s, told in zip(seen, given, strict=True)]
         return np.stack([matrix.argmax(-1).numpy() for matrix in read])
 
-    wanted = corpus_tan(labels, table([{name: label} for label in labels]), ["a", "b", "c"])
+    wanted = learn_tan(labels, table([{name: label} for label in labels]), ["a", "b", "c"])
     np.testing.assert_allclose(found.information, wanted.information)
     if name != "y_1":
-        apart = corpus_tan(labels, table([{} for _ in labels]), ["a", "b", "c"])
+        apart = learn_tan(labels, table([{} for _ in labels]), ["a", "b", "c"])
         assert not np.allclose(found.information, apart.information)
 
 
@@ -481,7 +481,7 @@ def test_classes_may_be_observed_nodes_arrays_and_tensors():
     seen = [s.observe(c=k) for s, k in zip(said, classes, strict=True)]
     by_node = net.tan(seen, "c")
     table = np.stack([s.reads(0, residual=0.0).matrix.argmax(-1).numpy() for s in seen])
-    np.testing.assert_allclose(by_node.information, corpus_tan(classes, table, list("abc")).information)
+    np.testing.assert_allclose(by_node.information, learn_tan(classes, table, list("abc")).information)
     plain = net.tan(said, classes)
     for same in (np.array(classes), torch.tensor(classes), [torch.tensor(k) for k in classes], list(map(str, classes))):
         np.testing.assert_allclose(net.tan(said, same).information, plain.information)

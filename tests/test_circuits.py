@@ -14,9 +14,9 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.interventions.circuits.arrows import arrows_of, axes_over
-from bnet_transformer.interventions.circuits.run import runs_of
-from bnet_transformer.interventions.sweeps.examples import metric_of as measure_of, pair
+from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
+from bnet_transformer.interventions.circuits.run import build_runner
+from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric as measure_of
 from tests.cases import CASES
 from tests.sweeping import curved, metric, refusal
 
@@ -272,14 +272,14 @@ def test_surgery_counts():
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    ours, theirs = pair(clean, corrupt)
+    ours, theirs = parse_example_pair(clean, corrupt)
     metric = measure_of(ours, metric_of(clean[0], nodes))
-    arrows = arrows_of(ours, theirs, nodes, axes_over(ours.world.ground, None), None)
-    runs = runs_of(ours, theirs, arrows, metric, 2**29)
+    arrows = find_circuit_arrows(ours, theirs, nodes, parse_edge_axes(ours.model.ground, None), None)
+    runs = build_runner(ours, theirs, arrows, metric, 2**29)
     for side, kept in ((runs.clean, True), (runs.corrupt, False)):
-        for family in reversed(arrows.into):
-            runs.settle(family, np.full(len(arrows.into[family]), kept))
-        close(runs.outcome(), runs.metric_of(side))
+        for family in reversed(arrows.incoming):
+            runs.fix_arrows(family, np.full(len(arrows.incoming[family]), kept))
+        close(runs.evaluate_circuit(), runs.evaluate_run(side))
 
 
 def test_the_circuit_as_a_graph():

@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.attention import corpus_tan
+from bnet_transformer.attention import learn_tan
 from bnet_transformer.figures.labels import shown
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.interventions.counterfactual import Counterfactual
@@ -217,7 +217,7 @@ def test_trees_and_boxes(s):
     assert arcs == {f"arc_{parent}_{i}" for i, parent in enumerate(tree.parents) if parent >= 0}
     tan = s.tan("roles")
     assert np.nansum(cells(bt.plot(tan))) == tan.quotient.counts.sum()
-    corpus = corpus_tan([0, 0, 1, 1], [[0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 0]], ["a", "b", "c"])
+    corpus = learn_tan([0, 0, 1, 1], [[0, 1, 0], [1, 1, 0], [0, 0, 1], [1, 0, 0]], ["a", "b", "c"])
     figure = bt.plot(corpus, corrected=False)
     off = ~np.eye(3, dtype=bool)
     assert np.allclose(cells(figure)[off], corpus.information[off])

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.figures.options import marks_of
-from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Sweep
+from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from tests.sweeping import refusal
 from tests.test_plots import cells, heights, texts
 
@@ -152,7 +152,7 @@ def test_direct_indirect_and_interaction_sum_to_the_total(seed):
     found = mediated(seed=seed)
     total = found.direct + found.indirect + found.interaction
     assert torch.allclose(total, found.total.mean().expand(2, 3), atol=1e-12)
-    for part in PARTS:
+    for part in MEDIATION_PARTS:
         each = found.of(part)
         assert torch.equal(each.values, getattr(found, part)) and each.error.shape == (2, 3)
     direct, indirect = (found.of(part).effects for part in ("direct", "indirect"))

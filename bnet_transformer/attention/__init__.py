@@ -10,6 +10,6 @@ from bnet_transformer.attention.tan import (
     CorpusTan as CorpusTan,
     Tan as Tan,
     TanTree as TanTree,
-    corpus_tan as corpus_tan,
+    learn_tan as learn_tan,
     tan_tree as tan_tree,
 )

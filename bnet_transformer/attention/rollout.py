@@ -38,20 +38,20 @@ from bnet_transformer.tpm.arrays import to_numpy
 if TYPE_CHECKING:
     import pandas as pd
 
-FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
-WORK = 2**28  # products while paths are sought
-UNITS = 2**30  # the parts of which a flow is made
+MAX_FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
+MAX_PATH_PRODUCTS = 2**28  # products while paths are sought
+FLOW_RESOLUTION = 2**30  # the parts of which a flow is made
 
 
-def check_chain(world: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
+def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
     """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
 
     It may begin at a state that is set.
     """
-    way = passed(world, readers, slices)
-    cut = [node for node in sorted(world.do) if world.ground.group_of(node).index in way]
+    way = find_value_path_groups(model, readers, slices)
+    cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in way]
     if cut:
-        names = [world.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
+        names = [model.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
         raise BNetError(
             f"reads of slices {slices[0]} to {slices[-1]}" if len(slices) > 1 else f"reads of slice {slices[0]}",
             expected="a chain of attention that do does not cut",
@@ -60,80 +60,82 @@ def check_chain(world: GroundModel, readers: Sequence[NodeSpec], slices: Sequenc
         )
 
 
-def passed(world: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
+def find_value_path_groups(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
     """The families between the state that enters the first slice and the one that leaves the last, by way of values.
 
     What decides who is read (q, k and what they are made of) is not on the way.
     """
-    members, stack = world.network.specs, readers[0].group.stack
+    members, stack = model.network.specs, readers[0].group.stack
     families = [member.group for member in members]
-    enters = {f.index for f in families if _is_state(f, stack, slices[0])}
-    leaves = {f.index for f in families if _is_state(f, stack, slices[-1] + 1)}
+    enters = {f.index for f in families if _is_entering_state(f, stack, slices[0])}
+    leaves = {f.index for f in families if _is_entering_state(f, stack, slices[-1] + 1)}
     above, below = set(leaves), set(enters)
     for member in reversed(members):
         if member.group.index in above - enters:
-            above |= _carried(member)
+            above |= _get_value_parents(member)
     for member in members:
-        if member.tpm.kind != "discrete" and _carried(member) & below:
+        if member.tpm.kind != "discrete" and _get_value_parents(member) & below:
             below.add(member.group.index)
     return {reader.group.index for reader in readers} | (above & below - enters)
 
 
-def _is_state(family: NodeGroup, stack: str, slice_: int) -> bool:
+def _is_entering_state(group: NodeGroup, stack: str, slice_: int) -> bool:
     """True of the state that enters a slice: what the slice before has made, or the prologue."""
-    return family.stack == stack and family.slice == slice_ and family.step == slice_ - 1
+    return group.stack == stack and group.slice == slice_ and group.step == slice_ - 1
 
 
-def _carried(member: NodeSpec) -> set[int]:
+def _get_value_parents(spec: NodeSpec) -> set[int]:
     """The families whose values go into the value of one, and not only into whom it reads."""
-    reading = set(member.tpm.attention_slots()) if member.has_word_attention else set()
-    apart = reading if reading < set(member.tpm.get_slots()) else set()
-    return {given.index for given in member.parents if given.slot not in apart}
+    reading = set(spec.tpm.attention_slots()) if spec.has_word_attention else set()
+    apart = reading if reading < set(spec.tpm.get_slots()) else set()
+    return {given.index for given in spec.parents if given.slot not in apart}
 
 
-def with_residual(attention: Tensor, share: float) -> Tensor:
+def add_residual(attention: Tensor, residual: float) -> Tensor:
     """`(1 - share) P(j | i) + share 1(j = i)`."""
-    return (1 - share) * attention + share * torch.eye(attention.shape[-1], dtype=attention.dtype)
+    return (1 - residual) * attention + residual * torch.eye(attention.shape[-1], dtype=attention.dtype)
 
 
-def product(steps: Tensor) -> Tensor:
+def attention_rollout(transitions: Tensor) -> Tensor:
     """`A_T ... A_1 A_0` of `[..., slice, word, word]`."""
-    found = steps[..., 0, :, :]
-    for t in range(1, steps.shape[-3]):
-        found = steps[..., t, :, :] @ found
+    found = transitions[..., 0, :, :]
+    for t in range(1, transitions.shape[-3]):
+        found = transitions[..., t, :, :] @ found
     return found
 
 
-def max_flow(steps: Tensor) -> Tensor:
+def max_flow(transitions: Tensor) -> Tensor:
     """For each output word and source word, the greatest flow between them where transitions are capacities.
 
     Of `[..., slice, word, word]`. Through one slice it is the capacity, through two `sum_k min(A_1[i, k], A_0[k, j])`;
     through more each pair is a flow of its own, of which at most `FLOWS` are sought.
     """
-    *lead, count, n, _ = steps.shape
+    *lead, count, n, _ = transitions.shape
     if count == 1:
-        return steps[..., 0, :, :].clone()
+        return transitions[..., 0, :, :].clone()
     if count == 2:
-        return torch.minimum(steps[..., 1, :, :, None], steps[..., 0, None, :, :]).sum(-2)
-    each = steps.reshape(-1, count, n, n)
-    if len(each) * n * n > FLOWS:
+        return torch.minimum(transitions[..., 1, :, :, None], transitions[..., 0, None, :, :]).sum(-2)
+    each = transitions.reshape(-1, count, n, n)
+    if len(each) * n * n > MAX_FLOWS:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
-        wanted, got = f"at most {FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
+        wanted, got = f"at most {MAX_FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
         raise BudgetError("reads by flow", expected=wanted, actual=got, allowed=allowed)
-    return torch.stack([_flows(to_numpy(one)) for one in each]).to(steps).reshape(*lead, n, n)
+    return torch.stack([_max_flow_matrix(to_numpy(one)) for one in each]).to(transitions).reshape(*lead, n, n)
 
 
-def _flows(steps: NDArray[np.float64]) -> Tensor:
+def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
     """The greatest flow from each word above the last step to each word below the first."""
-    count, n, _ = steps.shape
+    count, n, _ = transitions.shape
     capacity = np.zeros(((count + 1) * n, (count + 1) * n))
-    for t, step in enumerate(steps):
+    for t, step in enumerate(transitions):
         capacity[(t + 1) * n : (t + 2) * n, t * n : (t + 1) * n] = step
     pairs = itertools.product(range(count * n, (count + 1) * n), range(n))
-    return torch.tensor([_flow(capacity, source, sink) for source, sink in pairs], dtype=torch.float64).reshape(n, n)
+    return torch.tensor(
+        [_max_flow_value(capacity, source, sink) for source, sink in pairs], dtype=torch.float64
+    ).reshape(n, n)
 
 
-def _flow(capacity: NDArray[np.float64], source: int, sink: int) -> float:
+def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
     """The greatest flow: in whole units, then what is left of it in far smaller ones, to the precision of float64."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
@@ -141,7 +143,7 @@ def _flow(capacity: NDArray[np.float64], source: int, sink: int) -> float:
     total, most, left = 0.0, 1.0, capacity
     arrows = np.count_nonzero(capacity)
     for _ in range(2):
-        unit = most / UNITS
+        unit = most / FLOW_RESOLUTION
         found = maximum_flow(csr_matrix(np.floor(np.minimum(left, most) / unit).astype(np.int32)), source, sink)
         total += found.flow_value * unit
         left = np.maximum(left - found.flow.toarray() * unit, 0.0)
@@ -149,16 +151,18 @@ def _flow(capacity: NDArray[np.float64], source: int, sink: int) -> float:
     return total
 
 
-def best_paths(weights: Tensor, steps: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
+def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
     """The paths of words from a word down through all slices that are most probable in all, best first: exact.
 
     `P(path) = sum_s weights[s] prod_t steps[s, t, i_(t+1), i_t]`. A path begun is no better than the sum over
     the states of the best that each could make of it; the search goes on from where that is greatest (A*).
     """
-    depth, work = steps.shape[1], 0
-    to_go = [steps.new_ones(steps.shape[0], steps.shape[-1])]  # the most that a path from there keeps: [state, word]
+    depth, work = transitions.shape[1], 0
+    to_go = [
+        transitions.new_ones(transitions.shape[0], transitions.shape[-1])
+    ]  # the most that a path from there keeps: [state, word]
     for t in range(depth):
-        to_go.append((steps[:, t] * to_go[-1][:, None, :]).amax(-1))
+        to_go.append((transitions[:, t] * to_go[-1][:, None, :]).amax(-1))
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (word,))]
     found: list[tuple[float, tuple[int, ...]]] = []
     while heap and len(found) < count:
@@ -166,23 +170,23 @@ def best_paths(weights: Tensor, steps: Tensor, word: int, count: int) -> list[tu
         if len(words) > depth:
             found.append((-total, words))
             continue
-        work += steps.shape[0] * steps.shape[-1]
-        if work > WORK:
+        work += transitions.shape[0] * transitions.shape[-1]
+        if work > MAX_PATH_PRODUCTS:
             allowed = "fewer slices, or a smaller count; do or evidence on choices"
-            raise BudgetError("paths", expected=f"at most {WORK} products", actual="more", allowed=allowed)
-        share, last = path_shares(weights, steps, words), depth - len(words)
-        bounds = (share[:, None] * steps[:, last, words[-1]] * to_go[last]).sum(0)
+            raise BudgetError("paths", expected=f"at most {MAX_PATH_PRODUCTS} products", actual="more", allowed=allowed)
+        share, last = path_probs(weights, transitions, words), depth - len(words)
+        bounds = (share[:, None] * transitions[:, last, words[-1]] * to_go[last]).sum(0)
         for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
             if bound > 0:
                 heapq.heappush(heap, (-bound, (*words, j)))
     return found
 
 
-def path_shares(weights: Tensor, steps: Tensor, words: tuple[int, ...]) -> Tensor:
+def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> Tensor:
     """`P(state, these words)` of a path from the top, `[state]`."""
-    last, found = steps.shape[1] - 1, weights
+    last, found = transitions.shape[1] - 1, weights
     for k, (i, j) in enumerate(itertools.pairwise(words)):
-        found = found * steps[:, last - k, i, j]
+        found = found * transitions[:, last - k, i, j]
     return found
 
 
@@ -232,7 +236,7 @@ class Reads(Drawable):
     @property
     def chain(self) -> Tensor:
         """The transitions of the chain, `[state, slice, word, word]`: `(1 - residual) P(j | i) + residual 1(j = i)`."""
-        return with_residual(self.attention, self.residual)
+        return add_residual(self.attention, self.residual)
 
     @property
     def entropies(self) -> Tensor:
@@ -248,8 +252,8 @@ class Reads(Drawable):
         if check_int("word", word, minimum=0) >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
         chain, found = self.chain, []
-        for probability, words in best_paths(self.weights, chain, word, count):
-            shares = path_shares(self.weights, chain, words)
+        for probability, words in find_best_paths(self.weights, chain, word, count):
+            shares = path_probs(self.weights, chain, words)
             best = int(shares.argmax())
             tokens = tuple(self.tokens[i] for i in words)
             found.append(Path(words, tokens, probability, self.choices[best], float(shares[best] / shares.sum())))
@@ -275,7 +279,7 @@ class Reads(Drawable):
         return f"<p>{escape(told)}</p>{table}"
 
 
-def reads(
+def compute_reads(
     query: Query,
     tokens: Sequence[str],
     slices: Sequence[int],
@@ -297,27 +301,27 @@ def reads(
     world = query.model
     readers = [asking.find_attention_spec(world, t, role) for t in slices]
     check_chain(world, readers, slices)
-    average = _average(readers, head, inclusion)
-    free, states, shares = open_states(query, slices, role)
+    average = _build_head_average(readers, head, inclusion)
+    free, states, shares = compute_choice_posterior(query, slices, role)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for part, readings in readings_by_state(query, free, states, slices, role, answers):
-        squares = [_square(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
+    for part, readings in iter_attention_by_state(query, free, states, slices, role, answers):
+        squares = [_select_heads(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
         steps.append(torch.stack([average(k, each) for k, each in enumerate(squares)], 1))
         own = [torch.einsum("s,shi->hi", shares[part], torch.special.entr(each).sum(-1)) for each in squares]
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
     stack = readers[0].group.stack
     state = asking.find_state_group(world.network, stack)
-    chain = with_residual(attention, residual)
+    chain = add_residual(attention, residual)
     return Reads(
-        torch.einsum("s,sij->ij", shares, product(chain) if method == "rollout" else max_flow(chain)),
+        torch.einsum("s,sij->ij", shares, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
         attention,
         shares,
         tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
         tuple(tokens),
         tuple(slices),
         residual,
-        _heads(world, free, head, inclusion),
+        _describe_heads(world, free, head, inclusion),
         method,
         entropies,
         torch.from_numpy(np.stack([asking.compute_read_mask(world, member) for member in readers])),
@@ -325,7 +329,7 @@ def reads(
     )
 
 
-def _average(
+def _build_head_average(
     readers: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
     """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
@@ -339,41 +343,43 @@ def _average(
     places = [inclusion.place(member.group.name) for member in readers]
     shares, nobody = inclusion.shares()
 
-    def average(k: int, each: Tensor) -> Tensor:
-        if each.shape[1] != shares.shape[1]:
-            raise BNetError("inclusion", expected=f"{each.shape[1]} heads, as the net has", actual=shares.shape[1])
-        own = torch.eye(each.shape[-1], dtype=each.dtype)
-        return torch.einsum("h,shij->sij", shares[places[k]], each) + nobody[places[k]] * own
+    def average(k: int, attention: Tensor) -> Tensor:
+        if attention.shape[1] != shares.shape[1]:
+            raise BNetError("inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=shares.shape[1])
+        own = torch.eye(attention.shape[-1], dtype=attention.dtype)
+        return torch.einsum("h,shij->sij", shares[places[k]], attention) + nobody[places[k]] * own
 
     return average
 
 
-def _heads(world: GroundModel, free: Sequence[int], head: int | None, inclusion: Inclusion | None) -> str:
+def _describe_heads(
+    model: GroundModel, open_choices: Sequence[int], head: int | None, inclusion: Inclusion | None
+) -> str:
     """Of which heads, and over which choices, a reading is averaged."""
-    plate = "head" in world.network.graph.plate_sizes
+    plate = "head" in model.network.graph.plate_sizes
     told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
     told = told if inclusion is None else "the mean over heads by their inclusion"
-    names = list(dict.fromkeys(world.ground.group_of(node).name for node in free))
+    names = list(dict.fromkeys(model.ground.group_of(node).name for node in open_choices))
     if not names:
         return told or "one head"
     over = f"averaged over {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
     return f"{told}, {over}" if told else over
 
 
-def open_choices(world: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
+def find_open_choices(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
     """The open choices that decide what is read in some slices."""
-    families = [asking.find_attention_spec(world, t, role).group for t in slices]
-    if not asking.has_ancestor_choices(world.network, {family.index for family in families}):
+    families = [asking.find_attention_spec(model, t, role).group for t in slices]
+    if not asking.has_ancestor_choices(model.network, {family.index for family in families}):
         return []
-    nodes = [node for family in families for node in world.ground.select_nodes(family).tolist()]
+    nodes = [node for family in families for node in model.ground.select_nodes(family).tolist()]
     return find_open_choices(
-        world, {parent for node in nodes for parent in reference.attention_parents(world, node)}, {}
+        model, {parent for node in nodes for parent in reference.attention_parents(model, node)}, {}
     )
 
 
-def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
+def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
-    free = open_choices(query.model, slices, role)
+    free = find_open_choices(query.model, slices, role)
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))
@@ -381,9 +387,9 @@ def open_states(query: Query, slices: Sequence[int], role: str | None) -> tuple[
     return free, states, share[tuple(states.unbind(1))]
 
 
-def readings_by_state(
+def iter_attention_by_state(
     query: Query,
-    choices: Sequence[int],
+    open_choices: Sequence[int],
     states: Tensor,
     slices: Sequence[int],
     role: str | None,
@@ -401,38 +407,38 @@ def readings_by_state(
     """
     world, readers = query.model, [asking.find_attention_spec(query.model, t, role) for t in slices]
     answers = answers or NodeEvaluator(query.module, world, {})
-    if not choices:
+    if not open_choices:
         answers.prefetch_attention(readers)
         yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
         return
-    module, first = with_sentence_scope(query.module), dict(zip(choices, states[:1].unbind(1), strict=True))
+    module, first = with_sentence_scope(query.module), dict(zip(open_choices, states[:1].unbind(1), strict=True))
     is_one_batch = answers.with_batched_states(first, module).find_table_fault("reading", readers, ()) is None
     for part in iter_chunks(world, len(states), {reader.group.index for reader in readers}):
         if is_one_batch:
-            batch = answers.with_batched_states(dict(zip(choices, states[part].unbind(1), strict=True)), module)
+            batch = answers.with_batched_states(dict(zip(open_choices, states[part].unbind(1), strict=True)), module)
             batch.prefetch_attention(readers)
             yield part, [batch.attention(t, role) for t in slices]
         else:  # the compiled net refuses this batch: each state has its own route
             rows = []
             for row in states[part]:
-                world_of_row = replace(world, do={**world.do, **dict(zip(choices, row, strict=True))})
+                world_of_row = replace(world, do={**world.do, **dict(zip(open_choices, row, strict=True))})
                 one = NodeEvaluator(module, world_of_row, {})
                 rows.append([one.attention(t, role) for t in slices])
             yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 
 
-def _square(world: GroundModel, reading: Tensor, slice_: int, head: int | None) -> Tensor:
+def _select_heads(model: GroundModel, attention: Tensor, slice_: int, head: int | None) -> Tensor:
     """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
-    n = reading.shape[-1]
-    if reading.shape[-2] != n:
-        got = f"{reading.shape[-2]} words that read {n}"
+    n = attention.shape[-1]
+    if attention.shape[-2] != n:
+        got = f"{attention.shape[-2]} words that read {n}"
         raise BNetError(f"slice {slice_}", expected="words that read their own stack", actual=got, allowed="role=")
-    each = reading.reshape(len(reading), -1, n, n)
+    each = attention.reshape(len(attention), -1, n, n)
     if head is None:
         return each
     heads = each.shape[1]  # those of all groups, where heads stand in groups
-    if heads % world.network.graph.plate_sizes.get("head", heads + 1):
-        names = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
+    if heads % model.network.graph.plate_sizes.get("head", heads + 1):
+        names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
         allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
         raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
     if check_int("head", head, minimum=0) >= heads:

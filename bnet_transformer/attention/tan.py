@@ -23,7 +23,7 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.drawable import Drawable
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.attention.rollout import reads
+from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.data.dataset import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
@@ -99,7 +99,7 @@ class TanTree(Drawable):
         return f"<p>{escape(told)}</p>{self.to_dataframe().to_html()}"
 
 
-def tan(
+def classify_slice(
     state: SentenceState, boxes: str | Mapping[str, str], slice_: int, class_box: str | None, stack: str | None = None
 ) -> Tan:
     """The class of a slice that is shrunk to boxes.
@@ -124,17 +124,17 @@ def tan(
             raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
     if isinstance(boxes, str):
         check_choice("boxes", boxes, ("words", "roles"))
-        naming, first = box_namer(ground, boxes, slice_, stack)
-        quotient = _without(shrink(ground, naming, NodeSelection(slices=[slice_], weights=False)), OUTSIDE)
+        naming, first = build_box_namer(ground, boxes, slice_, stack)
+        quotient = _drop_box(shrink(ground, naming, NodeSelection(slices=[slice_], weights=False)), OUTSIDE)
     else:
         quotient, first = shrink(ground, boxes, NodeSelection(slices=[slice_], weights=False)), None
-    chosen = class_box if class_box is not None else first or _likely_class(quotient)
+    chosen = class_box if class_box is not None else first or _guess_class_box(quotient)
     if not isinstance(chosen, str) or chosen not in quotient.boxes:
         raise BNetError("class_box", expected="a box", actual=chosen, allowed=", ".join(quotient.boxes))
-    return _classified(quotient, chosen)
+    return _classify(quotient, chosen)
 
 
-def box_namer(
+def build_box_namer(
     ground: GroundGraph, boxes: str, slice_: int, stack: str | None = None
 ) -> tuple[Callable[[str], str], str]:
     """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
@@ -161,7 +161,7 @@ def box_namer(
     return box, CLASS if boxes == "words" else entry.name
 
 
-def _without(quotient: Quotient, box: str) -> Quotient:
+def _drop_box(quotient: Quotient, box: str) -> Quotient:
     """The same without one box and its arrows."""
     if box not in quotient.boxes:
         return quotient
@@ -172,7 +172,7 @@ def _without(quotient: Quotient, box: str) -> Quotient:
     return Quotient(boxes, arrows - (arrows > gone), quotient.counts[kept])
 
 
-def _likely_class(quotient: Quotient) -> str:
+def _guess_class_box(quotient: Quotient) -> str:
     """The root with the most arrows out; the first box where there is no root."""
     counts = np.bincount(quotient.arrows[:, 0], minlength=len(quotient.boxes))
     entered = set(quotient.arrows[:, 1].tolist())
@@ -180,10 +180,10 @@ def _likely_class(quotient: Quotient) -> str:
     return quotient.boxes[max(roots, key=lambda k: (counts[k], -k))]
 
 
-def _classified(quotient: Quotient, class_box: str) -> Tan:
+def _classify(quotient: Quotient, class_box: str) -> Tan:
     others = [box for box in quotient.boxes if box != class_box]
     sources, targets = quotient.arrows.T
-    own, rest = quotient.boxes.index(class_box), _without(quotient, class_box).arrows
+    own, rest = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
     reached = {quotient.boxes[k] for k in targets[sources == own].tolist()}
     missing = tuple(box for box in others if box not in reached)
     parents, children = (np.bincount(rest[:, side]).max(initial=0) for side in (1, 0))
@@ -200,19 +200,19 @@ def _classified(quotient: Quotient, class_box: str) -> Tan:
     return Tan(kind, nearly, class_box, missing, quotient)
 
 
-def tan_tree(reading: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
+def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
     """The maximum spanning arborescence of one slice's attention, `[word, word]`; `head` says of which head."""
-    table = to_numpy(reading)
+    table = to_numpy(attention)
     table = np.where(table == 0, np.nan, table)
     parents = best_parents(table)
-    kept = [float(reading[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
-    between = float((1 - torch.diagonal(reading)).sum())
+    kept = [float(attention[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
+    between = float((1 - torch.diagonal(attention)).sum())
     mass = sum(kept) / between if between > 0 else 1.0
     return TanTree(tuple(parents), tuple(kept), mass, tokens, slice_, head)
 
 
-Codes = NDArray[np.int64]
-ENOUGH = 10  # sentences to each joint state that was met: the bias is then below 1/20 nat
+IntArray = NDArray[np.int64]
+MIN_SENTENCES_PER_STATE = 10  # sentences to each joint state that was met: the bias is then below 1/20 nat
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ class CorpusTan:
         if self.divergence is not None:
             return None
         told = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
-        return f"{told}: their joint entropy needs {ENOUGH} to each"
+        return f"{told}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each box: its parent in the tree and the information that they share."""
@@ -260,7 +260,7 @@ class CorpusTan:
         return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"
 
 
-def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> CorpusTan:
+def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> CorpusTan:
     """The TAN of a corpus: a class for each sentence, and a code for each of its boxes, `[sentence, box]`."""
     import networkx as nx
 
@@ -275,7 +275,7 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
     for i, j in pairs:
-        each, other, both = (_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
+        each, other, both = (_conditional_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
         plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(each, other, both, strict=True))
     plain, corrected = plain + plain.T, corrected + corrected.T
     graph = nx.Graph()
@@ -284,10 +284,14 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
     tree = nx.bfs_tree(nx.maximum_spanning_tree(graph), 0)
     parents = tuple(next(iter(tree.predecessors(i)), -1) for i in range(n))
     kept = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
-    alone = np.sum([_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
+    alone = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
     told = [sum(float(each[edge]) for edge in kept) for each in (plain, corrected)]
     met = len(np.unique(np.column_stack([label, table]), axis=0))
-    divergence = alone - np.array(_entropies(label, table)) - np.array(told) if len(table) >= ENOUGH * met else None
+    divergence = (
+        alone - np.array(_conditional_entropies(label, table)) - np.array(told)
+        if len(table) >= MIN_SENTENCES_PER_STATE * met
+        else None
+    )
     return CorpusTan(
         boxes=tuple(boxes),
         parents=parents,
@@ -300,18 +304,18 @@ def corpus_tan(classes: Sequence[int], codes: Codes, boxes: Sequence[str]) -> Co
     )
 
 
-def _entropies(label: Codes, codes: Codes) -> tuple[float, float]:
+def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, float]:
     """`H(codes | class)` in nats: plug-in, and corrected for its bias."""
     plain = extra = 0.0
-    for c in np.unique(label):
-        counts = np.unique(codes[label == c], axis=0, return_counts=True)[1]
+    for c in np.unique(labels):
+        counts = np.unique(codes[labels == c], axis=0, return_counts=True)[1]
         share = counts / counts.sum()
-        plain -= float((share * np.log(share)).sum()) * counts.sum() / len(label)
-        extra += (len(counts) - 1) / (2 * len(label))
+        plain -= float((share * np.log(share)).sum()) * counts.sum() / len(labels)
+        extra += (len(counts) - 1) / (2 * len(labels))
     return plain, plain + extra
 
 
-def tan_of_corpus(
+def learn_tan_from_sentences(
     states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
 ) -> CorpusTan:
     """The TAN of sentences of one length: boxes are words, and the code of a word is the word that it reads most.
@@ -337,22 +341,22 @@ def tan_of_corpus(
     if node is not None and not all(state.evidence for state in states):
         wanted = f"evidence (observe) on each sentence, for {classes} is its class"
         raise BNetError("sentences", expected=wanted, actual="one without", allowed="classes=, a list of labels")
-    labels = _labels(classes, len(states)) if node is None else [None] * len(states)
+    labels = _parse_labels(classes, len(states)) if node is None else [None] * len(states)
     with distributed_context(resolve_device(None, network)) as here:
         data = [(state.encoded.given, state.evidence) for state in states]
         here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
         shard = here.shard([*zip(states, labels, strict=True)])
-        every = here.all_gather_object([_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
+        every = here.all_gather_object([_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
     rows = [every[k % len(every)][k // len(every)] for k in range(len(states))]
     if node is not None:  # labels that a user gave stay this rank's own objects
         labels = [label for label, _ in rows]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     table = np.array([codes for _, codes in rows])
     boxes = [f"word_{i}" for i in range(table.shape[1])]
-    return corpus_tan([number[label] for label in labels], table, boxes)
+    return learn_tan([number[label] for label in labels], table, boxes)
 
 
-def _class_and_codes(
+def _get_class_and_codes(
     state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
 ) -> tuple[Hashable, list[int]]:
     """The class of a sentence, and the word that each of its words reads most."""
@@ -363,12 +367,12 @@ def _class_and_codes(
         state = state if number in state.evidence else state.with_evidence({node: label})
     stack, slices = asking.parse_attention_slices(state.network, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
-    result = reads(state.query(), state.tokens[stack], slices, **options)
+    result = compute_reads(state.query(), state.tokens[stack], slices, **options)
     codes: list[int] = result.matrix.argmax(-1).tolist()
     return label, codes
 
 
-def _labels(classes: object, count: int) -> list[Hashable]:
+def _parse_labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
     entries: list[Any] = asking.to_list(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import WORD, join_name
-from bnet_transformer.attention.tan import box_namer
+from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
@@ -268,7 +268,7 @@ def _open(state: SentenceState) -> int:
 def _boxes(state: SentenceState, asked: Options, names: Sequence[str]) -> dict[str, str]:
     """The box of each node that is in one."""
     if isinstance(asked.boxes, str):
-        box, _ = box_namer(state.ground, asked.boxes, asked.slices if isinstance(asked.slices, int) else 0)
+        box, _ = build_box_namer(state.ground, asked.boxes, asked.slices if isinstance(asked.slices, int) else 0)
         found = {name: box(name) for name in names}
         return {name: where for name, where in found.items() if where != "(outside)" and where != name}
     told = asked.boxes or {}

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.results import PARTS, Mediation, Sweep
+from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat import Map, Numbers, heat_map, heat_maps, room
 from bnet_transformer.plots.tables import Series, bars, numbers_of
@@ -90,7 +90,7 @@ def mediation(
 
     `show` draws one of the direct, the indirect effect and the interaction alone, as a sweep is drawn.
     """
-    check_choice("show", show, (None, *PARTS))
+    check_choice("show", show, (None, *MEDIATION_PARTS))
     check_int("top", top)
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:

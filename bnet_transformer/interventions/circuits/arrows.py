@@ -21,27 +21,27 @@ from bnet_transformer.graph.folded import EdgeTemplate
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 
-Numbers = NDArray[np.int64]
-Marks = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Into:
+class IncomingArrows:
     """The arrows into a family that carry something: ground ids of both ends, and the edge that each belongs to.
 
     An edge is what is taken away at once, one arrow or several; -1 stands for an arrow that always stays.
     """
 
-    sources: Numbers
-    targets: Numbers
-    edge: Numbers
+    sources: IntArray
+    targets: IntArray
+    edge_ids: IntArray
 
     def __len__(self) -> int:
         return len(self.sources)
 
 
 @dataclass(frozen=True)
-class Arrows:
+class CircuitArrows:
     """All arrows that carry something to an outcome, by the family into which they lead; families in order.
 
     `edges` has the name of each edge, `of` the edges of each family. `inputs` marks the nodes at which the runs begin
@@ -49,24 +49,24 @@ class Arrows:
     """
 
     ground: GroundGraph
-    outcomes: tuple[int, ...]
-    into: dict[int, Into]
-    edges: tuple[str, ...]
-    of: Mapping[int, tuple[int, ...]] = field(repr=False)
-    inputs: Marks = field(repr=False)
-    idle: int = 0
+    outcome_nodes: tuple[int, ...]
+    incoming: dict[int, IncomingArrows]
+    edge_names: tuple[str, ...]
+    edges_by_group: Mapping[int, tuple[int, ...]] = field(repr=False)
+    differing_nodes: BoolArray = field(repr=False)
+    num_idle: int = 0
 
 
-def arrows_of(
-    clean: Examples, corrupt: Examples, outcomes: Sequence[int], over: Collection[str], candidates: object
-) -> Arrows:
+def find_circuit_arrows(
+    clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: Collection[str], candidates: object
+) -> CircuitArrows:
     """The arrows between two runs, joined into edges."""
-    world, ground = clean.world, clean.world.ground
+    world, ground = clean.model, clean.model.ground
     above = np.zeros(len(ground), dtype=bool)
-    above[[*outcomes, *ancestors(ground, outcomes)]] = True
-    inputs, live = _differing(clean, corrupt)
-    wanted = _wanted(ground, candidates)
-    found: dict[int, list[tuple[EdgeTemplate, Numbers, Numbers]]] = {}
+    above[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
+    inputs, live = _find_differing_nodes(clean, corrupt)
+    wanted = _parse_candidates(ground, candidates)
+    found: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
     idle = 0
     for bundle, sources, targets in ground.arrows():
         there = above[targets]
@@ -74,50 +74,52 @@ def arrows_of(
         idle += int(there.sum() - some.sum())
         if some.any():
             found.setdefault(bundle.child, []).append((bundle, sources[some], targets[some]))
-    into: dict[int, Into] = {}
+    into: dict[int, IncomingArrows] = {}
     names: list[str] = []
     of = {}
     for index in sorted(found):
-        _check(world, index, live)
+        _check_removable(world, index, live)
         number: dict[str, int] = {}
         edges: list[int] = []
         for bundle, sources, targets in found[index]:
             if wanted is None or (bundle.parent, bundle.child) in wanted:
-                arrows = _names(ground, sources, targets, over)
+                arrows = _name_edges(ground, sources, targets, over)
                 edges += [number.setdefault(name, len(names) + len(number)) for name in arrows]
             else:
                 edges += [-1] * len(sources)
         ends = [np.concatenate([each[k] for each in found[index]]).astype(np.int64) for k in (1, 2)]
-        into[index] = Into(ends[0], ends[1], np.array(edges))
+        into[index] = IncomingArrows(ends[0], ends[1], np.array(edges))
         of[index] = tuple(number.values())
         names += number
-    return Arrows(ground, tuple(outcomes), into, tuple(names), of, inputs & above, idle)
+    return CircuitArrows(ground, tuple(outcome_nodes), into, tuple(names), of, inputs & above, idle)
 
 
-def needed_above(arrows: Arrows, kept: Mapping[int, Marks], below: Marks, family: int) -> None:
+def mark_needed_sources(
+    arrows: CircuitArrows, retained: Mapping[int, BoolArray], needed: BoolArray, group: int
+) -> None:
     """Mark in `below` the sources of the kept arrows into the nodes of a family that it marks."""
-    into, keep = arrows.into[family], kept[family]
-    below[into.sources[keep & below[into.targets]]] = True
+    into, keep = arrows.incoming[group], retained[group]
+    needed[into.sources[keep & needed[into.targets]]] = True
 
 
-def that_matter(arrows: Arrows, kept: Mapping[int, Marks]) -> Iterator[tuple[int, int, int]]:
+def iter_active_arrows(arrows: CircuitArrows, retained: Mapping[int, BoolArray]) -> Iterator[tuple[int, int, int]]:
     """The kept arrows on a path from where the runs differ to an outcome: source, target, edge."""
-    below, beneath = np.zeros(len(arrows.ground), dtype=bool), arrows.inputs.copy()
-    below[list(arrows.outcomes)] = True
-    for family in reversed(arrows.into):
-        needed_above(arrows, kept, below, family)
-    for family, into in arrows.into.items():
-        beneath[into.targets[kept[family] & beneath[into.sources]]] = True
-        there = kept[family] & beneath[into.sources] & below[into.targets]
-        yield from zip(*(each[there].tolist() for each in (into.sources, into.targets, into.edge)), strict=True)
+    below, beneath = np.zeros(len(arrows.ground), dtype=bool), arrows.differing_nodes.copy()
+    below[list(arrows.outcome_nodes)] = True
+    for family in reversed(arrows.incoming):
+        mark_needed_sources(arrows, retained, below, family)
+    for family, into in arrows.incoming.items():
+        beneath[into.targets[retained[family] & beneath[into.sources]]] = True
+        there = retained[family] & beneath[into.sources] & below[into.targets]
+        yield from zip(*(each[there].tolist() for each in (into.sources, into.targets, into.edge_ids)), strict=True)
 
 
-def span(ground: GroundGraph, index: int) -> slice:
+def get_node_slice(ground: GroundGraph, index: int) -> slice:
     """The numbers of a family's nodes."""
     return slice(int(ground.offsets[index]), int(ground.offsets[index + 1]))
 
 
-def axes_over(ground: GroundGraph, over: object) -> tuple[str, ...]:
+def parse_edge_axes(ground: GroundGraph, over: object) -> tuple[str, ...]:
     """The axes along which arrows stay apart, checked: all of them by default."""
     known = (SLICE, *ground.template.plate_sizes, WORD)
     if over is None:
@@ -131,20 +133,20 @@ def axes_over(ground: GroundGraph, over: object) -> tuple[str, ...]:
     return told
 
 
-def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
+def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray, BoolArray]:
     """The nodes at which two runs begin to differ, and those with all that they lead to."""
-    world, other = clean.world, corrupt.world
+    world, other = clean.model, corrupt.model
     folded = world.network.graph
     inputs = np.zeros(len(world.ground), dtype=bool)
     same = []
-    pairs = list(zip(clean.worlds, corrupt.worlds, strict=True))
+    pairs = list(zip(clean.models, corrupt.models, strict=True))
     for name in world.inputs:
-        part = span(world.ground, folded.by_name[name].index)
+        part = get_node_slice(world.ground, folded.by_name[name].index)
         for one, two in pairs:
             differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
             inputs[part] |= differ.numpy()
     for node in {*world.do, *other.do, *world.attention_rows, *other.attention_rows}:
-        alike = all(_set_alike(*pair, node) for pair in pairs)
+        alike = all(_has_same_intervention(*pair, node) for pair in pairs)
         inputs[node] = not alike
         if alike and node in world.do:
             same.append(node)
@@ -155,19 +157,19 @@ def _differing(clean: Examples, corrupt: Examples) -> tuple[Marks, Marks]:
     return inputs, live
 
 
-def _set_alike(one: GroundModel, other: GroundModel, node: int) -> bool:
+def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
     """True where a node is set to the same value, or to the same row of attention, in both."""
     for told in ("do", "rows"):
-        mine, theirs = getattr(one, told).get(node), getattr(other, told).get(node)
+        mine, theirs = getattr(first, told).get(node), getattr(second, told).get(node)
         if (mine is None) != (theirs is None) or (mine is not None and not torch.equal(mine, theirs)):
             return False
     return True
 
 
-def _check(world: GroundModel, index: int, live: Marks) -> None:
+def _check_removable(model: GroundModel, index: int, live: BoolArray) -> None:
     """Refuse a family whose arrows cannot be taken away one by one in a batch."""
-    member, ground = world.network.specs[index], world.ground
-    if index in world.network.graph.recurrent:
+    member, ground = model.network.specs[index], model.ground
+    if index in model.network.graph.recurrent:
         raise UnsupportedError(
             member.group.name,
             expected="words that are computed at once",
@@ -175,8 +177,8 @@ def _check(world: GroundModel, index: int, live: Marks) -> None:
             allowed="a corrupt sentence that differs in what these words do not hang on",
         )
     for selector in {selector for given in member.parents for _, selector in given.pick}:
-        if live[span(ground, selector)].any():
-            name = world.network.specs[selector].group.name
+        if live[get_node_slice(ground, selector)].any():
+            name = model.network.specs[selector].group.name
             raise UnsupportedError(
                 f"arrow {name} -> {member.group.name}",
                 expected="a choice, picked by, that is the same in both runs",
@@ -185,7 +187,7 @@ def _check(world: GroundModel, index: int, live: Marks) -> None:
             )
 
 
-def _wanted(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
+def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
     """The pairs of families whose arrows may be taken away; None where all may."""
     if candidates is None:
         return None
@@ -204,7 +206,7 @@ def _wanted(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | N
     return found
 
 
-def _names(ground: GroundGraph, sources: Numbers, targets: Numbers, over: Collection[str]) -> list[str]:
+def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
     """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
     names = {}
     for node in {*sources.tolist(), *targets.tolist()}:

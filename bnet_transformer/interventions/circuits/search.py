@@ -23,20 +23,26 @@ from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.naming import format_label
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.circuits.arrows import Arrows, Marks, arrows_of, axes_over, that_matter
-from bnet_transformer.interventions.circuits.run import Runs, check_settled, runs_of
-from bnet_transformer.interventions.sweeps.examples import MEMORY, Examples, metric_of, pair
+from bnet_transformer.interventions.circuits.arrows import (
+    BoolArray,
+    CircuitArrows,
+    find_circuit_arrows,
+    iter_active_arrows,
+    parse_edge_axes,
+)
+from bnet_transformer.interventions.circuits.run import CircuitRunner, build_runner, check_ancestors_fixed
+from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY, Examples, parse_example_pair, parse_metric
 
 if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-FIRST = 4  # guesses in the first batch; twice as many after a batch that was right
-TIES = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
-SHOWN = 20  # rows in a notebook
+INITIAL_BATCH_SIZE = 4  # guesses in the first batch; twice as many after a batch that was right
+TIE_DECIMALS = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
+MAX_HTML_ROWS = 20  # rows in a notebook
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"
 MARKED = "marked"  # what a picture calls a node of which it says no more
-TO = " -> "
+ARROW_SEPARATOR = " -> "
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -97,7 +103,7 @@ class Circuit:
         graph = nx.DiGraph()
         graph.add_nodes_from((name, dict(about)) for name, about in self.nodes.items())
         for arrow in self.arrows:
-            edge, (source, target) = self.edge_of[arrow], arrow.split(TO)
+            edge, (source, target) = self.edge_of[arrow], arrow.split(ARROW_SEPARATOR)
             effect = None if edge is None else self.effects[edge]
             graph.add_edge(source, target, role=self.nodes[source]["role"], effect=effect, edge=edge)
         return graph
@@ -119,9 +125,9 @@ class Circuit:
         return pd.DataFrame(rows, columns=["edge", "effect", "kept", "on a path"])
 
     def __repr__(self) -> str:
-        return f"<Circuit: {self._told()}>"
+        return f"<Circuit: {self._format_summary()}>"
 
-    def _told(self) -> str:
+    def _format_summary(self) -> str:
         count = len(self.clean)
         return (
             f"{self.edges} of {self.candidates} edges at threshold {self.threshold:g}, "
@@ -131,9 +137,9 @@ class Circuit:
     def _repr_html_(self) -> str:
         frame = self.to_dataframe()
         kept = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
-        more = "" if len(kept) <= SHOWN else f"<p>… and {len(kept) - SHOWN} more</p>"
-        table = kept.head(SHOWN).drop(columns="kept").to_html(index=False)
-        return f"<p>{escape(self._told())}; {self.idle:,} arrows carry nothing</p>{table}{more}"
+        more = "" if len(kept) <= MAX_HTML_ROWS else f"<p>… and {len(kept) - MAX_HTML_ROWS} more</p>"
+        table = kept.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False)
+        return f"<p>{escape(self._format_summary())}; {self.idle:,} arrows carry nothing</p>{table}{more}"
 
 
 @translate_memory_errors("circuit")
@@ -145,7 +151,7 @@ def circuit(
     threshold: float,
     over: Sequence[str] | None = None,
     candidates: str | Sequence[str] | None = None,
-    memory: int = MEMORY,
+    memory: int = DEFAULT_MEMORY,
 ) -> Circuit:
     """The arrows that keep a metric, found by taking away each that hardly matters (ACDC, Conmy et al. 2023).
 
@@ -176,84 +182,91 @@ def circuit(
     if check_float("threshold", threshold) < 0:
         raise BNetError("threshold", expected="a number of at least 0", actual=threshold)
     check_int("memory", memory)
-    ours, theirs = pair(clean, corrupt)
-    measure = metric_of(ours, metric)
-    axes = axes_over(ours.world.ground, over)
+    ours, theirs = parse_example_pair(clean, corrupt)
+    measure = parse_metric(ours, metric)
+    axes = parse_edge_axes(ours.model.ground, over)
     for examples in (ours, theirs):
-        check_settled(examples, measure.nodes)
-    arrows = arrows_of(ours, theirs, measure.nodes, axes, candidates)
-    if not arrows.edges:
-        got = "one that does not" if not arrows.into else "none of these arrows"
+        check_ancestors_fixed(examples, measure.nodes)
+    arrows = find_circuit_arrows(ours, theirs, measure.nodes, axes, candidates)
+    if not arrows.edge_names:
+        got = "one that does not" if not arrows.incoming else "none of these arrows"
         wanted = "a sentence that differs from clean in what leads to the metric, along candidates"
         raise BNetError("corrupt", expected=wanted, actual=got)
-    runs = runs_of(ours, theirs, arrows, measure, memory)
-    whole_clean, whole_corrupt = runs.metric_of(runs.clean), runs.metric_of(runs.corrupt)
-    tests = search(runs, whole_clean, float(threshold))
-    ground, edges = arrows.ground, arrows.edges
+    runs = build_runner(ours, theirs, arrows, measure, memory)
+    whole_clean, whole_corrupt = runs.evaluate_run(runs.clean), runs.evaluate_run(runs.corrupt)
+    tests = search_edges(runs, whole_clean, float(threshold))
+    ground, edges = arrows.ground, arrows.edge_names
     edge_of = {
-        f"{ground.name(source)}{TO}{ground.name(target)}": None if edge < 0 else edges[edge]
-        for source, target, edge in that_matter(arrows, runs.kept)
+        f"{ground.name(source)}{ARROW_SEPARATOR}{ground.name(target)}": None if edge < 0 else edges[edge]
+        for source, target, edge in iter_active_arrows(arrows, runs.retained)
     }
-    nodes = dict.fromkeys(name for arrow in edge_of for name in arrow.split(TO))
+    nodes = dict.fromkeys(name for arrow in edge_of for name in arrow.split(ARROW_SEPARATOR))
     return Circuit(
         threshold=float(threshold),
         over=axes,
         effects={edges[edge]: effect for edge, (effect, _) in tests.items()},
         kept=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
-        idle=arrows.idle,
+        idle=arrows.num_idle,
         clean=whole_clean,
         corrupt=whole_corrupt,
-        outcome=runs.outcome(),
+        outcome=runs.evaluate_circuit(),
         arrows=tuple(edge_of),
-        nodes={name: _about(ours, arrows, name) for name in nodes},
+        nodes={name: _get_node_attributes(ours, arrows, name) for name in nodes},
         edge_of=edge_of,
     )
 
 
-def search(runs: Runs, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
+def search_edges(runner: CircuitRunner, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
     """For each edge that was tested, in order, how much its loss raised `D(H)`, and whether it was kept.
 
     `D(H)` is the mean over the examples of `|metric(H) - metric(clean)|`. The arrows stay with the runs.
     """
-    arrows = runs.arrows
+    arrows = runner.arrows
     results: dict[int, tuple[float, bool]] = {}
     distance = 0.0
-    for family in reversed(arrows.into):
-        into = arrows.into[family]
-        leading = set(into.edge[runs.below[into.targets]].tolist())  # those to a node that leads to an outcome
-        idle = [edge for edge in arrows.of[family] if edge not in leading]
+    for family in reversed(arrows.incoming):
+        into = arrows.incoming[family]
+        leading = set(into.edge_ids[runner.needed[into.targets]].tolist())  # those to a node that leads to an outcome
+        idle = [edge for edge in arrows.edges_by_group[family] if edge not in leading]
         results |= dict.fromkeys(idle, (0.0, False))
-        kept = runs.kept[family] & ~np.isin(into.edge, idle)
-        edges = [edge for edge in arrows.of[family] if edge in leading]
+        kept = runner.retained[family] & ~np.isin(into.edge_ids, idle)
+        edges = [edge for edge in arrows.edges_by_group[family] if edge in leading]
         if edges:
-            tests, kept, distance = _test(runs, family, edges, kept, distance, clean=clean, threshold=threshold)
+            tests, kept, distance = _test_edges(runner, family, edges, kept, distance, clean=clean, threshold=threshold)
             results |= tests
-        runs.settle(family, kept)
+        runner.fix_arrows(family, kept)
     return results
 
 
-def _test(
-    runs: Runs, family: int, edges: Sequence[int], kept: Marks, distance: float, *, clean: Tensor, threshold: float
-) -> tuple[dict[int, tuple[float, bool]], Marks, float]:
+def _test_edges(
+    runner: CircuitRunner,
+    group: int,
+    edges: Sequence[int],
+    retained: BoolArray,
+    distance: float,
+    *,
+    clean: Tensor,
+    threshold: float,
+) -> tuple[dict[int, tuple[float, bool]], BoolArray, float]:
     """Test edges into one family in the order of what each does alone.
 
     Returns:
         What came of each test; then which arrows are kept, and `D` of the circuit, as they are after the tests.
     """
-    edge_of = runs.arrows.into[family].edge
-    most = max(1, runs.memory // (4 * len(edge_of)))
+    edge_of = runner.arrows.incoming[group].edge_ids
+    most = max(1, runner.memory // (4 * len(edge_of)))
 
-    def distances(gone: Sequence[Sequence[int]]) -> Tensor:  # D without these edges
+    def distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without these edges
         found = []
-        for start in range(0, len(gone), most):
-            tables = [kept & ~np.isin(edge_of, list(some)) for some in gone[start : start + most]]
-            found.append((runs.tried(family, np.stack(tables)) - clean).abs().mean(-1))
+        for start in range(0, len(removed), most):
+            tables = [retained & ~np.isin(edge_of, list(some)) for some in removed[start : start + most]]
+            found.append((runner.evaluate_candidates(group, np.stack(tables)) - clean).abs().mean(-1))
         return torch.cat(found)
 
     results: dict[int, tuple[float, bool]] = {}
     alone = distances([[edge] for edge in edges]) - distance
-    order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIES))
-    rest, size, going = [edges[k] for k in order], FIRST, True
+    order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIE_DECIMALS))
+    rest, size, going = [edges[k] for k in order], INITIAL_BATCH_SIZE, True
     while rest:
         guess = rest[:size]
         # D at the test of each edge, if all of them before it go, or if all of them stay.
@@ -264,14 +277,14 @@ def _test(
             results[edge] = its - distance, not goes
             right += 1
             if goes:
-                kept, distance = kept & (edge_of != edge), its
+                retained, distance = retained & (edge_of != edge), its
             if goes != going:
                 break
-        rest, size, going = rest[right:], 2 * size if goes == going else FIRST, goes
-    return results, kept, distance
+        rest, size, going = rest[right:], 2 * size if goes == going else INITIAL_BATCH_SIZE, goes
+    return results, retained, distance
 
 
-def _about(examples: Examples, arrows: Arrows, name: str) -> dict[str, Any]:
+def _get_node_attributes(examples: Examples, arrows: CircuitArrows, name: str) -> dict[str, Any]:
     """The attributes of a node; a word's token is told where it is the same in all examples."""
     ground = arrows.ground
     node = ground.id(name)
@@ -281,7 +294,7 @@ def _about(examples: Examples, arrows: Arrows, name: str) -> dict[str, Any]:
     tokens = set() if word is None else {each[family.word_stack or ""][word] for each in examples.tokens}
     token = tokens.pop() if len(tokens) == 1 else None
     plates = tuple(int(place[plate]) for plate in family.plates)
-    part = OUTCOME if node in arrows.outcomes else INPUT if arrows.inputs[node] else BETWEEN
+    part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.differing_nodes[node] else BETWEEN
     shown = format_label(family.role, stack=family.stack, slice=family.slice, plates=plates, word=word, token=token)
     return {
         "stack": family.stack,

@@ -26,13 +26,19 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.query import Route
 from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
 from bnet_transformer.interventions.sweeps.ablation import Ablation
-from bnet_transformer.interventions.sweeps.cell_spec import Cells, Ids, cells_of
-from bnet_transformer.interventions.sweeps.engine import ExampleBatch, estimate_cells, run_cells
-from bnet_transformer.interventions.sweeps.examples import MEMORY, Metric, examples_of, metric_of, pair
-from bnet_transformer.interventions.sweeps.results import ByCell, Mediation, Sweep
-from bnet_transformer.interventions.sweeps.routing import set_words_of
+from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, parse_cells
+from bnet_transformer.interventions.sweeps.engine import SweepBatch, estimate_cells, run_cells
+from bnet_transformer.interventions.sweeps.examples import (
+    DEFAULT_MEMORY,
+    Metric,
+    parse_example_pair,
+    parse_examples,
+    parse_metric,
+)
+from bnet_transformer.interventions.sweeps.results import CellResult, Mediation, Sweep
+from bnet_transformer.interventions.sweeps.routing import iter_patched_words
 from bnet_transformer.interventions.sweeps.sparse_update import (
-    bytes_of,
+    estimate_bytes,
     find_changed_positions,
     find_needed_positions,
     is_wordwise,
@@ -53,7 +59,7 @@ def sweep(
     metric: object,
     over: str | Sequence[str] | None = None,
     first_order: bool = False,
-    memory: int = MEMORY,
+    memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Sweep:
     """What the metric comes to when clean values are put into the corrupt run: every cell of `at`, in one batch.
@@ -84,13 +90,13 @@ def sweep(
     """
     check_choice("progress", progress, (True, False, None))
     batches, asked, cells = _prepare(clean, corrupt, at, metric, over, memory, first_order=first_order)
-    if batches[0].alone:
+    if batches[0].obstacles:
         _route(batches, cells).warn_if_slow()
     if first_order:
         outcomes, best, worst = estimate_cells(batches, asked, cells, progress)
     else:
         outcomes, best, worst = run_cells(batches, asked, cells, progress)
-    return Sweep(**cells.described(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
+    return Sweep(**cells.to_result_fields(), outcomes=outcomes, clean=best, corrupt=worst, first_order=first_order)
 
 
 @translate_memory_errors("explain_sweep")
@@ -102,7 +108,7 @@ def explain_sweep(
     metric: object,
     over: str | Sequence[str] | None = None,
     first_order: bool = False,
-    memory: int = MEMORY,
+    memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Route:
     """Say how `sweep` would compute its cells, and why, without computing them.
@@ -141,7 +147,7 @@ def mediation(
     through: str | Sequence[str] = "x",
     metric: object,
     over: str | Sequence[str] | None = None,
-    memory: int = MEMORY,
+    memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Mediation:
     """The natural indirect effect through each cell, and the natural direct effect past it (Pearl 2001).
@@ -173,17 +179,17 @@ def mediation(
         raise BNetError("clean", expected="sentences", actual=clean)
     there = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     back = sweep(corrupt, clean, at=through, metric=metric, over=over, memory=memory, progress=progress)
-    shared = {each.name: getattr(there, each.name) for each in fields(ByCell)}
+    shared = {each.name: getattr(there, each.name) for each in fields(CellResult)}
     return Mediation(**shared, indirect_outcomes=there.outcomes, direct_outcomes=back.outcomes)
 
 
-def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool = False) -> Route:
+def _route(batches: Sequence[SweepBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
     """How the cells are computed, which is the same in all batches.
 
     Where some run alone, `parts` has a route for those that do not, and one for each obstacle.
     """
-    first, there = batches[0], cells.there
-    together = there[~np.isin(there, list(first.alone))]
+    first, there = batches[0], cells.cell_ids
+    together = there[~np.isin(there, list(first.obstacles))]
     states = len(first.choices.states)
     runs = sum(len(batch.corrupt) for batch in batches) * states
     parts: list[Route] = []
@@ -191,29 +197,35 @@ def _route(batches: Sequence[ExampleBatch], cells: Cells, *, count_flops: bool =
         flops = _count_flops(first, cells, together, runs) if count_flops and not first.first_order else None
         reason = "all cells share one run, and only what a cell changes is computed again"
         reason = "the slopes of one run estimate the effect of every cell" if first.first_order else reason
-        question = _question(len(together))
+        question = _format_question(len(together))
         parts.append(Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.first_order))
-    shapes = first.corrupt.world.ground.shapes
-    nodes = sum(int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.leads.items())
-    for obstacle, count in Counter(first.alone.values()).items():
+    shapes = first.corrupt.model.ground.shapes
+    nodes = sum(
+        int(table.sum()) * math.prod(shapes[i]) // len(table) for i, table in first.needed.ancestor_words.items()
+    )
+    for obstacle, count in Counter(first.obstacles.values()).items():
         reason, evaluations = str(obstacle), count * runs * nodes
-        parts.append(Route(_question(count), "sequential", reason, obstacle.subject, states, evaluations=evaluations))
+        parts.append(
+            Route(_format_question(count), "sequential", reason, obstacle.subject, states, evaluations=evaluations)
+        )
     if len(parts) == 1:
         return parts[0]
     reason, evaluations = "cells meet different obstacles", sum(part.evaluations for part in parts)
     node, flops, exact = parts[-1].node, parts[0].flops, not first.first_order
-    return Route(_question(len(there)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts))
+    return Route(
+        _format_question(len(there)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts)
+    )
 
 
-def _question(cells: int) -> str:
-    return f"sweep of {cells:,} cell{'s' if cells != 1 else ''}"
+def _format_question(num_cells: int) -> str:
+    return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
 
 
-def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> int | None:
+def _count_flops(batch: SweepBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
     """FLOPs of the products of the runs, and of what cells change; None where a TPM does not say its products."""
-    world, needed = batch.corrupt.world, batch.needed
+    world, needed = batch.corrupt.model, batch.needed
     network, ground = world.network, world.ground
-    want = sorted({ground.group_of(node).name for node in needed.outcomes})
+    want = sorted({ground.group_of(node).name for node in needed.outcome_nodes})
     if batch.corrupt.module.find_requirements(want, ()).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
@@ -222,43 +234,47 @@ def _count_flops(batch: ExampleBatch, cells: Cells, numbers: Ids, runs: int) -> 
             return None
         flops[row.template] += row.flops
         slices[row.template] += row.slices
-    share = dict.fromkeys(needed.leads, 2.0)  # of a run that a family takes: the corrupt and the clean one
-    for chunk, set_words in set_words_of(world, needed, cells):
-        inside = np.isin(chunk, numbers)
+    share = dict.fromkeys(needed.ancestor_words, 2.0)  # of a run that a family takes: the corrupt and the clean one
+    for chunk, set_words in iter_patched_words(world, needed, cells):
+        inside = np.isin(chunk, cell_ids)
         for index, (_, both) in find_changed_positions(world, needed, set_words, len(chunk)).items():
             table = both[inside]
             if not is_wordwise(network, network.specs[index]):  # all words of a cell are computed
                 table = np.any(table, axis=-1, keepdims=True)
             share[index] += float(table.mean(-1).sum())
     stems = {index: network.graph.groups[index].stem for index in share}
-    return round(runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
+    return round(num_runs * sum(part * flops[stems[i]] / (slices[stems[i]] or 1) for i, part in share.items()))
 
 
 def _prepare(
     clean: object, corrupt: object, at: Any, metric: object, over: object, memory: int, *, first_order: bool
-) -> tuple[list[ExampleBatch], Metric, Cells]:
+) -> tuple[list[SweepBatch], Metric, PatchCells]:
     """Check the arguments of a sweep, and divide the examples into batches that fit in memory."""
     check_choice("first_order", first_order, (True, False))
     memory = check_int("memory", memory)
-    theirs, ours = (None, examples_of("corrupt", corrupt)) if isinstance(clean, ABLATIONS) else pair(clean, corrupt)
-    cells = cells_of(ours, at, over)
-    asked = metric_of(ours, metric)
+    theirs, ours = (
+        (None, parse_examples("corrupt", corrupt))
+        if isinstance(clean, ABLATIONS)
+        else parse_example_pair(clean, corrupt)
+    )
+    cells = parse_cells(ours, at, over)
+    asked = parse_metric(ours, metric)
     if cells.paths and first_order:
         wanted, allowed = "nodes or rows of attention, for first_order=True", "first_order=False"
         raise BNetError("at", expected=wanted, actual=at, allowed=allowed)
     ablation = None
     if isinstance(clean, ABLATIONS):
-        if cells.paths or any(each.rows for each in cells.entries):
+        if cells.paths or any(each.is_attention for each in cells.sites):
             raise BNetError("at", expected="nodes, for an ablation", actual=at, allowed='a role such as "a", or names')
         sentences = list(corrupt) if isinstance(corrupt, list | tuple) else [corrupt]
-        ablation = Ablation(clean, sentences, cells.nodes_set(ours.world), memory)
+        ablation = Ablation(clean, sentences, cells.get_patched_nodes(ours.model), memory)
     size = 1  # so many examples at a time that their runs fit in half of the memory
     if len(ours) > 1:
-        size = max(1, memory // (2 * bytes_of(ours.world, find_needed_positions(ours.world, asked.nodes))[1]))
+        size = max(1, memory // (2 * estimate_bytes(ours.model, find_needed_positions(ours.model, asked.nodes))[1]))
     keep = size >= len(ours)
-    cleans = itertools.repeat(None) if theirs is None else theirs.parts(size)
+    cleans = itertools.repeat(None) if theirs is None else theirs.split(size)
     batches = [
-        ExampleBatch(one, other, cells, asked.nodes, memory, ablation, k * size, keep, first_order)
-        for k, (one, other) in enumerate(zip(cleans, ours.parts(size), strict=False))
+        SweepBatch(one, other, cells, asked.nodes, memory, ablation, k * size, keep, first_order)
+        for k, (one, other) in enumerate(zip(cleans, ours.split(size), strict=False))
     ]
     return batches, asked, cells

@@ -20,11 +20,16 @@ from bnet_transformer.inference.sentence_state import (
     resolve_value,
     sample_noise,
 )
-from bnet_transformer.interventions.sweeps.cell_spec import Ids
-from bnet_transformer.interventions.sweeps.examples import Examples, examples_of, form_of, state_of
-from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, picked
-from bnet_transformer.interventions.sweeps.routing import find_obstacle_of_a_run
-from bnet_transformer.interventions.sweeps.sparse_update import bytes_of, find_needed_positions, full_shape, index_of
+from bnet_transformer.interventions.sweeps.cell_spec import IntArray
+from bnet_transformer.interventions.sweeps.examples import Examples, get_batch_key, get_sentence_state, parse_examples
+from bnet_transformer.interventions.sweeps.patched_run import PatchedRun, gather_nodes
+from bnet_transformer.interventions.sweeps.routing import find_run_obstacle
+from bnet_transformer.interventions.sweeps.sparse_update import (
+    estimate_bytes,
+    find_needed_positions,
+    get_layout_index,
+    get_layout_shape,
+)
 from bnet_transformer.reference import GroundModel, locate_node
 from bnet_transformer.reference.asking import has_ancestor_choices
 
@@ -41,89 +46,91 @@ class Ablation:
     corrupt: Sequence[Any]
     nodes: Sequence[int]
     memory: int
-    _constant: dict[int, Tensor] = field(default_factory=dict)
-    _own: dict[int, RelativeValues] = field(default_factory=dict)
+    _shared_values: dict[int, Tensor] = field(default_factory=dict)
+    _example_values: dict[int, RelativeValues] = field(default_factory=dict)
 
-    def value(self, example: int, node: int) -> Tensor:
+    def get_value(self, example: int, node: int) -> Tensor:
         """The value of one node in one sentence."""
         if not is_relative(self.intervention):
-            return self._shared_value(node)
-        if example not in self._own:
+            return self._get_shared_value(node)
+        if example not in self._example_values:
             state = self.corrupt[example].state
-            self._own[example] = RelativeValues(state.world, state.answers.value)
-        return self._own[example](node, self.intervention)
+            self._example_values[example] = RelativeValues(state.world, state.answers.value)
+        return self._example_values[example](node, self.intervention)
 
-    def values(self, run: PatchedRun, first: int, family: int, nodes: Ids) -> Tensor:
+    def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
         """The values of nodes of a family (by their number in it) in the sentences of a run, `[1 or N, node, *shape]`.
 
         `first` is the number of the run's first sentence.
         """
-        offset = int(run.examples.world.ground.offsets[family])
+        offset = int(run.examples.model.ground.offsets[group])
         if not is_relative(self.intervention):
-            return torch.stack([self._shared_value(offset + int(node)) for node in nodes])[None]
-        base = run.base.values[family]
-        if has_ancestor_choices(run.examples.world.network, {family}) or not base.is_floating_point():
-            examples = range(first, first + len(run.examples))
-            return torch.stack([torch.stack([self.value(n, offset + int(node)) for node in nodes]) for n in examples])
-        member, ground = run.members[family], run.examples.world.ground
+            return torch.stack([self._get_shared_value(offset + int(node)) for node in nodes])[None]
+        base = run.base.values[group]
+        if has_ancestor_choices(run.examples.model.network, {group}) or not base.is_floating_point():
+            examples = range(first_example, first_example + len(run.examples))
+            return torch.stack(
+                [torch.stack([self.get_value(n, offset + int(node)) for node in nodes]) for n in examples]
+            )
+        member, ground = run.specs[group], run.examples.model.ground
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
             check_has_words(member.group, names[0])
             base = base.mean(run.base.layout.word_dim, keepdim=True)
-        own = picked(run, family, base, index_of(run.base, member, nodes)).transpose(0, 1)
+        own = gather_nodes(run, group, base, get_layout_index(run.base, member, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):
             own = own + torch.stack([sample_noise(name, self.intervention, own[0, 0]) for name in names])
         return own
 
-    def _shared_value(self, node: int) -> Tensor:
+    def _get_shared_value(self, node: int) -> Tensor:
         world: GroundModel = self.corrupt[0].state.world
-        if not self._constant and isinstance(self.intervention, Mean):
-            self._constant |= means_of(world, self.nodes, self.intervention.sentences, self.memory)
-        if node not in self._constant:
+        if not self._shared_values and isinstance(self.intervention, Mean):
+            self._shared_values |= compute_means(world, self.nodes, self.intervention.sentences, self.memory)
+        if node not in self._shared_values:
             value = resolve_value(world, node, self.intervention)
             assert isinstance(value, Tensor)
-            self._constant[node] = value
-        return self._constant[node]
+            self._shared_values[node] = value
+        return self._shared_values[node]
 
 
-def means_of(world: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
+def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
     """The means of some nodes' values over sentences, where the sentences can be run in batches; else of no node.
 
     Sentences of one form are one batch (or as many as fit in half of the memory); all families are of one run.
     """
     by_form: dict[Hashable, list[Any]] = {}
     for sentence in sentences:
-        state = state_of(sentence)
-        if state is None or state.evidence or state.network is not world.network:
+        state = get_sentence_state(sentence)
+        if state is None or state.evidence or state.network is not model.network:
             return {}
-        by_form.setdefault(form_of(state.model), []).append(sentence)
-    tpms = {node: locate_node(world, node)[0].tpm for node in nodes}
+        by_form.setdefault(get_batch_key(state.model), []).append(sentence)
+    tpms = {node: locate_node(model, node)[0].tpm for node in nodes}
     real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.is_index_valued]
-    totals = {node: torch.zeros((), dtype=world.network.dtype, device=world.network.device) for node in real}
+    totals = {node: torch.zeros((), dtype=model.network.dtype, device=model.network.device) for node in real}
     for several in by_form.values():
-        there, batch = several[0].state.ground, examples_of("clean", several)
-        ids = {there.id(world.ground.name(node)): node for node in real}
+        there, batch = several[0].state.ground, parse_examples("clean", several)
+        ids = {there.id(model.ground.name(node)): node for node in real}
         families = {there.family_of(node).index for node in ids}
-        if find_obstacle_of_a_run(batch, families) is not None:  # such nodes are refused one by one
+        if find_run_obstacle(batch, families) is not None:  # such nodes are refused one by one
             return {}
-        size = max(1, memory // (2 * bytes_of(batch.world, find_needed_positions(batch.world, ids))[1]))
-        for part in batch.parts(size):
-            for node, total in _sums(part, list(ids)).items():
+        size = max(1, memory // (2 * estimate_bytes(batch.model, find_needed_positions(batch.model, ids))[1]))
+        for part in batch.split(size):
+            for node, total in _sum_values(part, list(ids)).items():
                 totals[ids[node]] = totals[ids[node]] + total
     return {node: total / len(sentences) for node, total in totals.items()}
 
 
-def _sums(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+def _sum_values(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
     """The sum of each node's value over sentences, from one run of all."""
-    ground = examples.world.ground
+    ground = examples.model.ground
     by_family: dict[int, list[int]] = {}
     for node in nodes:
         by_family.setdefault(ground.group_of(node).index, []).append(node)
-    course = examples.course(by_family)
+    course = examples.run(by_family)
     values: dict[int, Tensor] = {}
     for index, some in by_family.items():
-        member = examples.world.network.specs[index]
-        value = course.values[index].expand(len(examples), *full_shape(course, member), *member.shape).sum(0)
-        at = index_of(course, member, np.array(some) - int(ground.offsets[index]))
+        member = examples.model.network.specs[index]
+        value = course.values[index].expand(len(examples), *get_layout_shape(course, member), *member.shape).sum(0)
+        at = get_layout_index(course, member, np.array(some) - int(ground.offsets[index]))
         values |= dict(zip(some, value[at], strict=True))
     return values

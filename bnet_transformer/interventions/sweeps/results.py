@@ -20,15 +20,15 @@ from bnet_transformer.tpm.arrays import to_numpy
 if TYPE_CHECKING:
     import pandas as pd
 
-CHUNK = 2**23  # resampled means at once: 64 MB
-PARTS = ("direct", "indirect", "interaction")
-TOKENS = {"word": "token"}  # what the column of an axis' words is called; of others `read_token` and the like
-SHOWN = 12  # rows in a notebook
-STRONGEST = 5
+BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once: 64 MB
+MEDIATION_PARTS = ("direct", "indirect", "interaction")
+TOKEN_COLUMNS = {"word": "token"}  # what the column of an axis' words is called; of others `read_token` and the like
+MAX_HTML_ROWS = 12  # rows in a notebook
+DEFAULT_TOP_COUNT = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ByCell:
+class CellResult:
     """What is common to results by cell.
 
     `names` has the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its
@@ -58,24 +58,24 @@ class ByCell:
 
     def index_of(self, name: str) -> tuple[int, ...]:
         """Where a cell stands, by its name."""
-        if name not in self._by_name:
-            raise unknown_name_error("cell", name, self._by_name)
-        return self._by_name[name]
+        if name not in self._index_by_name:
+            raise unknown_name_error("cell", name, self._index_by_name)
+        return self._index_by_name[name]
 
     @cached_property
-    def _by_name(self) -> dict[str, tuple[int, ...]]:
+    def _index_by_name(self) -> dict[str, tuple[int, ...]]:
         return {name: index for index, name in self.names.items()}
 
-    def where(self, **places: int) -> Self:
+    def where(self, **positions: int) -> Self:
         """The cells at one place of some axes, such as `where(slice=1)`: the same result without these axes."""
         index: list[Any] = [slice(None)] * len(self.axes)
-        for axis, place in places.items():
+        for axis, place in positions.items():
             along = self.places_along(axis)
             if check_int(axis, place, minimum=0) not in along:
                 told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
                 raise BNetError(axis, expected=f"one of {told}", actual=place)
             index[self.axes.index(axis)] = along.index(place)
-        free = [dim for dim, axis in enumerate(self.axes) if axis not in places]
+        free = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
         names = {
             tuple(cell[dim] for dim in free): name
             for cell, name in self.names.items()
@@ -109,31 +109,31 @@ class ByCell:
             along, labels = self.places_along(axis), self.labels.get(axis)
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
-                frame[TOKENS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
+                frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
         if examples:
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), len(indices))
-        values = self._columns(examples)
-        return frame.assign(**{what: self._of_cells(told).reshape(-1) for what, told in values.items()})
+        values = self._get_columns(examples)
+        return frame.assign(**{what: self._get_cell_values(told).reshape(-1) for what, told in values.items()})
 
-    def _columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         """The columns of numbers: `[*axes]`, or `[*axes, example]`."""
         raise NotImplementedError
 
-    def _of_cells(self, values: Tensor) -> Any:
+    def _get_cell_values(self, values: Tensor) -> Any:
         """The numbers of the cells that there are, in the order of their names."""
         found = np.asarray(values.detach().cpu().double())
         return np.array([found[index] for index in self.names])
 
-    def _shape(self) -> str:
+    def _format_shape(self) -> str:
         """The axes and how long they are, and how many examples, in words."""
         counts = [(axis, len(self.labels[axis])) for axis in self.axes]
-        axes = " x ".join(_counted(count, axis) for axis, count in counts) or "all together"
-        return f"{axes}, {_counted(self.examples, 'example')}"
+        axes = " x ".join(_format_count(count, axis) for axis, count in counts) or "all together"
+        return f"{axes}, {_format_count(self.examples, 'example')}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sweep(ByCell):
+class Sweep(CellResult):
     """The metric with each cell set, `outcomes[*axes, example]`, beside that of the clean and of the corrupt run.
 
     An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. Standard
@@ -175,15 +175,15 @@ class Sweep(ByCell):
 
         The examples are drawn anew, with replacement, `draws` times; all cells share the draws.
         """
-        return bootstrap(self.effects, confidence, draws, seed)
+        return bootstrap_interval(self.effects, confidence, draws, seed)
 
     def __getitem__(self, name: str) -> float:
         """The mean effect of a cell, by its name."""
         return float(self.values[self.index_of(name)])
 
-    def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
+    def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
         """The cells of the greatest effects, up or down, each with its mean effect; equal ones in their order."""
-        values = self._of_cells(self.values)
+        values = self._get_cell_values(self.values)
         size = np.where(np.isnan(values), -1.0, np.abs(values))
         greatest = size.max(initial=1e-290, where=np.isfinite(size))
         told = np.round(size / greatest, 6)  # what differs by rounding alone is equal
@@ -195,7 +195,7 @@ class Sweep(ByCell):
         """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
 
-    def _columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return {"outcome": self.outcomes, "effect": self.effects}
         none = torch.full_like(self.values, torch.nan)
@@ -204,17 +204,17 @@ class Sweep(ByCell):
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
-        return f"Sweep({self.at!r}, {self._shape()}{', to first order' * self.first_order}{best})"
+        return f"Sweep({self.at!r}, {self._format_shape()}{', to first order' * self.first_order}{best})"
 
     def _repr_html_(self) -> str:
         clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
         order = ", to first order" if self.first_order else ""
-        told = f"{self.at}: {self._shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
-        return _html(self, told, {"effect": self.values, "standard error": self.error})
+        told = f"{self.at}: {self._format_shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
+        return _render_html(self, told, {"effect": self.values, "standard error": self.error})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mediation(ByCell):
+class Mediation(CellResult):
     """How much of the total effect, `clean - corrupt`, goes through each cell M (Pearl's natural effects).
 
     *indirect*: the corrupt run with the clean M, less the corrupt run. *direct*: the clean run with the corrupt M, less
@@ -243,18 +243,18 @@ class Mediation(ByCell):
 
     def of(self, part: str) -> Sweep:
         """The `direct`, the `indirect` effect or the `interaction`, as a sweep."""
-        check_choice("part", part, PARTS)
+        check_choice("part", part, MEDIATION_PARTS)
         direct, indirect = self.direct_outcomes, self.indirect_outcomes
         both = {"direct": direct, "indirect": indirect}
         outcomes = both.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
-        return Sweep(**{each.name: getattr(self, each.name) for each in fields(ByCell)}, outcomes=outcomes)
+        return Sweep(**{each.name: getattr(self, each.name) for each in fields(CellResult)}, outcomes=outcomes)
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The mean effects of a cell, by its name."""
         index = self.index_of(name)
-        return {part: float(self.of(part).values[index]) for part in PARTS}
+        return {part: float(self.of(part).values[index]) for part in MEDIATION_PARTS}
 
-    def top(self, count: int = STRONGEST) -> list[tuple[str, float]]:
+    def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
         """The cells of the greatest indirect effects, each with it."""
         return self.of("indirect").top(count)
 
@@ -262,22 +262,22 @@ class Mediation(ByCell):
         """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
         return self.of("indirect").marks()
 
-    def _columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
-            return {part: self.of(part).effects for part in PARTS}
-        told = {part: self.of(part)._columns(examples) for part in PARTS}
+            return {part: self.of(part).effects for part in MEDIATION_PARTS}
+        told = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
         return {part if w == "effect" else f"{part}_{w}": v for part, each in told.items() for w, v in each.items()}
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
-        return f"Mediation({self.at!r}, {self._shape()}, total {float(self.total.mean()):+.3g}{best})"
+        return f"Mediation({self.at!r}, {self._format_shape()}, total {float(self.total.mean()):+.3g}{best})"
 
     def _repr_html_(self) -> str:
-        told = f"through {self.at}: {self._shape()}; total effect {float(self.total.mean()):+.3g}"
-        return _html(self, told, {part: self.of(part).values for part in PARTS})
+        told = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
+        return _render_html(self, told, {part: self.of(part).values for part in MEDIATION_PARTS})
 
 
-def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
     """The percentile bootstrap interval of the mean over the last dim; what stands in other dims shares the draws."""
     check_fraction("confidence", confidence)
     count, draws = effects.shape[-1], check_int("draws", draws)
@@ -289,7 +289,7 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
     flat = to_numpy(effects.double().reshape(-1, count))
     ends = np.full((2, len(flat)), np.nan)
     at = ((1 - confidence) / 2, (1 + confidence) / 2)
-    step = max(1, CHUNK // draws)
+    step = max(1, BOOTSTRAP_CHUNK_SIZE // draws)
     for first in range(0, len(flat), step):
         part = slice(first, first + step)
         with np.errstate(invalid="ignore"):  # where an effect is infinite the ends are NaN
@@ -298,17 +298,19 @@ def bootstrap(effects: Tensor, confidence: float, draws: int, seed: int) -> tupl
     return low, high
 
 
-def _counted(count: int, what: str) -> str:
-    what, tail = ("word", " read") if what == "read" else (what, "")
-    return f"{count:,} {what}{'' if count == 1 else 's'}{tail}"
+def _format_count(count: int, noun: str) -> str:
+    noun, tail = ("word", " read") if noun == "read" else (noun, "")
+    return f"{count:,} {noun}{'' if count == 1 else 's'}{tail}"
 
 
-def _html(result: Sweep | Mediation, told: str, columns: Mapping[str, Tensor]) -> str:
+def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:
     """The strongest cells as a table, with some of their numbers."""
     import pandas as pd
 
-    names = [name for name, _ in result.top(SHOWN)]
+    names = [name for name, _ in result.top(MAX_HTML_ROWS)]
     numbers = {what: [float(values[result.index_of(name)]) for name in names] for what, values in columns.items()}
     table = pd.DataFrame({"cell": names, **numbers}).to_html(index=False, float_format="{:.3g}".format, na_rep="")
-    more = f"<p>The {SHOWN} strongest of {len(result.names):,}.</p>" if len(result.names) > SHOWN else ""
-    return f"<p>{escape(told)}</p>{table}{more}"
+    more = (
+        f"<p>The {MAX_HTML_ROWS} strongest of {len(result.names):,}.</p>" if len(result.names) > MAX_HTML_ROWS else ""
+    )
+    return f"<p>{escape(summary)}</p>{table}{more}"

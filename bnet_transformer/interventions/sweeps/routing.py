@@ -24,31 +24,33 @@ import numpy as np
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.inference.query import Obstacle, find_mixed_type_fault, find_set_groups
-from bnet_transformer.interventions.sweeps.cell_spec import Cells, Ids
+from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.interventions.sweeps.sparse_update import NeededPositions, Table, find_changed_positions
+from bnet_transformer.interventions.sweeps.sparse_update import BoolArray, NeededPositions, find_changed_positions
 from bnet_transformer.reference import GroundModel
 
-CHUNK = 2**24  # entries of the tables of changed words at once
-ONE_AFTER_ANOTHER = "computed one word after another"
-OPEN_CHOICES = "an open choice that the sweep does not enumerate"
+MAX_TABLE_ENTRIES = 2**24  # entries of the tables of changed words at once
+RECURRENT_REASON = "computed one word after another"
+OPEN_CHOICE_REASON = "an open choice that the sweep does not enumerate"
 
 
-Side = tuple[Examples, NeededPositions]  # sentences in which the choices are set, and the words that lead to an outcome
+PreparedExamples = tuple[
+    Examples, NeededPositions
+]  # sentences in which the choices are set, and the words that lead to an outcome
 
 
-def find_obstacle_of_all(sides: Sequence[Side]) -> Obstacle | None:
+def find_shared_obstacle(sides: Sequence[PreparedExamples]) -> Obstacle | None:
     """Why no cell is computed together with others; None where one compiled run answers for the metric."""
     for examples, needed in sides:
-        outcomes = {examples.world.ground.group_of(node).index for node in needed.outcomes}
-        obstacle = find_obstacle_of_a_run(examples, {*needed.leads, *outcomes})
+        outcomes = {examples.model.ground.group_of(node).index for node in needed.outcome_nodes}
+        obstacle = find_run_obstacle(examples, {*needed.ancestor_words, *outcomes})
         if obstacle is not None:
             return obstacle
     return None
 
 
 def find_obstacles(
-    sides: Sequence[Side], cells: Cells, *, first_order: bool = False
+    sides: Sequence[PreparedExamples], cells: PatchCells, *, first_order: bool = False
 ) -> tuple[dict[int, Obstacle], dict[int, Obstacle]]:
     """Apply the rules that forbid single cells to one batch of examples.
 
@@ -62,82 +64,82 @@ def find_obstacles(
         computed with others, which is no obstacle to one that sets nothing to another value.
     """
     corrupt, needed = sides[0]
-    world = corrupt.world
+    world = corrupt.model
     found: dict[int, Obstacle] = {}
-    sources = sources_of(world, cells)
-    if any(find_obstacle_of_a_run(examples, sources) is not None for examples, _ in sides):
-        for numbers, families in _sources_by_cells(world, cells):
-            for obstacle in (find_obstacle_of_a_run(examples, families) for examples, _ in sides):
+    sources = find_source_groups(world, cells)
+    if any(find_run_obstacle(examples, sources) is not None for examples, _ in sides):
+        for numbers, families in _iter_source_groups(world, cells):
+            for obstacle in (find_run_obstacle(examples, families) for examples, _ in sides):
                 if obstacle is not None:
                     found |= dict.fromkeys(numbers, obstacle)
-    for entries, (examples, _) in itertools.product(cells.entries, reversed(sides)):
-        ground = examples.world.ground
+    for entries, (examples, _) in itertools.product(cells.sites, reversed(sides)):
+        ground = examples.model.ground
         done = (
-            [*ground.get_cut_nodes(entries.family), *ground.get_partly_cut_nodes(entries.family)]
-            if entries.rows
+            [*ground.get_cut_nodes(entries.group), *ground.get_partly_cut_nodes(entries.group)]
+            if entries.is_attention
             else []
         )
         if done:  # such rows are neither taken from a run, nor set in one, all at once
-            found |= dict.fromkeys(entries.cell.tolist(), Obstacle(ground.name(done[0]), "set by do()"))
-    return found, _obstacles_of_changes(world, needed, cells, first_order=first_order)
+            found |= dict.fromkeys(entries.cells.tolist(), Obstacle(ground.name(done[0]), "set by do()"))
+    return found, _find_update_obstacles(world, needed, cells, first_order=first_order)
 
 
-def sources_of(world: GroundModel, cells: Cells) -> set[int]:
+def find_source_groups(model: GroundModel, cells: PatchCells) -> set[int]:
     """The families whose values cells take from a run: those that they set, those along paths and their parents."""
-    return set().union(*(families for _, families in _sources_by_cells(world, cells)))
+    return set().union(*(families for _, families in _iter_source_groups(model, cells)))
 
 
-def _sources_by_cells(world: GroundModel, cells: Cells) -> Iterator[tuple[list[int], set[int]]]:
+def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple[list[int], set[int]]]:
     """For groups of cells, the families whose values they take from a run."""
-    for entries in cells.entries:
-        yield entries.cell.tolist(), {entries.family}
+    for entries in cells.sites:
+        yield entries.cells.tolist(), {entries.group}
     nodes = {node for path in cells.paths for node in path.nodes}
-    family_of = {node: world.ground.group_of(node).index for node in nodes}
+    family_of = {node: model.ground.group_of(node).index for node in nodes}
     by_families: dict[frozenset[int], list[int]] = {}
     for path in cells.paths:
         by_families.setdefault(frozenset(family_of[node] for node in path.nodes), []).append(path.cell)
     for families, numbers in by_families.items():
-        above = {bundle.parent for index in families for bundle in world.network.graph.in_edges[index]}
+        above = {bundle.parent for index in families for bundle in model.network.graph.in_edges[index]}
         yield numbers, {*families, *above}
 
 
-def find_obstacle_of_a_run(examples: Examples, families: Collection[int]) -> Obstacle | None:
+def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle | None:
     """Why one compiled run does not compute the values of families (of random ones their distribution)."""
-    world, graph = examples.world, examples.world.network.graph
-    above = {*families, *graph.ancestors(families)}
+    world, graph = examples.model, examples.model.network.graph
+    above = {*groups, *graph.ancestors(groups)}
     mixed = find_mixed_type_fault(world, world.do, relevant=above)
     if mixed is not None:
         return mixed
     known, patched = ([graph.by_name[name].index for name in names] for names in find_set_groups(world, above))
-    want = [graph.groups[index].name for index in sorted(families)]
+    want = [graph.groups[index].name for index in sorted(groups)]
     needs = examples.module.find_requirements(want, known, patched=patched)
     if needs.enumerated:
-        return Obstacle(graph.groups[min(needs.enumerated)].name, OPEN_CHOICES)
+        return Obstacle(graph.groups[min(needs.enumerated)].name, OPEN_CHOICE_REASON)
     if needs.fault is not None:
         return Obstacle(needs.fault.subject, f"without {needs.fault.expected}")
     return None
 
 
-def _obstacles_of_changes(
-    world: GroundModel, needed: NeededPositions, cells: Cells, *, first_order: bool
+def _find_update_obstacles(
+    model: GroundModel, needed: NeededPositions, cells: PatchCells, *, first_order: bool
 ) -> dict[int, Obstacle]:
     """Why what cells change is not computed with others, from the words that change in each family."""
-    network = world.network
-    rows = {entries.family for entries in cells.entries if entries.rows}
+    network = model.network
+    rows = {entries.group for entries in cells.sites if entries.is_attention}
     suspects = {
         member.group.index: member
-        for member in (network.specs[index] for index in sorted(needed.leads))
+        for member in (network.specs[index] for index in sorted(needed.ancestor_words))
         if member.group.index in network.graph.recurrent
         or any(given.pick for given in member.parents)
-        or world.ground.get_partly_cut_nodes(member.group.index)
+        or model.ground.get_partly_cut_nodes(member.group.index)
     }
     if not suspects:
         return {}
     obstacles: dict[int, Obstacle] = {}
-    for numbers, set_words in set_words_of(world, needed, cells):
-        changed = find_changed_positions(world, needed, set_words, len(numbers))
+    for numbers, set_words in iter_patched_words(model, needed, cells):
+        changed = find_changed_positions(model, needed, set_words, len(numbers))
         for index, member in suspects.items():
-            family, marked = member.group, list[tuple[Obstacle, Table]]()
+            family, marked = member.group, list[tuple[Obstacle, BoolArray]]()
             for selector in {selector for given in member.parents for _, selector in given.pick}:
                 if selector in changed and not first_order:
                     reason = f"a selector that changes, by which {family.name} picks"
@@ -150,30 +152,34 @@ def _obstacles_of_changes(
                     descends = both
                 if any(axis == WORD for given in member.parents for axis, _ in given.pick):
                     marked.append((Obstacle(family.name, "picked by a choice of a word"), descends))
-                if world.ground.get_partly_cut_nodes(index):
+                if model.ground.get_partly_cut_nodes(index):
                     marked.append((Obstacle(family.name, "mixed by rows of attention that do() set"), descends))
                 if index in network.graph.recurrent:
-                    marked.append((Obstacle(family.name, ONE_AFTER_ANOTHER), both))
+                    marked.append((Obstacle(family.name, RECURRENT_REASON), both))
             for obstacle, table in marked:
                 for cell in numbers[np.any(table, axis=-1)].tolist():
                     obstacles.setdefault(cell, obstacle)
     return obstacles
 
 
-def set_words_of(world: GroundModel, needed: NeededPositions, cells: Cells) -> Iterator[tuple[Ids, dict[int, Table]]]:
+def iter_patched_words(
+    model: GroundModel, needed: NeededPositions, cells: PatchCells
+) -> Iterator[tuple[IntArray, dict[int, BoolArray]]]:
     """The words of each family that cells set, `[cell, word]`, for as many cells at a time as memory holds."""
-    there, ground = cells.there, world.ground
-    sets: list[tuple[int, Ids, Ids]] = [(entries.family, entries.cell, entries.node) for entries in cells.entries]
+    there, ground = cells.cell_ids, model.ground
+    sets: list[tuple[int, IntArray, IntArray]] = [
+        (entries.group, entries.cells, entries.nodes) for entries in cells.sites
+    ]
     for path in cells.paths:
         family = ground.group_of(path.nodes[-1]).index
         sets.append((family, np.array([path.cell]), np.array([path.nodes[-1] - int(ground.offsets[family])])))
-    size = max(1, CHUNK // max(1, sum(map(len, needed.leads.values()))))
+    size = max(1, MAX_TABLE_ENTRIES // max(1, sum(map(len, needed.ancestor_words.values()))))
     for start in range(0, len(there), size):
-        numbers, tables = there[start : start + size], dict[int, Table]()
+        numbers, tables = there[start : start + size], dict[int, BoolArray]()
         for index, cell, node in sets:
             inside = (cell >= numbers[0]) & (cell <= numbers[-1])
-            if index in needed.leads and inside.any():
-                words = len(needed.leads[index])
+            if index in needed.ancestor_words and inside.any():
+                words = len(needed.ancestor_words[index])
                 table = tables.setdefault(index, np.zeros((len(numbers), words), dtype=np.bool_))
                 table[np.searchsorted(numbers, cell[inside]), node[inside] % words] = True
         yield numbers, tables
