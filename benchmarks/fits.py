@@ -12,7 +12,7 @@ from benchmarks.harness import Figure, figure, interleaved, ratios
 from benchmarks.limits import of_the_limit
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Normal
 
 RESTARTS, SENTENCES = 16, 256
@@ -61,14 +61,14 @@ def _case(
     atoms: int | None = None,
     sentences: int = SENTENCES,
     device: str = "cpu",
-) -> tuple[Objective, Batch, Sets]:
+) -> tuple[FitObjective, Batch, Sets]:
     torch.manual_seed(0)
     net = bt.bayesuvius(dim, heads=heads, key_dim=4, atoms=atoms, observe=Normal(1.0))
     data = torch.randn(sentences, words, dim), torch.randn(sentences, words, dim)
     more = {n: 0.1 * torch.randn(restarts, *p.shape) for n, p in net.parameters.items()}
     net = net.to(device)
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, None, None)
-    objective, corpus = Objective(net.network, learned, 2**16), read_batch(net.network, data)
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
+    objective, corpus = FitObjective(net.network, learned, 2**16), read_batch(net.network, data)
     return objective, corpus, {name: net.parameters[name] + more[name].to(device) for name in learned.names}
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.fit.heads import matched
+from bnet_transformer.learning.fit.heads import match_heads
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"
@@ -214,7 +214,7 @@ def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
     weights = true.parameters["c.logits"].softmax(-1)
     planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
     apart = torch.stack([(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]).mean(0)
-    match = torch.tensor(matched(-apart - (weights[:, None] - pi).abs()))
+    match = torch.tensor(match_heads(-apart - (weights[:, None] - pi).abs()))
     return float((weights * apart[torch.arange(len(match)), match]).sum())
 
 

@@ -72,14 +72,14 @@ def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import torch
 
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.gates import runs_of
-    from bnet_transformer.attention.heads.posterior import settings
+    from bnet_transformer.attention.heads.gates import create_runs
+    from bnet_transformer.attention.heads.posterior import gate_settings
 
     net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
     ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
-    runs = runs_of(net.network, ids)
+    runs = create_runs(net.network, ids)
     return (
-        lambda: runs.table(settings(heads), lambda count: None),
+        lambda: runs.log_prob_table(gate_settings(heads), lambda count: None),
         lambda: bt.inclusion(net, ids, draws=200, progress=False),
     )
 
@@ -125,24 +125,24 @@ def _theirs() -> tuple[Any, Any]:
 
 def _runs(sentences: list[str]) -> Any:
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.gates import runs_of
+    from bnet_transformer.attention.heads.gates import create_runs
 
-    return runs_of(bt.from_pretrained("minilm").network, sentences)
+    return create_runs(bt.from_pretrained("minilm").network, sentences)
 
 
 def _peak(what: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
-    from bnet_transformer.attention.heads.posterior import relaxed, settings
+    from bnet_transformer.attention.heads.posterior import gate_settings, relaxed_gate_posterior
 
     runs = _runs(said(64 if what == "svi" else 4))
     if what == "exact":
         from dataclasses import replace
 
-        replace(runs, sites=runs.sites[-1:]).table(settings(MOST), lambda count: None)
+        replace(runs, sites=runs.sites[-1:]).table(gate_settings(MOST), lambda count: None)
     elif what == "svi":
-        relaxed(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
+        relaxed_gate_posterior(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
     else:
         for part in runs.parts():
             runs.gated(part, torch.ones(len(part), len(runs.sites), runs.heads))

@@ -15,7 +15,7 @@ from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.learning.training.configs import TrainConfig
-from bnet_transformer.learning.training.run import Run
+from bnet_transformer.learning.training.run import Trainer
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 
@@ -48,7 +48,9 @@ def training_step() -> list[Figure]:
     ours, theirs, source, target = _pair()
     adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
-    run = Run(infer_trainable_task(ours.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {})
+    run = Trainer(
+        infer_trainable_task(ours.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
+    )
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
 
     def step() -> float:
@@ -61,9 +63,9 @@ def training_step() -> list[Figure]:
         return float(loss.detach())
 
     def train() -> float:
-        run.gradient(run.feed(batch))
-        ((loss, *_),) = run.heard(all=True)
-        run.follow()
+        run.compute_gradients(run.prepare_batch(batch))
+        ((loss, *_),) = run.drain_losses(all=True)
+        run.update_parameters()
         return loss
 
     assert abs(train() - step()) < 1e-4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import bnet_transformer as bt
-from bnet_transformer.learning.fit.run import method_of
+from bnet_transformer.learning.fit.run import resolve_method
 
 
 def configured(config, options):
@@ -24,7 +24,7 @@ def checkpointed(options):
 
 def fit(net, data, *, method="map", **options):
     """`bt.fit` with the options of the method, and of checkpoints, beside its own."""
-    return bt.fit(net, data, method=configured(method_of(method), options), **checkpointed(options), **options)
+    return bt.fit(net, data, method=configured(resolve_method(method), options), **checkpointed(options), **options)
 
 
 def train(net, data, **options):

@@ -10,8 +10,8 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.data.task import infer_trainable_task
-from bnet_transformer.learning.training.generate import sampler
-from bnet_transformer.learning.training.incremental import WordByWord, filled
+from bnet_transformer.learning.training.generate import create_sampler
+from bnet_transformer.learning.training.incremental import IncrementalDecoder, pad_to_length
 from bnet_transformer.tpm import (
     Add,
     Attention,
@@ -100,7 +100,9 @@ class Anew:
 
     def _tell(self):
         ids = self.x[self.stack]
-        found = self.module({**self.x, self.stack: filled(ids, self.exact)}, self.mask or None, want=[self.readout])
+        found = self.module(
+            {**self.x, self.stack: pad_to_length(ids, self.exact)}, self.mask or None, want=[self.readout]
+        )
         self.log_probs = found[self.readout][:, ids.shape[1] - 1].log_softmax(-1)
 
     def step(self, ids):
@@ -125,7 +127,7 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
-        ours = WordByWord(module, task, x, mask, 12)
+        ours = IncrementalDecoder(module, task, x, mask, 12)
         oracle = Anew(module, task, x, mask, task.readouts[0].group.name)
         for turn in range(8):
             torch.testing.assert_close(ours.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
@@ -263,7 +265,10 @@ def test_what_sampling_leaves_out():
     log_probs = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().expand(3000, 4)
 
     def share(temperature: float, top_k: int | None, top_p: float | None) -> torch.Tensor:
-        return torch.bincount(sampler(temperature, top_k, top_p, 0, log_probs.device)(log_probs), minlength=4) / 3000
+        return (
+            torch.bincount(create_sampler(temperature, top_k, top_p, 0, log_probs.device)(log_probs), minlength=4)
+            / 3000
+        )
 
     expected = {
         (1.0, None, None): [0.4, 0.3, 0.2, 0.1],

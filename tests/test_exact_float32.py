@@ -10,7 +10,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.factors import build_factors
-from bnet_transformer.learning.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import close
@@ -35,9 +35,9 @@ def data(sentences: int = 5, words: int = 6, seed: int = 0) -> tuple[torch.Tenso
     return torch.randn(sentences, words, 4, generator=g), torch.randn(sentences, words, 4, generator=g)
 
 
-def objective_of(net: bt.BNet) -> Objective:
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, None, None)
-    return Objective(net.network, learned, 2**16)
+def objective_of(net: bt.BNet) -> FitObjective:
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
+    return FitObjective(net.network, learned, 2**16)
 
 
 KINDS = {
@@ -61,7 +61,7 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
             total = posterior(module, member.group.name, {"y": Evidence(y)}, x).sum(-1)
             assert float((total - 1).abs().max()) < 1e-6
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
-    counts, _ = objective.counts(net.parameters, corpus)
+    counts, _ = objective.expected_counts(net.parameters, corpus)
     for name, count in counts.items():
         assert name in objective.learned.tables
         words = 6 if kind == "word" else 1
@@ -83,7 +83,7 @@ def test_heads_that_are_alike_keep_their_prior(kind, sigma):
     if kind != "codebook":
         objective = objective_of(net)
         corpus = read_batch(net.network, (x, y))
-        shares = objective.shares(net.parameters, corpus, net.network.get_spec(names[0]))
+        shares = objective.responsibilities(net.parameters, corpus, net.network.get_spec(names[0]))
         torch.testing.assert_close(shares, PRIOR.expand_as(shares), atol=1e-6, rtol=0)
 
 

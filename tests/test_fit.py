@@ -16,8 +16,8 @@ from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import ascent
 from bnet_transformer.learning.fit.ascent import RestartOptimizer, init_restarts
-from bnet_transformer.learning.fit.heads import matched
-from bnet_transformer.learning.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.heads import match_heads
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -45,8 +45,8 @@ def ids(n=30, seed=0):
 
 
 def objective_of(net, learn=None, spread=None):
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
-    return Objective(net.network, learned, 2**16)
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
+    return FitObjective(net.network, learned, 2**16)
 
 
 def fit(net, data, **options):
@@ -80,7 +80,7 @@ def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one
         torch.testing.assert_close(row, log_evidence(each.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
     net = nets[0]
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
-    counts, evidence = objective.counts(dict(net.parameters), corpus)
+    counts, evidence = objective.expected_counts(dict(net.parameters), corpus)
     seen = {"y": Evidence(y)}
     torch.testing.assert_close(evidence, log_evidence(net.module(), seen, x).sum(), **EXACT)
     assert set(counts) == set(objective.learned.tables)
@@ -157,7 +157,7 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
     run = init_restarts(net.network, objective.learned.names, 3, 0, torch.device("cpu"))
     scores = []
     for r in range(3):
-        one = fit(net.replace(run.one(r)), data, **options)
+        one = fit(net.replace(run.get(r)), data, **options)
         scores.append(one.measured[-1][2])
         if r == together.restart:
             for name, value in one.net.parameters.items():
@@ -187,7 +187,7 @@ def test_planted_heads_are_found():
     f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=3, steps=80))
     assert adjusted_rand_score(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
     most = f.responsibilities((x, y)).argmax(-1)
-    order = matched(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
+    order = match_heads(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
     torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.08, rtol=0)
     A, true_A = (
         f.heads.A["x_1"][list(order)],

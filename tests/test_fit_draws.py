@@ -18,10 +18,10 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import heads
-from bnet_transformer.learning.fit.heads import aligned
-from bnet_transformer.learning.fit.problem import FitProblem, Objective, learned_of
+from bnet_transformer.learning.fit.heads import align_heads
+from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.sampling import Chain, Model, Variational, started
+from bnet_transformer.learning.fit.sampling import NUTSChain, ParameterModel, VariationalOptimizer, init_chain
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
@@ -45,8 +45,8 @@ def data_of(net, sentences=12, words=2, seed=0):
 
 
 def objective_of(net, learn=None, spread=1.0):
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
-    return Objective(net.network, learned, 2**16)
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
+    return FitObjective(net.network, learned, 2**16)
 
 
 def nuts(net, data, **options):
@@ -71,7 +71,7 @@ def test_heads_are_matched_where_all_of_a_head_is_learned():
     data = data_of(net, 40)
     objective, corpus = objective_of(net, learn), read_batch(net.network, data)
     samples = turned(net, learn, (0, 1, 2))
-    found, matched = aligned(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
+    found, matched = align_heads(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
     assert matched == ("c",)
     for name in learn:  # as in the second, the densest
         torch.testing.assert_close(found[name], samples[name][1:2].expand_as(samples[name]))
@@ -82,7 +82,7 @@ def test_heads_stay_as_they_are_drawn_where_a_part_of_them_is_fixed(learn):
     net = mixture(sigma=1.5)
     objective, corpus = objective_of(net, learn), read_batch(net.network, data_of(net))
     samples = turned(net, learn, (0, 1))
-    found, matched = aligned(objective, corpus, samples, torch.zeros(2, 1))
+    found, matched = align_heads(objective, corpus, samples, torch.zeros(2, 1))
     assert matched == ()
     assert all(torch.allclose(found[name], samples[name], rtol=1e-12) for name in learn)
 
@@ -92,7 +92,7 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
     net = net.replace({n: net.parameters[n][:1].expand(2, 2, 2).clone() for n in WEIGHTS[:2]})
     learn = ["c.logits", "W_v_0.values"]
     samples = turned(net, learn, (0, 1))
-    found, matched = aligned(
+    found, matched = align_heads(
         objective_of(net, learn), read_batch(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
     )
     assert matched == ("c",)
@@ -106,7 +106,7 @@ def test_draws_of_a_fit_keep_their_likelihoods():
     data = data_of(net)
     for learn in (["c.logits", "W_v_0.values"], ["c.logits", *WEIGHTS]):
         f = nuts(net, data, learn=learn, draws=2, warmup=2, seed=1)
-        model, corpus = Model(objective_of(net, learn)), read_batch(net.network, data)
+        model, corpus = ParameterModel(objective_of(net, learn)), read_batch(net.network, data)
         to = biject_to(constraints.simplex)
         for chain in range(2):
             for draw in range(2):
@@ -160,7 +160,7 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     learn = ["c.logits", "W_v_0.values"]
     objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
     with distributed_context(torch.device("cpu")) as here:
-        run = Variational(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
+        run = VariationalOptimizer(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
     torch.manual_seed(0)
     run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}
     ours, gradient = run.bound_and_grad(0)
@@ -253,7 +253,7 @@ def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
         (((v := value.flatten(0, 1).flatten(1)) - v.mean(0)).square() / v.var(0, correction=0)).mean(1)
         for value in flat.values()
     )
-    found = heads.representative(f.network, f.samples)
+    found = heads.find_representative(f.network, f.samples)
     for name, value in found.items():
         torch.testing.assert_close(value, nets[int(far.argmin())].parameters[name])
 
@@ -261,19 +261,19 @@ def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
 def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
     f, nets, _, A = known()
     objective, whole = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
-    sizes, evidences = [], Objective.log_evidences
-    each = heads.NUMBERS // (heads.pieces(objective, f.data)[0] * len(f.data))
+    sizes, evidences = [], FitObjective.log_evidences
+    each = heads.MAX_CHUNK_NUMEL // (heads.split_into_chunks(objective, f.data)[0] * len(f.data))
 
     def counted(self, sets, part):
         sizes.append(len(next(iter(sets.values()))) * len(part) * each)
         return evidences(self, sets, part)
 
-    monkeypatch.setattr(Objective, "log_evidences", counted)
+    monkeypatch.setattr(FitObjective, "log_evidences", counted)
     for numbers in (each, 7 * each, 30 * each):
         monkeypatch.setattr(heads, "NUMBERS", numbers)
         sizes.clear()
-        sets = heads.stored(f.network, f.samples)
-        torch.testing.assert_close(heads.likelihoods(objective, f.data, sets), whole)
+        sets = heads.samples_to_parameters(f.network, f.samples)
+        torch.testing.assert_close(heads.log_likelihoods(objective, f.data, sets), whole)
         assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * each
         torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
         low, high = f.interval("A x_1")
@@ -282,12 +282,15 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
 
 def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior():
     net = mixture()
-    model, corpus = Model(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)), read_batch(net.network, data_of(net))
+    model, corpus = (
+        ParameterModel(objective_of(net, ["c.logits", "W_v_0.values"], 3.0)),
+        read_batch(net.network, data_of(net)),
+    )
     torch.manual_seed(0)
-    near = [started(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
+    near = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
     own = net.parameters["W_v_0.values"]
     assert 0.05 < float((torch.stack(near) - own).std()) < 0.2
-    wide = [started(model, corpus, k) for k in range(1, 120)]
+    wide = [init_chain(model, corpus, k) for k in range(1, 120)]
     weights = torch.stack([z["W_v_0_values"] for z in wide])
     assert float(weights.std()) == pytest.approx(3.0, rel=0.1) and abs(float(weights.mean())) < 0.3
     theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in wide]))
@@ -310,14 +313,14 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     net = mixture()
     data, learn = data_of(net), ["c.logits"]
     whole = nuts(net, data, learn=learn)
-    advance = Chain.advance
+    advance = NUTSChain.advance
 
     def stopped(self):
         advance(self)
         if self.step == when and self.number == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Chain, "advance", stopped)
+    monkeypatch.setattr(NUTSChain, "advance", stopped)
     half = nuts(net, data, learn=learn)
     assert not half.finished
     if when > 6:

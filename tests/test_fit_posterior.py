@@ -11,8 +11,8 @@ import bnet_transformer as bt
 from benchmarks.calibration import chi_square, exact_ranks, nuts_ranks
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.problem import Objective, learned_of
-from bnet_transformer.learning.fit.sampling import Model
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.sampling import ParameterModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -111,8 +111,8 @@ def test_intervals_hold_the_mean_and_are_told_as_approximate_by_svi(fits):
 
 
 def objective_of(net, learn=None, spread=None):
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, learn, spread)
-    return Objective(net.network, learned, 2**16)
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, learn, spread)
+    return FitObjective(net.network, learned, 2**16)
 
 
 @pytest.mark.parametrize("atoms", [None, 2])
@@ -127,7 +127,7 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
     theirs = -elbo.differentiable_loss(reading, guide, *data)
     median = guide.median()
-    model = Model(objective)
+    model = ParameterModel(objective)
     theta = {name: median[reading.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
     ours = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
     ours = ours + sum(model.prior(name).log_prob(value) for name, value in theta.items())

@@ -12,8 +12,8 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit import result
-from bnet_transformer.learning.fit.run import method_of
-from bnet_transformer.learning.training.configs import schedule_of
+from bnet_transformer.learning.fit.run import resolve_method
+from bnet_transformer.learning.training.configs import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -84,7 +84,7 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
     """The same by torch's Adam: bounds, and the parameters at the end."""
     leaves = {name: net.parameters[name].detach().clone().requires_grad_() for name in names}
     optimiser = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
-    rates, bounds, prior_rows = schedule_of("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
+    rates, bounds, prior_rows = create_schedule("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
         epoch, place = divmod(step, -(-len(x) // batch))
         g = torch.Generator().manual_seed(derive_seed(0, "order", epoch))
@@ -152,7 +152,7 @@ def test_an_option_of_a_config_names_its_config():
         with pytest.raises(bt.BNetError, match="held_out: expected None"):
             bt.fit(mixture(), vectors(6), method=method, spread=1.0, held_out=vectors(3))
     for method in (bt.MAP(), bt.EM(inner=3), bt.SVI(draws=7), bt.NUTS()):
-        assert method_of(method) is method and method_of(method.name) == type(method)()
+        assert resolve_method(method) is method and resolve_method(method.name) == type(method)()
 
 
 # checkpoints

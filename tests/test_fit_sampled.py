@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.problem import Objective, learned_of
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Given
 from tests import flat_options
 
@@ -78,9 +78,9 @@ def enumerated(name: str, net: bt.BNet, x: torch.Tensor, y: torch.Tensor) -> tor
     return torch.stack(logs).logsumexp(0)
 
 
-def objective_of(net: bt.BNet) -> Objective:
-    learned = learned_of(net.network, infer_fit_task(net.network).readouts, None, None)
-    return Objective(net.network, learned, 2**16)
+def objective_of(net: bt.BNet) -> FitObjective:
+    learned = select_learnable(net.network, infer_fit_task(net.network).readouts, None, None)
+    return FitObjective(net.network, learned, 2**16)
 
 
 def sentences(count: int, *lengths: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

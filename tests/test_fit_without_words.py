@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.learning.fit.heads import head_dim, selectors_of
+from bnet_transformer.learning.fit.heads import find_selectors, head_dim
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
 from tests.asia import PARENTS, D, asia, joint, sampled, site_density, tables
@@ -201,7 +201,7 @@ def test_time_may_be_slices():
 def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():
     """The order of the states of a choice that is never observed changes no likelihood."""
     net = jolted(sites(), 1.0).to(D)
-    (selector,) = selectors_of(net.network)
+    (selector,) = find_selectors(net.network)
     dims = {name: head_dim(net.network, selector, name) for name in net.parameters}
     assert {name: dim for name, dim in dims.items() if dim is not None} == {"z.logits": 0, "x.logits": 1}
     turned = net.replace({k: v.flip(dims[k]) for k, v in net.parameters.items() if dims[k] is not None})

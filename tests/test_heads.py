@@ -11,8 +11,13 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads.gates import head_shares, runs_of
-from bnet_transformer.attention.heads.posterior import draws_of, posterior_of, relaxed, settings as all_settings
+from bnet_transformer.attention.heads.gates import create_runs, head_shares
+from bnet_transformer.attention.heads.posterior import (
+    exact_gate_posterior,
+    gate_settings as all_settings,
+    relaxed_gate_posterior,
+    sample_rho,
+)
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 
@@ -32,7 +37,7 @@ def inclusion(net, data, **options):
 
 
 def found_for(table, draws=1000, seed=0):
-    return posterior_of(table, draws, seeded(seed), quiet)
+    return exact_gate_posterior(table, draws, seeded(seed), quiet)
 
 
 # quadrature: every integrand is a polynomial of rho, for which Gauss and Legendre's rule is exact
@@ -117,7 +122,7 @@ def test_one_head_is_a_beta_where_each_sentence_is_sure():
     for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 6_000), (20_000, 1)):
         table = torch.full((1, count), -2000.0, dtype=D)
         table[:, :on] = 2000.0
-        rho, log = draws_of(table, 4000, seeded())
+        rho, log = sample_rho(table, 4000, seeded())
         law = beta(on + 1, count - on + 1)
         assert kstest(rho[0].numpy(), law.cdf).statistic < 0.03
         assert float(log) == pytest.approx(2000 * on + betaln(on + 1, count - on + 1), abs=0.02)
@@ -204,7 +209,7 @@ def test_intervals_hold_planted_shares(monkeypatch):
         each = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
         y = torch.einsum("sh,shd->sd", gates, each) + torch.randn(50, 6, generator=generator, dtype=D)
         apart = y[:, None] - torch.einsum("kh,shd->skd", bits, each)
-        found = posterior_of(-0.5 * apart.square().sum(-1), 256, generator, quiet)
+        found = exact_gate_posterior(-0.5 * apart.square().sum(-1), 256, generator, quiet)
         low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
         inside.append((low <= rho) & (rho <= high))
     assert 0.85 <= float(torch.stack(inside).double().mean()) <= 0.95
@@ -236,7 +241,7 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     f = inclusion(net, x, method="svi", rounds=40, draws=500)
     assert f.sigma == pytest.approx(alone.sigma)
     torch.testing.assert_close(f.ablation, alone.ablation)
-    exact = found_for(joint(runs_of(net.network, x, seen=False), f.sigma), 400)
+    exact = found_for(joint(create_runs(net.network, x, should_observe=False), f.sigma), 400)
     log = exact.log_bayes.reshape(2, heads)
     assert float((f.log_bayes - log).abs().mean()) < 0.75 * float((alone.log_bayes - log).abs().mean())
     assert bool(((f.log_bayes - log).abs() < 0.3 * log + 3 * f.error + 0.05).all())
@@ -252,9 +257,9 @@ def test_svi_of_one_slice_is_exact_but_for_drawing():
     for head, features in enumerate(((0, 1, 2), (3, 4), (5, 6, 7))):
         own[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
     net, x = net.replace({"W_o_1.value": own}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
-    runs = runs_of(net.network, x, "x_2", seen=False, sites=("a_1",))
-    exact = found_for(runs.table(all_settings(3), quiet)[0] / 36, 800)
-    f = relaxed(runs, 1 / 36, 40, 800, seeded(), quiet)
+    runs = create_runs(net.network, x, "x_2", should_observe=False, sites=("a_1",))
+    exact = found_for(runs.log_prob_table(all_settings(3), quiet)[0] / 36, 800)
+    f = relaxed_gate_posterior(runs, 1 / 36, 40, 800, seeded(), quiet)
     assert bool(((f.log_bayes[0] - exact.log_bayes).abs() < 4 * (f.error[0] + exact.error) + 0.02).all())
     assert float((f.log_bayes[0] - exact.log_bayes).abs().max()) < 0.1 * float(exact.log_bayes.max())
     torch.testing.assert_close(f.inclusion[:, 0], exact.inclusion, atol=0.05, rtol=0)

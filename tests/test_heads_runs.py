@@ -9,8 +9,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
-from bnet_transformer.attention.heads.gates import runs_of
-from bnet_transformer.attention.heads.posterior import settings
+from bnet_transformer.attention.heads.gates import create_runs
+from bnet_transformer.attention.heads.posterior import gate_settings
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jolted, projections
@@ -99,10 +99,10 @@ def both(sentence, told):
 
 def check_table(net, data, sentences, told, output=None):
     """`runs.table` is what the loop finds."""
-    runs = runs_of(net.network, data, output, seen=told is not None)
+    runs = create_runs(net.network, data, output, should_observe=told is not None)
     sites = [site.name for site in runs.sites]
-    made = runs.table(settings(runs.heads), quiet)
-    output = runs.families[0] if told is None else None
+    made = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
+    output = runs.targets[0] if told is None else None
     close(made, table_by_loop(net, sites, sentences, told, output))
     assert float((made - made[..., -1:]).abs().amax()) > 1e-3
     return sites
@@ -163,11 +163,11 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
 
 def test_small_parts_change_nothing(monkeypatch):
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
-    runs = runs_of(net.network, TEXTS, seen=False)
-    whole = runs.table(settings(3), quiet)
+    runs = create_runs(net.network, TEXTS, should_observe=False)
+    whole = runs.log_prob_table(gate_settings(3), quiet)
     monkeypatch.setattr("bnet_transformer.attention.heads.runs.ROWS", 16)
     monkeypatch.setattr("bnet_transformer.attention.heads.runs.MEMORY", 1)
-    close(runs.table(settings(3), quiet), whole, 1e-12)
+    close(runs.log_prob_table(gate_settings(3), quiet), whole, 1e-12)
 
 
 # ablation

@@ -8,8 +8,8 @@ from scipy.stats import beta
 
 import bnet_transformer as bt
 from bnet_transformer.attention.heads import reading
-from bnet_transformer.attention.heads.corpus_roles import Tally
-from bnet_transformer.attention.heads.reading import OTHER, RELATIONS, Pair, relations_of
+from bnet_transformer.attention.heads.corpus_roles import RelationStatistics
+from bnet_transformer.attention.heads.reading import OTHER, RELATIONS, QueryKeyTokens, resolve_relations
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]
@@ -264,11 +264,11 @@ def test_relations_of_ones_own():
     )
 
 
-def tally(y: np.ndarray, alpha: float, draws: int = 200) -> Tally:
+def tally(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
     """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
     y = y[:, None]
     sentences, words, relations = y.shape
-    found = Tally((1, 1, relations), alpha, draws, 0)
+    found = RelationStatistics((1, 1, relations), alpha, draws, 0)
     codes = torch.arange(relations).expand(sentences, words, relations)
     found.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], range(sentences))
     return found
@@ -289,7 +289,7 @@ def test_where_each_sentence_reads_by_one_relation_shares_are_dirichlet():
 def test_a_role_is_what_is_most_above_chance_not_what_is_most():
     codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
     reading = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
-    made = Tally((1, 1, 3), 1 / 3, 500, 0)
+    made = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
     made.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], range(30))
     found = made.posterior(0.9)
     assert int(found["mean"].argmax()) == 2 and float(found["top"][0, 0, 0]) > 0.95
@@ -299,7 +299,7 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
     y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
     made = tally(y, 1.0, draws=10000)
     found = made.posterior(0.9)
-    theta = made.drawn / made.weight[:, None]
+    theta = made.weighted_draws / made.draw_weights[:, None]
     np.testing.assert_allclose(theta.mean(0), found["mean"][0, 0], atol=0.004)
     for name, q in (("low", 0.05), ("high", 0.95)):
         np.testing.assert_allclose(np.quantile(theta, q, axis=0), found[name][0, 0], atol=0.01)
@@ -335,13 +335,13 @@ def test_of_each_word_read_one_relation_holds_the_first(data):
     read = tokens if own else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
     special = np.array(data.draw(st.lists(st.booleans(), min_size=len(read), max_size=len(read))))
     missing = {} if own else {"one stack": "two"}
-    pair = Pair(tokens, read, special, own)
-    found = relations_of(None, missing)
+    pair = QueryKeyTokens(tokens, read, special, own)
+    found = resolve_relations(None, missing)
     codes = found.codes(pair, "here")
     names = naive(tokens, read, special, own)
     assert [[found.names[c] for c in row] for row in codes] == names
     order = data.draw(st.permutations([name for name, (needs, _) in RELATIONS.items() if needs not in missing]))
-    codes = relations_of(order, missing).codes(pair, "here")
+    codes = resolve_relations(order, missing).codes(pair, "here")
     for place, name in enumerate(order):
         holds = RELATIONS[name][1](pair)
         assert (codes[holds] <= place).all() and holds[codes == place].all()

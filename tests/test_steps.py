@@ -14,7 +14,7 @@ from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
 from bnet_transformer.learning.training import kept
 from bnet_transformer.learning.training.configs import TrainConfig
-from bnet_transformer.learning.training.run import Objective, Run
+from bnet_transformer.learning.training.run import Trainer, TrainingLoss
 from bnet_transformer.tpm import Normal
 from tests import flat_options
 from tests.cases import CASES, vanilla
@@ -71,8 +71,8 @@ def batch_of(net: bt.BNet) -> Batch:
     return Batch(x, mask or None, {name: Evidence(value) for name, value in observed.items()})
 
 
-def run_of(net: bt.BNet) -> Run:
-    return Run(
+def run_of(net: bt.BNet) -> Trainer:
+    return Trainer(
         infer_trainable_task(net.network),
         TrainConfig(optimizer=bt.AdamW(clip=1.0)),
         10,
@@ -93,11 +93,11 @@ def can_train(case) -> bool:
 def test_a_step_of_training_reads_nothing(case):
     run, fed = run_of(case.net), None
     for _ in range(2):
-        fed = run.feed(batch_of(case.net))
+        fed = run.prepare_batch(batch_of(case.net))
         with NoWait():
-            run.gradient(fed)
-            run.follow()
-    ((loss, length, _), *more) = run.heard(all=True)
+            run.compute_gradients(fed)
+            run.update_parameters()
+    ((loss, length, _), *more) = run.drain_losses(all=True)
     assert len(more) == 1 and math.isfinite(loss + length) and run.losses[0] != run.losses[1]
 
 
@@ -167,7 +167,7 @@ def test_a_step_is_one_graph(name):
     losses, slopes = [], []
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
     for compiled in (False, True):
-        objective = Objective(net.module(), task, 0.0).eval()  # dropout would be drawn otherwise
+        objective = TrainingLoss(net.module(), task, 0.0).eval()  # dropout would be drawn otherwise
         whole = torch.compile(objective, fullgraph=True, backend="eager") if compiled else objective
         loss = whole(batch)
         loss.backward()
@@ -217,7 +217,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     from torch.profiler import ProfilerActivity, profile
 
     net = NETS[name]().to("cuda")
-    run = Run(
+    run = Trainer(
         infer_trainable_task(net.network),
         TrainConfig(),
         20,
@@ -227,8 +227,8 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     )
 
     def step():
-        run.gradient(run.feed(batch_of(net.to("cpu"))))
-        run.follow()
+        run.compute_gradients(run.prepare_batch(batch_of(net.to("cpu"))))
+        run.update_parameters()
 
     for _ in range(3):
         step()

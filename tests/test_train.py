@@ -17,7 +17,7 @@ from bnet_transformer.data.task import infer_trainable_task
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import training
 from bnet_transformer.learning.checkpoint import FILE_NAME
-from bnet_transformer.learning.training.configs import schedule_of
+from bnet_transformer.learning.training.configs import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -172,7 +172,7 @@ def test_steps_are_those_of_a_loop_written_out():
 
 
 def test_rates():
-    constant, cosine = (schedule_of(kind, 0.1, 4, 24, None) for kind in ("constant", "cosine"))
+    constant, cosine = (create_schedule(kind, 0.1, 4, 24, None) for kind in ("constant", "cosine"))
     assert [constant(s) for s in (1, 4, 20)] == pytest.approx([0.025, 0.1, 0.1])
     assert [cosine(s) for s in (2, 4, 14, 24)] == pytest.approx([0.05, 0.1, 0.05, 0.0], abs=1e-12)
 

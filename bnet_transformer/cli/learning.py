@@ -167,7 +167,7 @@ def fit(
         _check_splits(net, observed)
     from bnet_transformer.learning.fit import run
 
-    how = shared.config_of(type(run.method_of(method)), options, tuple(run.METHODS), f"--method {method}")
+    how = shared.config_of(type(run.resolve_method(method)), options, tuple(run.METHODS), f"--method {method}")
     if judges is not None:
         options["held_out"] = judges.pairs(judges.observed(observed), net.network)
     found = run.fit(net, data.pairs(observed, net.network), method=how, checkpoints=checkpoints, **options)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bnet_transformer.attention.heads.corpus_roles import Tally
+from bnet_transformer.attention.heads.corpus_roles import RelationStatistics
 
 RELATIONS, TRUTHS, LEAST = 7, 400, 0.01
 SENTENCES = (1, 10, 50, 200)
@@ -45,7 +45,7 @@ def held(rng: np.random.Generator, make: Draw, sentences: int) -> tuple[float, f
     wide: list[float] = []
     for _ in range(TRUTHS):
         theta = rng.dirichlet(np.full(RELATIONS, 0.5))
-        tally = Tally((1, 1, RELATIONS), 1 / RELATIONS, 1, 0)
+        tally = RelationStatistics((1, 1, RELATIONS), 1 / RELATIONS, 1, 0)
         lengths = rng.integers(5, 30, sentences)
         for words in np.unique(lengths).tolist():
             y = np.stack([make(rng, theta, words) for _ in range(int((lengths == words).sum()))])

@@ -32,12 +32,12 @@ from bnet_transformer.attention.heads.reading import (
     ONE_STACK,
     SEPARATORS,
     TOKENS,
-    Pair,
-    Readers,
-    allowed,
-    readers_of,
-    readings,
-    relations_of,
+    AttentionNodes,
+    QueryKeyTokens,
+    attention_mask,
+    compute_attention,
+    find_attention_nodes,
+    resolve_relations,
 )
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
@@ -110,7 +110,7 @@ class Roles(HeadTable):
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head and relation."""
         arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-        return self.rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
+        return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
@@ -136,7 +136,7 @@ class Roles(HeadTable):
         return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
 
 
-class Tally:
+class RelationStatistics:
     """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
 
     The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
@@ -153,33 +153,35 @@ class Tally:
     ) -> None:
         slices, heads, relations = shape
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
-        self.sentences = 0
-        self.total, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
+        self.num_sentences = 0
+        self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
         corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
         corners = corners if ranks.is_main_process else np.zeros_like(corners)
-        self.weight, self.drawn = corners.sum(1), np.tile(corners, (1, slices * heads))
+        self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
 
-    def add(self, codes: Tensor, readings: Sequence[Tensor], masks: Sequence[Tensor], which: Sequence[int]) -> None:
+    def add(
+        self, codes: Tensor, attention: Sequence[Tensor], masks: Sequence[Tensor], sentence_ids: Sequence[int]
+    ) -> None:
         """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
         `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
         held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
-        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in readings])
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in attention])
         by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
         self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
         each = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
-        self.total += each.sum(0)
+        self.totals += each.sum(0)
         self.squares += np.square(each).sum(0)
-        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in which)
+        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
         weights = np.stack([random.standard_exponential(self.draws) for random in own])
-        self.weight += weights.sum(0)
-        self.drawn += weights.T @ each.reshape(len(each), -1)
-        self.sentences += len(each)
+        self.draw_weights += weights.sum(0)
+        self.weighted_draws += weights.T @ each.reshape(len(each), -1)
+        self.num_sentences += len(each)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
-        sums = (self.total, self.squares, self.chance, self.weight, self.drawn)
+        sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
         total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
-        count = sum(self.ranks.all_gather_object(self.sentences))
+        count = sum(self.ranks.all_gather_object(self.num_sentences))
         relations = self.shape[2]
         prior = self.alpha * relations
         chance = np.broadcast_to(chance[:, None] / count, self.shape)
@@ -235,29 +237,31 @@ def roles(
     network = as_network(net)
     if not check_float("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
-    readers = readers_of(network, role, slices)
+    readers = find_attention_nodes(network, role, slices)
     intakes = encode_sentences(network, sentences)
     unnamed = frozenset().union(*(each.unnamed for each in intakes))
-    found = relations_of(relations, _missing(network, readers, unnamed, separators))
+    found = resolve_relations(relations, _explain_missing(network, readers, unnamed, separators))
     weight = 1 / len(found.names) if alpha is None else check_float("alpha", alpha, above=0)
-    shape = (len(readers.members), readers.heads, len(found.names))
+    shape = (len(readers.specs), readers.num_heads, len(found.names))
     check_int("draws", draws), check_seed(seed)
     check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
-    marks = _separators(network, separators)
+    marks = _check_separators(network, separators)
     with distributed_context(resolve_device(None, network)) as here:
         told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
-        tally = Tally(shape, weight, draws, seed, here)
-        for share, tables in readings(CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)):
+        tally = RelationStatistics(shape, weight, draws, seed, here)
+        for share, tables in compute_attention(
+            CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)
+        ):
             which = here.global_indices(torch.tensor(share)).tolist()
-            pairs = [_pair(network, readers, intakes[k], marks) for k in which]
+            pairs = [_split_tokens(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
-            masks = [allowed(network, member, intakes[which[0]].words) for member in readers.members]
+            masks = [attention_mask(network, member, intakes[which[0]].words) for member in readers.specs]
             tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
         posterior = tally.posterior(interval)
     drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]
     return Roles(
-        tuple(member.group.name for member in readers.members),
+        tuple(member.group.name for member in readers.specs),
         found.names,
         weight,
         interval,
@@ -269,15 +273,15 @@ def roles(
     )
 
 
-def _missing(
-    network: Network, readers: Readers, vectors: Collection[str], separators: Collection[str] | None
+def _explain_missing(
+    network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
 ) -> dict[str, str]:
     """What relations cannot be told of these sentences need, and why it is not there."""
     found = {}
-    name, stacks = readers.members[0].group.name, readers.stacks
+    name, stacks = nodes.specs[0].group.name, nodes.stacks
     if stacks[0] != stacks[1]:
         found[ONE_STACK] = f"{name}, whose words read those of another stack"
-    if set(vectors) & set(stacks):
+    if set(vector_stacks) & set(stacks):
         found[TOKENS] = found[SEPARATORS] = "words that are vectors and have no tokens"
     elif separators is None and network.tokenizer is None:
         found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
@@ -286,7 +290,7 @@ def _missing(
     return found
 
 
-def _separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
+def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
     """The tokens that are separators; None for the special ones of the tokenizer."""
     if separators is None:
         return None
@@ -298,13 +302,15 @@ def _separators(network: Network, separators: Collection[str] | None) -> frozens
     return frozenset(separators)
 
 
-def _pair(network: Network, readers: Readers, intake: EncodedSentence, separators: frozenset[str] | None) -> Pair:
+def _split_tokens(
+    network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
+) -> QueryKeyTokens:
     """The words that read and those that are read."""
-    ours, theirs = readers.stacks
-    read = intake.tokens[theirs]
+    ours, theirs = nodes.stacks
+    read = sentence.tokens[theirs]
     if separators is not None:
         marks = [token in separators for token in read]
     else:
-        start = sum(len(intake.tokens[s]) for s in list(intake.tokens)[: list(intake.tokens).index(theirs)])
-        marks = list(intake.flag_special_tokens(network)[start : start + len(read)])
-    return Pair(intake.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)
+        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(theirs)])
+        marks = list(sentence.flag_special_tokens(network)[start : start + len(read)])
+    return QueryKeyTokens(sentence.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)

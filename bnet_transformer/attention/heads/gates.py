@@ -23,8 +23,14 @@ from bnet_transformer._core.distributed import DistributedContext, distributed_c
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.attention.heads.posterior import Posterior, passes_of, posterior_of, relaxed, settings
-from bnet_transformer.attention.heads.runs import Part, Runs, judged_families, sites_of
+from bnet_transformer.attention.heads.posterior import (
+    GatePosterior,
+    count_passes,
+    exact_gate_posterior,
+    gate_settings,
+    relaxed_gate_posterior,
+)
+from bnet_transformer.attention.heads.runs import CorpusPart, GatedRuns, find_head_sites, infer_targets
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import ObservedMode, has_observed
@@ -38,14 +44,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
-MOST = 12  # heads of a slice, for all settings of their gates
+MAX_HEADS = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
-FAR = 1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
-ALMOST = 1e-6  # of the most that a head changes: what less is nothing
-DRAWS = 8  # of y, for each sentence of which nothing is observed
-AROUND = "Normal around "
-METHODS = ("exact", "svi")
-Bars = Callable[[str, int], Any]  # a progress bar by its unit and its total
+MAX_SIGMA_RATIO = (
+    1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
+)
+IDLE_TOLERANCE = 1e-6  # of the most that a head changes: what less is nothing
+OUTPUT_SAMPLES = 8  # of y, for each sentence of which nothing is observed
+NORMAL_AROUND = "Normal around "
+INCLUSION_METHODS = ("exact", "svi")
+CreateProgressBar = Callable[[str, int], Any]  # a progress bar by its unit and its total
 
 
 @translate_memory_errors("inclusion")
@@ -94,7 +102,7 @@ def inclusion(
     >>> found.mean.shape                                        # [slice, head]
     torch.Size([2, 2])
     """
-    check_choice("method", method, METHODS)
+    check_choice("method", method, INCLUSION_METHODS)
     if sigma is not None:
         check_float("sigma", sigma, above=0)
     if not 0 < check_float("interval", interval) < 1:
@@ -103,19 +111,19 @@ def inclusion(
     check_int("rounds", rounds, minimum=3)
     check_seed(seed)
     network = as_network(net)
-    runs = runs_of(network, sentences, output, role, seen=sigma is None and output is None)
-    check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.heads, "fewer draws=")
+    runs = create_runs(network, sentences, output, role, should_observe=sigma is None and output is None)
+    check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.num_heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, check_int("budget", budget))
     with distributed_context(network.device) as here:
-        bars = _bars(progress, here)
-        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.families
+        bars = _create_bars(progress, here)
+        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
         here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
-        own, generator = _shared(runs, here), torch.Generator().manual_seed(seed)
+        own, generator = _shard_runs(runs, here), torch.Generator().manual_seed(seed)
         if method == "exact":
-            found, lost, idle, sigma = _exactly(own, sigma, draws, generator, bars)
+            found, lost, idle, sigma = _infer_exactly(own, sigma, draws, generator, bars)
         else:
-            found, lost, idle, sigma = _jointly(own, sigma, draws, rounds, generator, bars)
+            found, lost, idle, sigma = _infer_by_svi(own, sigma, draws, rounds, generator, bars)
         with bars("sentences", len(own.corpus)) as bar:
             steep, error = importance(own, sigma, seed, bar.update)
     ablated, ablation_error = mean_and_error(lost)
@@ -123,7 +131,7 @@ def inclusion(
         slices=tuple(site.name for site in own.sites),
         method=method,
         sentences=len(lost),
-        likelihood=_said(own),
+        likelihood=_describe_likelihood(own),
         sigma=sigma,
         interval=float(interval),
         **vars(found),
@@ -137,60 +145,68 @@ def inclusion(
     )
 
 
-def _bars(progress: bool | None, here: DistributedContext) -> Bars:
+def _create_bars(progress: bool | None, ranks: DistributedContext) -> CreateProgressBar:
     loop = LoopConfig(progress=progress)
-    return lambda unit, total: loop.progress_bar(here, total, 0, f" {unit}")
+    return lambda unit, total: loop.progress_bar(ranks, total, 0, f" {unit}")
 
 
-Found = tuple[Posterior, Tensor, Tensor, float | None]  # with the nats lost, the idle heads, the spread of the output
+InclusionEstimate = tuple[
+    GatePosterior, Tensor, Tensor, float | None
+]  # with the nats lost, the idle heads, the spread of the output
 
 
-def _exactly(runs: Runs, sigma: float | None, draws: int, generator: torch.Generator, bars: Bars) -> Found:
+def _infer_exactly(
+    runs: GatedRuns, sigma: float | None, draws: int, generator: torch.Generator, bars: CreateProgressBar
+) -> InclusionEstimate:
     """By all settings of the gates of a slice, slice by slice."""
-    heads, gates = runs.heads, settings(runs.heads)
+    heads, gates = runs.num_heads, gate_settings(runs.num_heads)
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
-        table = runs.table(gates, bar.update)
+        table = runs.log_prob_table(gates, bar.update)
     off = (len(gates) - 1) - 2 ** torch.arange(heads)
     lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
-    sigma, scale = _sigma(runs, lost, sigma)
+    sigma, scale = _resolve_sigma(runs, lost, sigma)
     with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
-        each = [posterior_of(scale * log, draws, generator, bar.update) for log in table]
+        each = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
     dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
-    found = Posterior(**{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()})
+    found = GatePosterior(
+        **{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()}
+    )
     halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
     change = torch.stack([(half[..., 1, :] - half[..., 0, :]).abs().amax((1, 2, 3)) for half in halves], 1)
-    return found, scale * lost, change <= ALMOST * change.max(), sigma
+    return found, scale * lost, change <= IDLE_TOLERANCE * change.max(), sigma
 
 
-def _jointly(runs: Runs, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: Bars) -> Found:
+def _infer_by_svi(
+    runs: GatedRuns, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: CreateProgressBar
+) -> InclusionEstimate:
     """All slices at once, by relaxed gates."""
-    with bars("runs", len(runs.corpus) * (runs.heads + 1) * len(runs.sites)) as bar:
+    with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
         lost = ablation(runs, bar.update)
-    sigma, scale = _sigma(runs, lost, sigma)
-    with bars("runs", len(runs.corpus) * passes_of(runs.heads * len(runs.sites)) * rounds) as bar:
-        found = relaxed(runs, scale, rounds, draws, generator, bar.update)
+    sigma, scale = _resolve_sigma(runs, lost, sigma)
+    with bars("runs", len(runs.corpus) * count_passes(runs.num_heads * len(runs.sites)) * rounds) as bar:
+        found = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
     change = lost.abs().amax(0)
-    idle = (change <= ALMOST * change.max()) & (found.log_bayes.abs() < ALMOST)
+    idle = (change <= IDLE_TOLERANCE * change.max()) & (found.log_bayes.abs() < IDLE_TOLERANCE)
     return found, scale * lost, idle, sigma
 
 
-def _sigma(runs: Runs, lost: Tensor, sigma: float | None) -> tuple[float | None, float]:
+def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tuple[float | None, float]:
     """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
     `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
     if runs.is_observed:
         return None, 1.0
-    name, found = runs.families[0], float((2 * lost.mean()).sqrt())
+    name, found = runs.targets[0], float((2 * losses.mean()).sqrt())
     if not found > 0:
         raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
     sigma = found if sigma is None else float(sigma)
-    if not found / FAR <= sigma <= found * FAR:
-        wanted = f"a number from {found / FAR:.3g} to {found * FAR:.3g}, for one head off moves {name} by {found:.3g}"
+    if not found / MAX_SIGMA_RATIO <= sigma <= found * MAX_SIGMA_RATIO:
+        wanted = f"a number from {found / MAX_SIGMA_RATIO:.3g} to {found * MAX_SIGMA_RATIO:.3g}, for one head off moves {name} by {found:.3g}"
         raise BNetError("sigma", expected=wanted, actual=sigma)
     return sigma, sigma**-2
 
 
 def damage(
-    found: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
+    result: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
     """What it costs sentences (by default those of the measures) to shut off the heads that are held least of.
 
@@ -200,39 +216,42 @@ def damage(
     >>> damage(bt.inclusion(net, ["the cat sat", "sat the cat"]), counts=[1, 2]).to_dataframe().shape
     (2, 3)
     """
-    if not isinstance(found, Inclusion):
-        raise BNetError("damage", expected="what bt.inclusion found", actual=found)
-    around = found.sigma is not None
-    output = found.likelihood.removeprefix(AROUND) if around else None
-    data = found.data if sentences is None else sentences
-    roles = {found.network.graph.get_group(name).stem for name in found.slices}
+    if not isinstance(result, Inclusion):
+        raise BNetError("damage", expected="what bt.inclusion found", actual=result)
+    around = result.sigma is not None
+    output = result.likelihood.removeprefix(NORMAL_AROUND) if around else None
+    data = result.data if sentences is None else sentences
+    roles = {result.network.graph.get_group(name).stem for name in result.slices}
     role = min(roles) if len(roles) == 1 else None
-    runs = runs_of(found.network, data, output, role, seen=not around, sites=found.slices)
-    if _said(runs) != found.likelihood:
-        wanted, got = f"sentences with {found.likelihood}, as the measures had them", f"sentences with {_said(runs)}"
+    runs = create_runs(result.network, data, output, role, should_observe=not around, sites=result.slices)
+    if _describe_likelihood(runs) != result.likelihood:
+        wanted, got = (
+            f"sentences with {result.likelihood}, as the measures had them",
+            f"sentences with {_describe_likelihood(runs)}",
+        )
         raise BNetError("sentences", expected=wanted, actual=got)
-    scale = 1.0 if found.sigma is None else found.sigma**-2
-    heads = found.log_bayes.numel()
+    scale = 1.0 if result.sigma is None else result.sigma**-2
+    heads = result.log_bayes.numel()
     counts = range(heads + 1) if counts is None else counts
     numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
         most = f"numbers of heads that are off, at most the {heads} that there are"
         raise BNetError("counts", expected=most, actual=counts)
-    order = {name: order_by(found.measure(name)) for name in MEASURES}
-    gates = torch.ones(len(MEASURES), len(numbers), *found.log_bayes.shape, dtype=found.network.dtype)
+    order = {name: rank_heads(result.measure(name)) for name in MEASURES}
+    gates = torch.ones(len(MEASURES), len(numbers), *result.log_bayes.shape, dtype=result.network.dtype)
     for m, places in enumerate(order.values()):
         for k, off in enumerate(numbers):
             for at in places[:off]:
                 gates[(m, k, *at)] = 0.0
     every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with distributed_context(found.network.device) as here, torch.no_grad():
-        here.assert_same("damage", net=found.network, data=runs.corpus, settings=(counts, order, around))
-        shared = _shared(runs, here)
+    with distributed_context(result.network.device) as here, torch.no_grad():
+        here.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, around))
+        shared = _shard_runs(runs, here)
         losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
-        with _bars(progress, here)("sentences", len(shared.corpus)) as bar:
+        with _create_bars(progress, here)("sentences", len(shared.corpus)) as bar:
             for part in shared.parts():
-                full, *each = (shared.gated(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
-                losses[part.which] = (scale * (full - torch.stack(each)).double().cpu()).T
+                full, *each = (shared.gated_log_probs(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
+                losses[part.indices] = (scale * (full - torch.stack(each)).double().cpu()).T
                 bar.update(len(part))
         every_loss = here.all_gather(losses)
     shape = gates.shape[:2]
@@ -241,104 +260,108 @@ def damage(
     return Damage(("measure", "heads off"), labels, mean, error, len(every_loss), order)
 
 
-def _said(runs: Runs) -> str:
+def _describe_likelihood(runs: GatedRuns) -> str:
     """The likelihood in words."""
-    names = ", ".join(runs.families)
-    return f"P({names} | x)" if runs.is_observed else f"{AROUND}{names}"
+    names = ", ".join(runs.targets)
+    return f"P({names} | x)" if runs.is_observed else f"{NORMAL_AROUND}{names}"
 
 
-def _shared(runs: Runs, here: DistributedContext) -> Runs:
+def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
     """The runs of this rank's share of the sentences, on its device."""
-    if here.world_size == 1:
+    if ranks.world_size == 1:
         return runs
-    corpus = here.shard(runs.corpus).to(here.device)
-    return replace(runs, module=_module(here.to_device(runs.module.network)), corpus=corpus, ranks=here)
+    corpus = ranks.shard(runs.corpus).to(ranks.device)
+    return replace(runs, module=_compile_frozen(ranks.to_device(runs.module.network)), corpus=corpus, ranks=ranks)
 
 
-def _module(network: Network) -> CompiledModule:
+def _compile_frozen(network: Network) -> CompiledModule:
     """The compiled net, of whose parameters no gradient is asked."""
     return CompiledModule(network).eval().requires_grad_(False)
 
 
-def runs_of(
+def create_runs(
     network: Network,
     sentences: object,
     output: str | None = None,
     role: str | None = None,
     *,
-    seen: bool = True,
+    should_observe: bool = True,
     sites: tuple[str, ...] | None = None,
-) -> Runs:
+) -> GatedRuns:
     """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
     network.check_single_dtype()
     check_has_words(network, "sentences")
-    if not seen and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
+    if not should_observe and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
         alone = "sentences alone, where sigma= or output= asks for the output of the net"
         raise BNetError("sentences", expected=alone, actual="pairs of sentences and what is observed of them")
-    needs: ObservedMode = "optional" if seen else "none"
+    needs: ObservedMode = "optional" if should_observe else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, missing_option=None, mask_padding=True)
-    families = judged_families(network, corpus, output)
+    families = infer_targets(network, corpus, output)
     wanted = [network.graph.get_group(name).index for name in families]
-    found = sites_of(network, role, wanted)
+    found = find_head_sites(network, role, wanted)
     found = found if sites is None else tuple(site for site in found if site.name in sites)
-    return Runs(_module(network), found, corpus.to(network.device), families, found[0].heads)
+    return GatedRuns(_compile_frozen(network), found, corpus.to(network.device), families, found[0].num_heads)
 
 
-def _check_budget(runs: Runs, budget: int) -> None:
+def _check_budget(runs: GatedRuns, budget: int) -> None:
     """Refuse more settings, or more runs, than are summed exactly."""
     what, other = "method='exact'", "method='svi', which is approximate"
-    if runs.heads > MOST:
-        wanted = f"at most {MOST} heads in a slice, {2**MOST:,} settings of their gates"
-        raise BudgetError(what, expected=wanted, actual=f"{runs.heads}, {2**runs.heads:,} settings", allowed=other)
-    count, most = len(runs.corpus), budget >> runs.heads
+    if runs.num_heads > MAX_HEADS:
+        wanted = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
+        raise BudgetError(
+            what, expected=wanted, actual=f"{runs.num_heads}, {2**runs.num_heads:,} settings", allowed=other
+        )
+    count, most = len(runs.corpus), budget >> runs.num_heads
     if count > most:
         told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
-        got = f"{count << runs.heads:,}: {told} under {2**runs.heads:,} settings of {runs.heads} gates"
+        got = f"{count << runs.num_heads:,}: {told} under {2**runs.num_heads:,} settings of {runs.num_heads} gates"
         allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
         raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", actual=got, allowed=allowed)
 
 
-def ablation(runs: Runs, told: Callable[[int], object]) -> Tensor:
+def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tensor:
     """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
-    one_off = torch.cat([torch.ones(1, runs.heads), 1 - torch.eye(runs.heads)]).double()
-    table = runs.table(one_off, told)
+    one_off = torch.cat([torch.ones(1, runs.num_heads), 1 - torch.eye(runs.num_heads)]).double()
+    table = runs.log_prob_table(one_off, update_progress)
     return (table[..., :1] - table[..., 1:]).transpose(0, 1)
 
 
-def importance(runs: Runs, sigma: float | None, seed: int, told: Callable[[int], object]) -> tuple[Tensor, Tensor]:
+def importance(
+    runs: GatedRuns, sigma: float | None, seed: int, update_progress: Callable[[int], object]
+) -> tuple[Tensor, Tensor]:
     """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
-    found = torch.empty(len(runs.corpus), len(runs.sites), runs.heads, dtype=torch.float64)
-    for part in runs.parts(runs.fitting()):
+    found = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
+    for part in runs.parts(runs.gradient_part_size()):
         if sigma is None:
-            found[part.which] = slopes(runs, part).abs()
+            found[part.indices] = gate_slopes(runs, part).abs()
         else:
-            each = [slopes(runs, other).abs() for other in _drawn(runs, part, sigma, seed)]
-            found[part.which] = torch.stack(each).mean(0) / sigma**2
-        told(len(part))
+            each = [gate_slopes(runs, other).abs() for other in _sample_outputs(runs, part, sigma, seed)]
+            found[part.indices] = torch.stack(each).mean(0) / sigma**2
+        update_progress(len(part))
     return mean_and_error(runs.ranks.all_gather(found))
 
 
-def slopes(runs: Runs, part: Part) -> Tensor:
+def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
     """`d log P / d gates` of each sentence with all heads on."""
-    shape, network = (len(part), len(runs.sites), runs.heads), runs.module.network
+    shape, network = (len(part), len(runs.sites), runs.num_heads), runs.module.network
     gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
-    (found,) = torch.autograd.grad(runs.gated(part, gates).sum(), gates)
+    (found,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
     return found.double().cpu()
 
 
-def _drawn(runs: Runs, part: Part, sigma: float, seed: int) -> Iterator[Part]:
+def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
     """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
-    assert part.full is not None
-    full = part.full.expand(len(part), *part.full.shape[1:])
+    assert part.full_output is not None
+    full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
-    for sentence in runs.ranks.global_indices(part.which).tolist():
+    for sentence in runs.ranks.global_indices(part.indices).tolist():
         own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
-        noise.append(torch.randn(DRAWS, *full.shape[1:], generator=own, dtype=torch.float64))
+        noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=own, dtype=torch.float64))
     for each in torch.stack(noise, 1):
         yield replace(part, full=full + sigma * each.to(full))
 
 
-def order_by(measure: Tensor) -> tuple[tuple[int, int], ...]:
+def rank_heads(measure: Tensor) -> tuple[tuple[int, int], ...]:
     """Heads from the least of a measure to the greatest."""
     heads = measure.shape[1]
     return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
@@ -386,7 +409,7 @@ class HeadTable(ABC):
         """A row for each head."""
         return self.to_dataframe()
 
-    def rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+    def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
         """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
         import pandas as pd
 
@@ -499,7 +522,7 @@ class Inclusion(HeadTable):
         """A row for each head, by rank."""
         names = ["rank", "mean", "low", "high", "log_bayes", "error"]
         names += ["importance", "importance_error", "ablation", "ablation_error"]
-        table = self.rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
+        table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     @property

@@ -26,28 +26,28 @@ from bnet_transformer.compiler.told import check_states, describe_shape, get_pla
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, format_value
 
-NO_FAMILY = -1  # in a layout, a dim that Pyro enumerates: which family it belongs to is Pyro's to know
+UNKNOWN_GROUP = -1  # in a layout, a dim that Pyro enumerates: which family it belongs to is Pyro's to know
 
 
-def own_shape(member: NodeSpec) -> tuple[int, ...]:
+def event_shape(spec: NodeSpec) -> tuple[int, ...]:
     """The dims of a value of a family that are its own: none of a state."""
-    return () if member.tpm.kind == "discrete" else member.shape
+    return () if spec.tpm.kind == "discrete" else spec.shape
 
 
-class Watch(Messenger):
+class SiteStatusMessenger(Messenger):
     """Sees whether a site within it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.enumerated = False
-        self.fixed = False
+        self.is_enumerated = False
+        self.is_fixed = False
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        self.enumerated = (msg["infer"] or {}).get("_enumerate_dim") is not None
-        self.fixed = bool(msg["is_observed"])
+        self.is_enumerated = (msg["infer"] or {}).get("_enumerate_dim") is not None
+        self.is_fixed = bool(msg["is_observed"])
 
 
-def handled() -> Iterator[tuple[str, str, object]]:
+def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
     """What the handlers around the model condition or set: `"condition"` or `"do"`, the name, the value."""
     for handler in _PYRO_STACK:
         if isinstance(handler, ConditionMessenger | DoMessenger) and isinstance(handler.data, dict):
@@ -56,7 +56,7 @@ def handled() -> Iterator[tuple[str, str, object]]:
 
 
 def count_sentences(
-    network: Network, observed: Mapping[str, Tensor], nesting: int, least: int, batch: int | None
+    network: Network, observed: Mapping[str, Tensor], max_plate_nesting: int, minimum: int, batch: int | None
 ) -> int:
     """How many sentences there are: where inputs tell of one (`least`), as many as are observed, or asked for.
 
@@ -64,20 +64,24 @@ def count_sentences(
     """
     members = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
     told = {members[name].group.index: (name, value) for name, value in observed.items() if name in members}
-    found = [infer_batch_size(network, told, least)]
-    for _, name, value in handled() if least == 1 else ():
+    found = [infer_batch_size(network, told, minimum)]
+    for _, name, value in iterate_handled_sites() if minimum == 1 else ():
         if name in members and isinstance(value, Tensor):
             own = len(members[name].shape) if value.is_floating_point() else 0
-            found += value.shape[value.dim() - own - nesting :][:1] if value.dim() >= own + nesting else []
+            found += (
+                value.shape[value.dim() - own - max_plate_nesting :][:1]
+                if value.dim() >= own + max_plate_nesting
+                else []
+            )
     if batch is not None and check_int("batch", batch) != max(found) > 1:
         raise BNetError("batch", expected=f"{max(found)}, the number of sentences in y", actual=batch)
     return max(found) if batch is None else batch
 
 
-def check_handled(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
+def check_handled_sites(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
     """The sites under `condition` and `do`; refuse nodes of the net that are no site, and do on what is seen."""
     found: dict[str, set[str]] = {"condition": set(), "do": set()}
-    for what, name, _ in handled():
+    for what, name, _ in iterate_handled_sites():
         if name in sites:
             found[what].add(name)
         elif name in network.graph.by_name:
@@ -103,89 +107,93 @@ def check_handled(network: Network, sites: frozenset[str], observed: frozenset[s
     return {what: frozenset(names) for what, names in found.items()}
 
 
-def check_type(what: str, member: NodeSpec, value: object, dtype: torch.dtype) -> Tensor:
+def check_type(subject: str, spec: NodeSpec, value: object, dtype: torch.dtype) -> Tensor:
     """A value of a random family, or the error: states are whole numbers, the rest real ones of the net's type."""
     if not isinstance(value, Tensor):
-        raise BNetError(what, expected="a tensor", actual=value)
-    discrete = member.tpm.kind == "discrete"
+        raise BNetError(subject, expected="a tensor", actual=value)
+    discrete = spec.tpm.kind == "discrete"
     if discrete == (value.is_floating_point() or value.is_complex()) or value.dtype == torch.bool:
         wanted = "whole numbers, the states" if discrete else "real numbers"
-        raise BNetError(what, expected=wanted, actual=f"{value.dtype}")
+        raise BNetError(subject, expected=wanted, actual=f"{value.dtype}")
     if not discrete and value.dtype != dtype:
-        hint = f"net.to({value.dtype}), or {what} in {dtype}"
-        raise BNetError(what, expected=f"{dtype}, as the net", actual=f"{value.dtype}", allowed=hint)
+        hint = f"net.to({value.dtype}), or {subject} in {dtype}"
+        raise BNetError(subject, expected=f"{dtype}, as the net", actual=f"{value.dtype}", allowed=hint)
     return value
 
 
-def check_finite(what: str, value: Tensor, shown: Tensor | None = None) -> None:
+def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = None) -> None:
     """Refuse NaN and infinity, where something is seen."""
     if not value.is_floating_point() or not is_readable(value):
         return
     bad = ~torch.isfinite(value.detach())
-    bad = bad if shown is None else bad & shown.reshape(*shown.shape, *[1] * (bad.dim() - shown.dim()))
+    bad = (
+        bad
+        if observed_mask is None
+        else bad & observed_mask.reshape(*observed_mask.shape, *[1] * (bad.dim() - observed_mask.dim()))
+    )
     if bool(bad.any()):
-        raise EvidenceError(what, expected="finite numbers", actual=value.detach()[bad][0].item())
+        raise EvidenceError(subject, expected="finite numbers", actual=value.detach()[bad][0].item())
 
 
-def check_data(course: ExecutionState, member: NodeSpec, value: object) -> Tensor:
+def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
     """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
-    name, network, own = f"data[{member.group.name!r}]", course.network, own_shape(member)
-    value = check_type(name, member, value, network.dtype)
+    name, network, own = f"data[{spec.group.name!r}]", state.network, event_shape(spec)
+    value = check_type(name, spec, value, network.dtype)
     words = value.shape[value.dim() - len(own) - 1] if value.dim() > len(own) else 0
-    sizes = (*get_plate_sizes(network, member, {member.group.word_stack or "": words}), *own)
+    sizes = (*get_plate_sizes(network, spec, {spec.group.word_stack or "": words}), *own)
     fits = value.dim() in (len(sizes), len(sizes) + 1) and value.shape[value.dim() - len(sizes) :] == sizes
     if not fits or 0 in value.shape:
-        wanted = describe_shape(member, is_state=member.tpm.kind == "discrete")
-        wanted += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in member.group.plates)
+        wanted = describe_shape(spec, is_state=spec.tpm.kind == "discrete")
+        wanted += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in spec.group.plates)
         raise BNetError(name, expected=wanted, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
-    if member.tpm.states is not None:  # of words that are read the run knows how many there are
-        check_states(course, member.group.index, name, value)
+    if spec.tpm.states is not None:  # of words that are read the run knows how many there are
+        check_states(state, spec.group.index, name, value)
     return value
 
 
-def check_drawn(
-    course: ExecutionState, member: NodeSpec, what: str, value: object, sizes: Sequence[int], how: str
+def check_sample(
+    state: ExecutionState, spec: NodeSpec, subject: str, value: object, sizes: Sequence[int], handler: str
 ) -> Tensor:
     """The value of a site: states that there are; under condition and do (`how`), also of the form of the site.
 
     `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
     front where a handler draws many at once.
     """
-    if how or member.tpm.kind == "discrete":
-        value = check_type(what, member, value, course.dtype)
+    if handler or spec.tpm.kind == "discrete":
+        value = check_type(subject, spec, value, state.dtype)
     assert isinstance(value, Tensor)
-    if how:
-        own, full = own_shape(member), tuple(sizes)
+    if handler:
+        own, full = event_shape(spec), tuple(sizes)
         split = max(0, value.dim() - len(own))
         lead = tuple(value.shape[:split])
         if len(lead) < len(full) and set(lead) <= {1}:
             lead = (1,) * (len(full) - len(lead)) + lead
-        fitting = [full, (1, *full[1:]), (1,) * len(full)] if how == "do" else [full]
+        fitting = [full, (1, *full[1:]), (1,) * len(full)] if handler == "do" else [full]
         if lead[max(0, len(lead) - len(full)) :] not in fitting or value.shape[split:] != own:
             wanted = f"shape {(*full, *own)}, first the {len(full)} dims of sentence, plates and word"
             got = f"shape {tuple(value.shape)}"
-            raise BNetError(what, expected=wanted, actual=got, allowed="model.data makes these dims")
-        check_finite(what, value)
-    check_states(course, member.group.index, what, value)
+            raise BNetError(subject, expected=wanted, actual=got, allowed="model.data makes these dims")
+        check_finite(subject, value)
+    check_states(state, spec.group.index, subject, value)
     return value
 
 
-def check_rows(what: str, value: object, stored: Tensor) -> None:
+def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
     """Refuse a table of probabilities that is of another form or type, or whose rows are none."""
     if not isinstance(value, Tensor) or value.dtype != stored.dtype:
         got = f"{value.dtype}" if isinstance(value, Tensor) else value
-        raise BNetError(what, expected=f"probabilities in {stored.dtype}", actual=got)
+        raise BNetError(subject, expected=f"probabilities in {stored.dtype}", actual=got)
     if value.shape[max(0, value.dim() - stored.dim()) :] != stored.shape:
-        raise BNetError(what, expected=f"shape {tuple(stored.shape)}", actual=f"shape {tuple(value.shape)}")
+        raise BNetError(subject, expected=f"shape {tuple(stored.shape)}", actual=f"shape {tuple(value.shape)}")
     if is_readable(value):
         rows = value.detach()
         near = (rows.sum(-1) - 1).abs() <= torch.finfo(rows.dtype).eps ** 0.5
         if not bool(near.all() & (rows >= 0).all()):
-            raise BNetError(what, expected="rows of probabilities, which sum to 1", actual=rows.tolist())
+            raise BNetError(subject, expected="rows of probabilities, which sum to 1", actual=rows.tolist())
 
 
-def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:
+def find_meeting_group(network: Network, index: int, known: frozenset[int]) -> str | None:
     """The first family in which entries of a plate meet that a choice was drawn for one by one; None where none does.
 
     Pyro sums such a choice out for each entry apart, which is right only while nothing depends on two of them.
@@ -213,42 +221,45 @@ def meeting(network: Network, index: int, known: frozenset[int]) -> str | None:
     return None
 
 
-def _meets(child: NodeSpec, given: ParentSpec, axis: str) -> bool:
+def _meets(child: NodeSpec, parent: ParentSpec, axis: str) -> bool:
     """True where one entry of the child reads other entries of its parent along an axis."""
-    if axis in given.over or axis in dict(given.pick):
+    if axis in parent.over or axis in dict(parent.pick):
         return True
-    return not given.reach.is_positionwise if axis == WORD else axis not in child.group.plates
+    return not parent.reach.is_positionwise if axis == WORD else axis not in child.group.plates
 
 
-def received(course: ExecutionState, member: NodeSpec, value: Tensor) -> Tensor:
+def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     """What a site returned, with all dims of the layout; the layout grows where Pyro enumerated one more site."""
-    split = value.dim() - len(own_shape(member))
+    split = value.dim() - len(event_shape(spec))
     lead, shape = list(value.shape[:split]), list(value.shape[split:])
-    while len(lead) > course.layout.rank and lead[0] == 1:
+    while len(lead) > state.layout.rank and lead[0] == 1:
         del lead[0]
-    plain = course.layout.rank - course.layout.batch_dim
+    plain = state.layout.rank - state.layout.batch_dim
     if 0 < len(lead) < plain and value.numel() > 1:
         wanted = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
-        raise BNetError(member.group.name, expected=wanted, actual=f"shape {tuple(value.shape)}")
-    more = len(lead) - course.layout.rank
+        raise BNetError(spec.group.name, expected=wanted, actual=f"shape {tuple(value.shape)}")
+    more = len(lead) - state.layout.rank
     if more > 0:  # room for more enumerated dims, in front of all values so far
-        course.layout = TensorLayout((*course.layout.enumerated, *[NO_FAMILY] * more), course.layout.plates)
-        course.values.update({k: each.reshape([1] * more + list(each.shape)) for k, each in course.values.items()})
-        course.known = {k: each.reshape([1] * more + list(each.shape)) for k, each in course.known.items()}
-    return value.reshape([1] * (course.layout.rank - len(lead)) + lead + shape)
+        state.layout = TensorLayout((*state.layout.enumerated, *[UNKNOWN_GROUP] * more), state.layout.plates)
+        state.values.update({k: each.reshape([1] * more + list(each.shape)) for k, each in state.values.items()})
+        state.known = {k: each.reshape([1] * more + list(each.shape)) for k, each in state.known.items()}
+    return value.reshape([1] * (state.layout.rank - len(lead)) + lead + shape)
 
 
-def pyro_distribution(what: str, found: Distribution) -> Any:
+def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
     """The same distribution as Pyro's class; a stranger's must be Pyro's or one that Pyro has under its name."""
-    if isinstance(found, TorchDistributionMixin):
-        return found
-    if isinstance(found, Independent):
-        return pyro_distribution(what, found.base_dist).to_event(found.reinterpreted_batch_ndims)
-    kind = getattr(dist, type(found).__name__, None)
-    arguments = {name: vars(found)[name] for name in found.arg_constraints if name in vars(found)}
+    if isinstance(distribution, TorchDistributionMixin):
+        return distribution
+    if isinstance(distribution, Independent):
+        return to_pyro_distribution(subject, distribution.base_dist).to_event(distribution.reinterpreted_batch_ndims)
+    kind = getattr(dist, type(distribution).__name__, None)
+    arguments = {name: vars(distribution)[name] for name in distribution.arg_constraints if name in vars(distribution)}
     if kind is None or not arguments:
         raise BNetError(
-            what, expected="a distribution that Pyro has", actual=format_value(found), allowed="pyro.distributions"
+            subject,
+            expected="a distribution that Pyro has",
+            actual=format_value(distribution),
+            allowed="pyro.distributions",
         )
     if "logits" in arguments:
         arguments.pop("probs", None)

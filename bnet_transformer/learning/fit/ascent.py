@@ -33,63 +33,70 @@ from bnet_transformer.learning.fit.problem import (
     LOG_POSTERIOR,
     MAP,
     SVI,
+    FitObjective,
     FitProblem,
     IterativeMethod,
     Method,
-    Objective,
     PointMethod,
 )
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training.configs import LoopConfig, asked_to_stop, schedule_of
+from bnet_transformer.learning.training.configs import LoopConfig, create_schedule, defer_interrupt
 
-LEARNED_FROM = "the sentences learned from"
-USUAL = 256  # sentences of a minibatch, where none is told
-AT_ONCE = 1024  # sentences of one part of a full pass
-FALLEN = 100.0  # how far below its start, in its own measure, a bound may fall before it counts as diverged
-FIRST, SECOND, SMALL = 0.9, 0.99, 1e-8  # of Adam: how long its means last, and what keeps division sound
-OF_GRADIENTS = ("rate", "clip", "inner")  # of EM, for the weights alone
-LAST = 0.2  # of the rate, when the best restart goes on with all sentences
-SHARE, MOST = 0.1, 1000  # of the sentences that are held out to choose among restarts, where none are given
+TRAINING_SENTENCES = "the sentences learned from"
+DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, where none is told
+FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
+DIVERGENCE_FACTOR = 100.0  # how far below its start, in its own measure, a bound may fall before it counts as diverged
+BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # of Adam: how long its means last, and what keeps division sound
+GRADIENT_OPTIONS = ("rate", "clip", "inner")  # of EM, for the weights alone
+FINAL_RATE_FACTOR = 0.2  # of the rate, when the best restart goes on with all sentences
+VALIDATION_FRACTION, MAX_VALIDATION = (
+    0.1,
+    1000,
+)  # of the sentences that are held out to choose among restarts, where none are given
 
 
 @dataclass
-class Sets:
+class ParameterSets:
     """The learned parameters of each restart that is still followed, and the moments of Adam, one restart in front."""
 
     values: dict[str, Tensor]
-    first: dict[str, Tensor]
-    second: dict[str, Tensor]
+    first_moments: dict[str, Tensor]
+    second_moments: dict[str, Tensor]
     restart_ids: list[int]
 
     @classmethod
-    def of(cls, values: dict[str, Tensor]) -> Sets:
+    def create(cls, values: dict[str, Tensor]) -> ParameterSets:
         """Sets of parameters before the first step, whose moments are 0."""
         first, second = ({name: torch.zeros_like(value) for name, value in values.items()} for _ in range(2))
         return cls(values, first, second, list(range(len(next(iter(values.values()))))))
 
-    def keep(self, places: list[int]) -> None:
+    def select(self, indices: list[int]) -> None:
         """Follow only some."""
-        for part in (self.values, self.first, self.second):
+        for part in (self.values, self.first_moments, self.second_moments):
             for name, value in part.items():
-                part[name] = value[places]
-        self.restart_ids = [self.restart_ids[place] for place in places]
+                part[name] = value[indices]
+        self.restart_ids = [self.restart_ids[place] for place in indices]
 
-    def one(self, place: int) -> dict[str, Tensor]:
+    def get(self, index: int) -> dict[str, Tensor]:
         """The parameters of one."""
-        return {name: value[place].detach().clone() for name, value in self.values.items()}
+        return {name: value[index].detach().clone() for name, value in self.values.items()}
 
 
-def init_restarts(network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device) -> Sets:
+def init_restarts(
+    network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device
+) -> ParameterSets:
     """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
     own = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
         drawn = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
         new = {name: drawn[name].to(own[0][name]) for name in names}
         own.append({name: value.where(own[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
-    return Sets.of({name: torch.stack([each[name].detach().to(device) for each in own]) for name in names})
+    return ParameterSets.create({name: torch.stack([each[name].detach().to(device) for each in own]) for name in names})
 
 
-def adam_step(sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float, clip: float | None) -> Tensor:
+def adam_step(
+    sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, rate: float, clip: float | None
+) -> Tensor:
     """One step of Adam (Kingma and Ba 2015) up the gradient, for each set by itself.
 
     `torch.optim` would clip and refuse the gradient of all sets as one: here a set whose gradient is not finite stands
@@ -105,22 +112,22 @@ def adam_step(sets: Sets, gradient: Mapping[str, Tensor], step: int, rate: float
     Returns:
         Which sets have a finite gradient, `[set]`.
     """
-    square = squared_length(gradient)
+    square = squared_grad_norm(gradients)
     is_finite = square.isfinite()
     factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
-    for name, g in gradient.items():
+    for name, g in gradients.items():
         wide = (-1, *[1] * (g.dim() - 1))
         g = torch.where(is_finite.reshape(wide), g * factor.reshape(wide).to(g.dtype), 0.0)
-        m = sets.first[name] = FIRST * sets.first[name] + (1 - FIRST) * g
-        s = sets.second[name] = SECOND * sets.second[name] + (1 - SECOND) * g.square()
-        m, s = m / (1 - FIRST**step), s / (1 - SECOND**step)
-        sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + SMALL)
+        m = sets.first_moments[name] = BETA1 * sets.first_moments[name] + (1 - BETA1) * g
+        s = sets.second_moments[name] = BETA2 * sets.second_moments[name] + (1 - BETA2) * g.square()
+        m, s = m / (1 - BETA1**step), s / (1 - BETA2**step)
+        sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + EPS)
     return is_finite
 
 
-def squared_length(gradient: Mapping[str, Tensor]) -> Tensor:
+def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
     """The square of the length of each set's gradient, `[set]`."""
-    return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradient.values()]).sum(0)
+    return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradients.values()]).sum(0)
 
 
 class RestartOptimizer(ABC):
@@ -132,7 +139,7 @@ class RestartOptimizer(ABC):
         restarts: Sets of parameters that are followed at once.
     """
 
-    sums_choices: ClassVar[bool] = True
+    has_summed_choices: ClassVar[bool] = True
 
     def __init__(self, problem: FitProblem, method: IterativeMethod, restarts: int = 1) -> None:
         self.objective = objective = problem.objective
@@ -140,25 +147,29 @@ class RestartOptimizer(ABC):
         self.ranks = ranks = problem.ranks
         self.method, self.restarts, self.seed = method, restarts, problem.seed
         self.pruning_steps = method.pruning_steps if isinstance(method, PointMethod) else ()
-        self.judge = corpus if problem.held_out is None else problem.held_out
-        self.settings = {**problem.settings, "judged_by": self.judged_by}
+        self.validation = corpus if problem.held_out is None else problem.held_out
+        self.settings = {**problem.settings, "judged_by": self.criterion}
         self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
-        self.rate = schedule_of("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
+        self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
         self.step = 0  # how many steps are done
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
-        self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.one(0))
-        self.path: Path | None = None  # of the checkpoint
-        self.saved: int | None = None  # the step of the checkpoint in the folder
-        self.full = self.full_pass(corpus)
-        self.judges = self.full if self.judge is corpus else self.full_pass(self.judge)
-        for part in (corpus, self.judge):
+        self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.get(0))
+        self.checkpoint_path: Path | None = None  # of the checkpoint
+        self.saved_step: int | None = None  # the step of the checkpoint in the folder
+        self.corpus_parts = self.split_full_pass(corpus)
+        self.validation_parts = (
+            self.corpus_parts if self.validation is corpus else self.split_full_pass(self.validation)
+        )
+        for part in (corpus, self.validation):
             if part.mask is not None:
                 objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
         objective.check_values = False  # all else was looked at when it became a corpus
-        for part in (*self.full, *self.judges) if self.sums_choices else ():
-            objective.keep(part)
-        self.batch = len(corpus) if objective.of_corpus else min(problem.batch or USUAL, len(corpus))
+        for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
+            objective.cache_factors(part)
+        self.batch_size = (
+            len(corpus) if objective.has_corpus_choice else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
+        )
 
     @abstractmethod
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -173,7 +184,7 @@ class RestartOptimizer(ABC):
 
     def minibatch_indices(self, step: int) -> Tensor | None:
         """The places of the sentences of a step; None for all of them."""
-        size, count = self.batch, len(self.corpus)
+        size, count = self.batch_size, len(self.corpus)
         if size >= count:
             return None
         epoch, place = divmod(step, -(-count // size))
@@ -191,13 +202,13 @@ class RestartOptimizer(ABC):
         is_valid = self.valid_bounds(bound)
         if gradient:
             number = self.step + 1
-            is_valid = is_valid & adam_step(self.sets, gradient, number, self.rate(number), self.method.clip)
+            is_valid = is_valid & adam_step(self.sets, gradient, number, self.schedule(number), self.method.clip)
         live = is_valid.nonzero()[:, 0].tolist()
         if not live:
-            raise self.diverged(f"a bound of {float(bound.max()):g}")
+            raise self.divergence_error(f"a bound of {float(bound.max()):g}")
         self.bounds.append(float(bound[live].max()))
         if len(live) < len(bound):
-            self.sets.keep(live)
+            self.sets.select(live)
         self.step += 1
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
@@ -206,28 +217,30 @@ class RestartOptimizer(ABC):
         if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
             return is_valid
         start = self.bounds[0]
-        return is_valid & (bound > start - FALLEN * (1 + abs(start)))
+        return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
 
     def check_next_step(self) -> None:
         """Look at the next step without taking it; where no restart has a valid one the fit has diverged."""
         before = self.sets
-        self.sets = Sets(dict(before.values), dict(before.first), dict(before.second), list(before.restart_ids))
+        self.sets = ParameterSets(
+            dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
+        )
         bound, gradient = self.bound_and_grad(self.step)
         self.sets = before
         is_valid = self.valid_bounds(bound)
-        if not bool((is_valid & squared_length(gradient).isfinite() if gradient else is_valid).any()):
-            raise self.diverged("a last step to where no bound is")
+        if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
+            raise self.divergence_error("a last step to where no bound is")
 
-    def diverged(self, got: str) -> BNetError:
+    def divergence_error(self, received: str) -> BNetError:
         """The error of a fit that diverged, with the checkpoint that is left and what to change."""
         step, wanted = len(self.bounds) + 1, "a finite bound, not far below its start"
-        ways = f"a rate= below {self.rate(step):g}, clip=1.0, a prior (spread=)"
-        return checkpoint.divergence_error(step, wanted, got, ways, self.path, self.saved)
+        ways = f"a rate= below {self.schedule(step):g}, clip=1.0, a prior (spread=)"
+        return checkpoint.divergence_error(step, wanted, received, ways, self.checkpoint_path, self.saved_step)
 
     @property
-    def judged_by(self) -> str:
+    def criterion(self) -> str:
         """What `scores` measures. Without a prior on what is learned the log posterior density is the log evidence."""
-        return LOG_POSTERIOR if self.judge is self.corpus and self.objective.has_prior else LOG_EVIDENCE
+        return LOG_POSTERIOR if self.validation is self.corpus and self.objective.has_prior else LOG_EVIDENCE
 
     def scores(self) -> list[float]:
         """What each restart is judged by, per sentence of those that judge.
@@ -237,37 +250,42 @@ class RestartOptimizer(ABC):
         """
         total = torch.zeros(len(self.sets.restart_ids), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
-            for part in self.judges:
+            for part in self.validation_parts:
                 total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
         total = self.ranks.all_reduce(total)  # the prior counts once, and not once for each rank
-        if self.judged_by == LOG_POSTERIOR:
+        if self.criterion == LOG_POSTERIOR:
             total = total + self.objective.log_prior(self.sets.values).detach()
-        return [float(score) for score in total / len(self.judge)]
+        return [float(score) for score in total / len(self.validation)]
 
-    def full_pass(self, corpus: Batch) -> list[Batch]:
+    def split_full_pass(self, corpus: Batch) -> list[Batch]:
         """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
-        if self.objective.of_corpus:
+        if self.objective.has_corpus_choice:
             return [corpus]
         mine = self.ranks.shard(corpus)
-        return mine.parts(AT_ONCE) if len(mine) else []
+        return mine.parts(FULL_PASS_SIZE) if len(mine) else []
 
-    def measure(self) -> None:
+    def evaluate_restarts(self) -> None:
         """Judge every restart and remember the best parameters; at a pruning step, drop the worse half."""
         scores = self.scores()
         for place, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
             self.measured.append((self.step, restart, score))
             if score > self.best[0]:
-                self.best = score, restart, self.sets.one(place)
+                self.best = score, restart, self.sets.get(place)
         if self.step in self.pruning_steps:
             order = sorted(range(len(scores)), key=lambda place: -scores[place])
-            self.sets.keep(sorted(order[: -(-len(order) // 2)]))
+            self.sets.select(sorted(order[: -(-len(order) // 2)]))
 
     def snapshot(self) -> checkpoint.Checkpoint:
         """A checkpoint of where the fit stands."""
         network, (score, restart, best) = self.objective.network, self.best
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
-        parts = {"best": best, "all": self.sets.values, "first": self.sets.first, "second": self.sets.second}
+        parts = {
+            "best": best,
+            "all": self.sets.values,
+            "first": self.sets.first_moments,
+            "second": self.sets.second_moments,
+        }
         tensors |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
         tensors["story/who"] = torch.tensor(self.sets.restart_ids)
         tensors["story/best"] = torch.tensor([score, restart], dtype=torch.float64)
@@ -276,16 +294,16 @@ class RestartOptimizer(ABC):
 
     def save(self, state: checkpoint.Checkpoint) -> None:
         """Write a checkpoint whose next bound was valid."""
-        assert self.path is not None
+        assert self.checkpoint_path is not None
         if self.ranks.is_main_process:
-            checkpoint.write_checkpoint(self.path, self.objective.network, state)
-        self.saved = state.step
+            checkpoint.write_checkpoint(self.checkpoint_path, self.objective.network, state)
+        self.saved_step = state.step
         self.ranks.barrier()
 
-    def restore(self, path: Path, free: Collection[str] = ()) -> None:
+    def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
         """Go on from a checkpoint; settings that are `free` may be others than those that it was made with."""
         state = checkpoint.read_checkpoint(path, self.objective.network)
-        checkpoint.check_settings(path, state, self.settings, free)
+        checkpoint.check_settings(path, state, self.settings, changeable)
         with wrap_read_errors(path, checkpoint.EXPECTED):
             story, device = state.get_tensors("story"), self.ranks.device
             ids = [int(k) for k in story["who"]]
@@ -298,14 +316,14 @@ class RestartOptimizer(ABC):
             best = state.get_tensors("best")
             checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
             values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
-            self.sets = Sets(values, first, second, ids)
-            self.bounds, self.saved, self.step = list(state.losses), state.step, state.step
+            self.sets = ParameterSets(values, first, second, ids)
+            self.bounds, self.saved_step, self.step = list(state.losses), state.step, state.step
             self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
             score, restart = story["best"].tolist()
             self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
-def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
+def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
     """Take the steps that are left, with measures and checkpoints.
 
     A checkpoint waits until the bound of the next step has shown that its parameters are good.
@@ -322,37 +340,39 @@ def optimize(run: RestartOptimizer, loop: LoopConfig) -> bool:
         FileError: Where there is a checkpoint that the run is not to go on from.
     """
     if loop.checkpoints is not None:
-        run.path, has_checkpoint = loop.checkpoints.prepare()
+        optimizer.checkpoint_path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
-            run.restore(run.path, loop.checkpoints.changeable)
-    run.ranks.barrier()
-    steps, before, stop = run.method.steps, run.step, False
+            optimizer.restore(optimizer.checkpoint_path, loop.checkpoints.changeable)
+    optimizer.ranks.barrier()
+    steps, before, stop = optimizer.method.steps, optimizer.step, False
     waiting: checkpoint.Checkpoint | None = None
-    with loop.progress_bar(run.ranks, steps, run.step) as bar, asked_to_stop() as asked:
-        while run.step < steps and not stop:
-            run.advance()
-            stop = run.ranks.any(bool(asked))
-            pause = loop.is_pause(run.step, steps) or run.step in run.pruning_steps
+    with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as asked:
+        while optimizer.step < steps and not stop:
+            optimizer.advance()
+            stop = optimizer.ranks.any(bool(asked))
+            pause = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
             if waiting is not None:
-                run.save(waiting)
+                optimizer.save(waiting)
                 waiting = None
             bar.update()
-            bar.set_postfix(bound=f"{run.bounds[-1]:.4f}", restarts=len(run.sets.restart_ids), refresh=False)
+            bar.set_postfix(
+                bound=f"{optimizer.bounds[-1]:.4f}", restarts=len(optimizer.sets.restart_ids), refresh=False
+            )
             if pause:
-                run.measure()
-            if run.path is not None and (pause or stop):
-                waiting = run.snapshot()
+                optimizer.evaluate_restarts()
+            if optimizer.checkpoint_path is not None and (pause or stop):
+                waiting = optimizer.snapshot()
             if stop and not pause:
-                run.measure()  # after the checkpoint: a resumed fit is as if it had never stopped
+                optimizer.evaluate_restarts()  # after the checkpoint: a resumed fit is as if it had never stopped
         bar.refresh()  # a quick fit shows how it ended, too
-        if run.step > before:
-            run.check_next_step()
+        if optimizer.step > before:
+            optimizer.check_next_step()
         if waiting is not None:
-            run.save(waiting)
+            optimizer.save(waiting)
     return not stop
 
 
-class PointEstimate(RestartOptimizer):
+class PointOptimizer(RestartOptimizer):
     """`map`: every learned parameter follows the gradient of a minibatch. `em`: the tables of choices in closed form
     every `inner` steps, the weights by gradient between; of tables alone every step is an M step of all sentences."""
 
@@ -361,7 +381,7 @@ class PointEstimate(RestartOptimizer):
         self.inner = method.inner if isinstance(method, EM) else None
         if isinstance(method, EM) and not learned.weights:
             self.inner, wanted = 1, "no option of steps by gradient: EM of tables alone has none"
-            given = {name: getattr(method, name) for name in OF_GRADIENTS} | {"batch": problem.batch}
+            given = {name: getattr(method, name) for name in GRADIENT_OPTIONS} | {"batch": problem.batch}
             for name, value in given.items():
                 if value != getattr(EM(), name, None):
                     got, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
@@ -377,7 +397,7 @@ class PointEstimate(RestartOptimizer):
         objective, ranks = self.objective, self.ranks
         if self.inner is not None and step % self.inner == 0:
             prior = objective.log_prior(self.sets.values)
-            evidence = m_step(objective, self.sets, self.full, ranks)
+            evidence = m_step(objective, self.sets, self.corpus_parts, ranks)
             if not objective.learned.weights:
                 return (evidence + prior) / len(self.corpus), {}
         which = self.minibatch_indices(step)
@@ -394,7 +414,7 @@ class PointEstimate(RestartOptimizer):
         return ranks.all_reduce(bound.detach()), whole
 
 
-def m_step(objective: Objective, sets: Sets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
+def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
     """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
 
     Args:
@@ -409,12 +429,12 @@ def m_step(objective: Objective, sets: Sets, parts: list[Batch], ranks: Distribu
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
-        counts, evidence = torch.vmap(lambda one, part=part: objective.counts(one, part))(sets.values)
+        counts, evidence = torch.vmap(lambda one, part=part: objective.expected_counts(one, part))(sets.values)
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
     for name, count in totals.items():
-        share = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=SMALL)
+        share = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=EPS)
         share = share.where(sets.values[name] > -torch.inf, 0.0)
         sets.values[name] = (share / share.sum(-1, keepdim=True)).log()
     return ranks.all_reduce(bound)
@@ -430,37 +450,41 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     Returns:
         The fit, whose net has the best parameters that were measured.
     """
-    chosen, judged_on = _split(problem, method)
-    run = PointEstimate(chosen, method)
+    chosen, judged_on = _split_validation(problem, method)
+    run = PointOptimizer(chosen, method)
     is_finished = optimize(run, problem.loop)
     (_, restart, best), bounds = run.best, run.bounds
     if len(chosen.corpus) < len(problem.corpus) and is_finished:
         last, is_finished = _continue_on_all(problem, method, best)
         best, bounds = last.best[2], [*bounds, *last.bounds]
-    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "judged_by": run.judged_by}
-    return fitted(problem, method, best, judged_on, restart=restart, finished=is_finished, **found)
+    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "judged_by": run.criterion}
+    return build_fit(problem, method, best, judged_on, restart=restart, finished=is_finished, **found)
 
 
-def fitted(
-    problem: FitProblem, method: Method, best: Mapping[str, Tensor], judged_on: str = LEARNED_FROM, **found: Any
+def build_fit(
+    problem: FitProblem,
+    method: Method,
+    parameters: Mapping[str, Tensor],
+    evaluated_on: str = TRAINING_SENTENCES,
+    **fields: Any,
 ) -> Fit[Network]:
     """What a method found: the net with these parameters, what was asked, and the fields of a fit in `found`."""
     objective, count = problem.objective, len(problem.corpus)
-    net, learned = with_learned(objective.network, best), objective.learned.names
-    return Fit(net, method.name, count, judged_on, learned=learned, budget=objective.budget, **found)
+    net, learned = replace_learned(objective.network, parameters), objective.learned.names
+    return Fit(net, method.name, count, evaluated_on, learned=learned, budget=objective.budget, **fields)
 
 
-def with_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
+def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
     """The net with learned parameters, each on the device where the net had it."""
-    return network.with_parameters({**network.parameters, **at_home(network, learned)})
+    return network.with_parameters({**network.parameters, **to_network_devices(network, learned)})
 
 
-def at_home(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Values of parameters, or draws of them, each on the device where the net has it."""
     return {name: value.to(network.parameters[name].device) for name, value in values.items()}
 
 
-def _split(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
+def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
     """The problem with sentences by which restarts are judged, and what they are.
 
     One restart, and a selector of the corpus, are judged by the sentences that they learn from.
@@ -468,9 +492,9 @@ def _split(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
     corpus = problem.corpus
     if problem.held_out is not None:
         return problem, "held-out sentences"
-    count = min(MOST, int(SHARE * len(corpus)))
-    if method.restarts == 1 or problem.objective.of_corpus or not count:
-        return problem, LEARNED_FROM
+    count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
+    if method.restarts == 1 or problem.objective.has_corpus_choice or not count:
+        return problem, TRAINING_SENTENCES
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
     order = torch.randperm(len(corpus), generator=generator)
     split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
@@ -482,16 +506,16 @@ def _continue_on_all(
 ) -> tuple[RestartOptimizer, bool]:
     """Go on from the best restart with all sentences, for a quarter of the steps and at a lower rate."""
     objective, ranks = problem.objective, problem.ranks
-    again = Objective(with_learned(objective.network, best), objective.learned, objective.budget).to(ranks.device)
+    again = FitObjective(replace_learned(objective.network, best), objective.learned, objective.budget).to(ranks.device)
     slower = replace(method, restarts=1, steps=max(1, method.steps // 4))
     if isinstance(method, MAP) or objective.learned.weights:
-        slower = replace(slower, rate=method.rate * LAST)
+        slower = replace(slower, rate=method.rate * FINAL_RATE_FACTOR)
     start = {"again": "with all sentences", "parameters": compute_digest(again.network.parameters)}
     loop = problem.loop
     if loop.checkpoints is not None:
         loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
     rest = replace(problem, objective=again, loop=loop, settings={**problem.settings, **start})
-    last = PointEstimate(rest, slower)
+    last = PointOptimizer(rest, slower)
     with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
             path = (
@@ -503,5 +527,5 @@ def _continue_on_all(
             ):
                 path.unlink()
         ranks.barrier()
-        last.measure()  # where it begins may be better than where its steps lead
+        last.evaluate_restarts()  # where it begins may be better than where its steps lead
         return last, optimize(last, loop)

@@ -31,11 +31,11 @@ from bnet_transformer.reference import ATOL
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
 Parameters = Mapping[str, Tensor]
 A = TypeVar("A")
-Ask = Callable[[ExecutionState, list[Factor]], A]
+FactorFunction = Callable[[ExecutionState, list[Factor]], A]
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnableParameters:
     """What a fit learns: tables of log probabilities (with their Dirichlet concentration), and weights."""
 
     tables: Mapping[str, float]
@@ -48,12 +48,16 @@ class Learned:
         return (*self.tables, *self.weights)
 
 
-def as_parameters(network: Network, drawn: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_parameters(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Draws as parameters: the tables, which are probabilities, as their logs."""
-    return {name: value.log() if name in network.unconditional_logit_names else value for name, value in drawn.items()}
+    return {
+        name: value.log() if name in network.unconditional_logit_names else value for name, value in samples.items()
+    }
 
 
-def learned_of(network: Network, readouts: tuple[NodeSpec, ...], learn: object, spread: float | None) -> Learned:
+def select_learnable(
+    network: Network, readouts: tuple[NodeSpec, ...], learn: object, spread: float | None
+) -> LearnableParameters:
     """The parameters above the readouts that may be learned, those of `learn` where it names some."""
     read = {member.param_prefix: member for readout in readouts for member in network.ancestral_specs(readout)}
     known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
@@ -68,13 +72,13 @@ def learned_of(network: Network, readouts: tuple[NodeSpec, ...], learn: object, 
         raise BNetError("net", expected="parameters that a fit changes", actual="none")
     of = {name: read[name.removesuffix(".logits")] for name in known if name in network.unconditional_logit_names}
     tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
-    return Learned(tables, tuple(name for name in known if name not in tables), spread)
+    return LearnableParameters(tables, tuple(name for name in known if name not in tables), spread)
 
 
-class Objective(nn.Module):
+class FitObjective(nn.Module):
     """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several."""
 
-    def __init__(self, network: Network, learned: Learned, budget: int) -> None:
+    def __init__(self, network: Network, learned: LearnableParameters, budget: int) -> None:
         super().__init__()
         self.module = CompiledModule(network)
         for value in self.module.store.values():
@@ -82,7 +86,7 @@ class Objective(nn.Module):
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
         self.check_values = True
-        self._kept: WeakKeyDictionary[Batch, tuple[ExecutionState, list[Factor]]] = WeakKeyDictionary()
+        self._factor_cache: WeakKeyDictionary[Batch, tuple[ExecutionState, list[Factor]]] = WeakKeyDictionary()
 
     @property
     def device(self) -> torch.device:
@@ -91,45 +95,45 @@ class Objective(nn.Module):
         return found
 
     @property
-    def of_corpus(self) -> bool:
+    def has_corpus_choice(self) -> bool:
         """True where a selector is drawn once for all sentences."""
         return any(member.scope == "corpus" for member in self.network.choices)
 
-    def forward(self, corpus: Batch, ask: Ask[Any]) -> Any:
+    def forward(self, corpus: Batch, fn: FactorFunction[Any]) -> Any:
         """What is asked of the factors of the sentences."""
-        if not self.learned.weights and corpus in self._kept:
-            return ask(*self._with_tables(*self._kept[corpus]))
+        if not self.learned.weights and corpus in self._factor_cache:
+            return fn(*self._update_tables(*self._factor_cache[corpus]))
         request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
         course, factors = build_factors(self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget)
-        return ask(course, factors)
+        return fn(course, factors)
 
-    def keep(self, corpus: Batch) -> None:
+    def cache_factors(self, corpus: Batch) -> None:
         """Keep the likelihoods of sentences that are asked about again and again, where only tables are learned."""
-        if not self.learned.weights and corpus not in self._kept:
+        if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
                 course, factors = self(corpus, lambda course, factors: (course, factors))
-            if not any(f.told is not None and _table(f) in self.learned.tables for f in factors):
+            if not any(f.told is not None and _table_name(f) in self.learned.tables for f in factors):
                 course.values.clear()
-                self._kept[corpus] = course, factors
+                self._factor_cache[corpus] = course, factors
 
-    def _with_tables(self, course: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
+    def _update_tables(self, state: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
         """Kept factors, those of tables made anew."""
         now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
-        values = {**course.known, **{i: enumerate_states(course, i) for i in course.layout.enumerated}}
-        course = replace(course, parameters=now, values=values)
-        return course, [
-            f if f.evidence is not None else replace(f, table=log_prior(course, f.spec.group.index, f.spec))
+        values = {**state.known, **{i: enumerate_states(state, i) for i in state.layout.enumerated}}
+        state = replace(state, parameters=now, values=values)
+        return state, [
+            f if f.evidence is not None else replace(f, table=log_prior(state, f.spec.group.index, f.spec))
             for f in factors
         ]
 
     def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
         """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus."""
-        return self._with(parameters, corpus, eliminate_choices)
+        return self._evaluate(parameters, corpus, eliminate_choices)
 
-    def _with(self, parameters: Parameters, corpus: Batch, ask: Ask[A]) -> A:
+    def _evaluate(self, parameters: Parameters, corpus: Batch, fn: FactorFunction[A]) -> A:
         """What is asked of the factors of the sentences under a set of parameters."""
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
-        found: A = torch.func.functional_call(self, stored, (corpus, ask))
+        found: A = torch.func.functional_call(self, stored, (corpus, fn))
         return found
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -146,7 +150,7 @@ class Objective(nn.Module):
             return eliminate_choices(course, priors), eliminate_choices(course, likelihoods)
 
         together = replace(corpus, evidence={**corpus.evidence, **chosen})
-        return self._with(parameters, together, ask)
+        return self._evaluate(parameters, together, ask)
 
     def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
         """The log evidence under several sets of parameters at once, `[set, sentence]`."""
@@ -171,7 +175,7 @@ class Objective(nn.Module):
                 total = total - squares / (2 * self.learned.spread**2)
         return total
 
-    def shares(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
+    def responsibilities(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
         """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
         family = selector.group
 
@@ -192,9 +196,9 @@ class Objective(nn.Module):
             ]
             return share.movedim(place, -1).reshape(*kept, shape[place])
 
-        return self._with(parameters, corpus, ask)
+        return self._evaluate(parameters, corpus, ask)
 
-    def counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    def expected_counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
 
         The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that
@@ -204,8 +208,8 @@ class Objective(nn.Module):
         def ask(course: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
             summed, tables = course.layout.enumerated, self.learned.tables
             own = [f.evidence is None or f.spec.group.index not in summed for f in factors]
-            drawn = [k for k, f in enumerate(factors) if own[k] and _table(f) in tables]
-            shapes = {_table(factors[k]): course.parameters[_table(factors[k])].shape for k in drawn}
+            drawn = [k for k, f in enumerate(factors) if own[k] and _table_name(f) in tables]
+            shapes = {_table_name(factors[k]): course.parameters[_table_name(factors[k])].shape for k in drawn}
             zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
 
             def total(tilts: dict[str, Tensor]) -> Tensor:
@@ -218,10 +222,10 @@ class Objective(nn.Module):
             counts, evidence = torch.func.grad_and_value(total)(zeros)
             return counts, evidence
 
-        return self._with(parameters, corpus, ask)
+        return self._evaluate(parameters, corpus, ask)
 
 
-def _table(factor: Factor) -> str:
+def _table_name(factor: Factor) -> str:
     return f"{factor.spec.param_prefix}.logits"
 
 
@@ -240,7 +244,7 @@ class FitProblem:
         ranks: The processes that share the work.
     """
 
-    objective: Objective
+    objective: FitObjective
     corpus: Batch
     held_out: Batch | None
     batch: int | None

@@ -36,8 +36,8 @@ from bnet_transformer.inference.exact import (
 )
 from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
 from bnet_transformer.learning.fit import heads
-from bnet_transformer.learning.fit.heads import Comparison, Heads, selectors_of, stored
-from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, Objective, learned_of
+from bnet_transformer.learning.fit.heads import Comparison, Heads, find_selectors, samples_to_parameters
+from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.training import alone
 from bnet_transformer.learning.training.loop import N
 from bnet_transformer.reference import BUDGET
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-USED = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
-AT_ONCE = 1024
-MISSING = "bt.fit(..., missing=True)"  # its questions take NaN as it does
-FORMAT, VERSION, WANTED = "bnet_transformer fit", 1, "a fit that save wrote"
-TOLD = (
+MAX_POSTERIOR_DRAWS = 100  # draws of the posterior of which predictions, responsibilities and likelihoods are the means
+SENTENCES_PER_PART = 1024
+MISSING_OPTION = "bt.fit(..., missing=True)"  # its questions take NaN as it does
+FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
+HEADER_FIELDS = (
     *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
 )
-MOST = 2**26  # numbers of a table of log likelihoods that is still made
+MAX_LIKELIHOOD_NUMEL = 2**26  # numbers of a table of log likelihoods that is still made
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Fit(Generic[N]):
     judged_by: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
-    _made: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_pyro(
@@ -186,12 +186,12 @@ class Fit(Generic[N]):
     @property
     def selectors(self) -> tuple[str, ...]:
         """The selectors of heads: the choices that hang on no other node, and that something reads."""
-        return tuple(member.group.name for member in selectors_of(self.network))
+        return tuple(member.group.name for member in find_selectors(self.network))
 
     @property
     def pi(self) -> Tensor:
         """`P(c)`, of the first selector; `theta` has them all."""
-        return self.theta[self._selector(None).param_prefix]
+        return self.theta[self._find_selector(None).param_prefix]
 
     @property
     def theta(self) -> dict[str, Tensor]:
@@ -215,8 +215,8 @@ class Fit(Generic[N]):
     @translate_memory_errors("heads_of")
     def heads_of(self, selector: str | None = None) -> Heads:
         """The heads of a selector: usage, effective and dead heads, invariants; of a posterior their means."""
-        chosen = self._selector(selector)
-        return heads.heads_of(self.network, chosen, self.theta[chosen.param_prefix], self.samples)
+        chosen = self._find_selector(selector)
+        return heads.summarize_heads(self.network, chosen, self.theta[chosen.param_prefix], self.samples)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -225,24 +225,26 @@ class Fit(Generic[N]):
         None without draws, where choices were drawn or belong to the whole corpus, and past 2^26 numbers.
         """
         shared = is_distributed()  # then others would wait for what one has made alone
-        if shared not in self._made:
-            self._made[shared] = self._made[True] if True in self._made else self._likelihoods()
-        return self._made[shared]
+        if shared not in self._likelihood_cache:
+            self._likelihood_cache[shared] = (
+                self._likelihood_cache[True] if True in self._likelihood_cache else self._compute_log_likelihoods()
+            )
+        return self._likelihood_cache[shared]
 
-    def _likelihoods(self) -> Tensor | None:
+    def _compute_log_likelihoods(self) -> Tensor | None:
         """The same, made."""
         if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
             return self.known_likelihoods
-        learned = learned_of(self.network, infer_fit_task(self.network).readouts, self.learned, None)
-        objective = Objective(self.network, learned, self.budget)
+        learned = select_learnable(self.network, infer_fit_task(self.network).readouts, self.learned, None)
+        objective = FitObjective(self.network, learned, self.budget)
         lead = next(iter(self.samples.values())).shape[:2]
-        if objective.of_corpus or lead.numel() * len(self.data) > MOST:
+        if objective.has_corpus_choice or lead.numel() * len(self.data) > MAX_LIKELIHOOD_NUMEL:
             return None
-        with self._shared("log_likelihoods", self.data) as here:
-            sets = {k: v.to(here.device) for k, v in stored(self.network, self.samples).items()}
+        with self._shard_sentences("log_likelihoods", self.data) as here:
+            sets = {k: v.to(here.device) for k, v in samples_to_parameters(self.network, self.samples).items()}
             own = here.shard(self.data)
             objective.to(here.device)
-            found = heads.likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
+            found = heads.log_likelihoods(objective, own, sets).T if len(own) else torch.zeros(0)
             return here.all_gather(found).to(self.network.device).T.reshape(*lead, -1)
 
     @translate_memory_errors("interval")
@@ -268,16 +270,16 @@ class Fit(Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` where a head is drawn for each word; of a posterior the
             mean over its draws.
         """
-        corpus, member, budget = self._corpus(data), self._selector(selector), self.budget
+        corpus, member, budget = self._read_data(data), self._find_selector(selector), self.budget
         of_corpus, name = member.scope == "corpus", member.group.name
 
         def ask(net: Network, own: Batch) -> Tensor:
-            module, parts = CompiledModule(net).eval(), [own] if of_corpus else own.parts(AT_ONCE)
+            module, parts = CompiledModule(net).eval(), [own] if of_corpus else own.parts(SENTENCES_PER_PART)
             return torch.cat(
                 [posterior(module, name, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
             )
 
-        with self._shared("responsibilities", corpus, of_corpus, selector=name) as here:
+        with self._shard_sentences("responsibilities", corpus, of_corpus, selector=name) as here:
             return self._mean_over_draws(here, corpus, ask)
 
     @translate_memory_errors("predict")
@@ -293,25 +295,25 @@ class Fit(Generic[N]):
             `P(y | x)` of a discrete readout `[sentence, word, state]`, the mean of a real one; of a posterior the mean
             over its draws.
         """
-        name, corpus = self._readout(readout).group.name, read_batch(self.network, data, observed="none")
+        name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
 
         def ask(net: Network, own: Batch) -> Tensor:
-            return predicted(net, name, own.parts(AT_ONCE), self.budget)
+            return predict_readout(net, name, own.parts(SENTENCES_PER_PART), self.budget)
 
-        with self._shared("predict", corpus, readout=name) as here:
+        with self._shard_sentences("predict", corpus, readout=name) as here:
             return self._mean_over_draws(here, corpus, ask)
 
     @translate_memory_errors("log_likelihood")
     def log_likelihood(self, data: object) -> Tensor:
         """`log P(y | x)` of each sentence, under the net; of a posterior, the log of the mean over its draws."""
-        corpus = self._corpus(data)
-        learned = learned_of(self.network, infer_fit_task(self.network).readouts, None, None)
-        objective = Objective(self.network, learned, self.budget)
-        with torch.no_grad(), self._shared("log_likelihood", corpus, objective.of_corpus) as here:
+        corpus = self._read_data(data)
+        learned = select_learnable(self.network, infer_fit_task(self.network).readouts, None, None)
+        objective = FitObjective(self.network, learned, self.budget)
+        with torch.no_grad(), self._shard_sentences("log_likelihood", corpus, objective.has_corpus_choice) as here:
             own = here.shard(corpus)
             objective.to(here.device)
-            parts, found = [own] if objective.of_corpus else own.parts(AT_ONCE), []
-            for net in self._draws(USED, here) if len(own) else ():
+            parts, found = [own] if objective.has_corpus_choice else own.parts(SENTENCES_PER_PART), []
+            for net in self._posterior_networks(MAX_POSTERIOR_DRAWS, here) if len(own) else ():
                 found.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
             mean = torch.stack(found).logsumexp(0) - math.log(len(found)) if found else torch.zeros(0)
             return here.all_gather(mean).to(self.network.device)
@@ -319,11 +321,11 @@ class Fit(Generic[N]):
     @translate_memory_errors("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
         """Posterior predictive checks: statistics of the data beside those of so many draws of as many sentences."""
-        corpus = self._corpus(data)
-        member = self._readout(readout, corpus)
-        nets = self._draws(check_int("draws", draws))
+        corpus = self._read_data(data)
+        member = self._find_readout(readout, corpus)
+        nets = self._posterior_networks(check_int("draws", draws))
         states = member.tpm.states if member.tpm.kind == "discrete" else None
-        return checked(nets, member.group.name, corpus, statistics, draws, states)
+        return check_posterior_predictive(nets, member.group.name, corpus, statistics, draws, states)
 
     @translate_memory_errors("compare")
     def compare(self, other: Any, data: object = None, *, selector: str | None = None) -> Comparison:
@@ -336,7 +338,7 @@ class Fit(Generic[N]):
             if not isinstance(getattr(other, "network", other), Network):
                 raise BNetError("compare", expected="a Fit, or a net", actual=other)
             other = Fit(other, "none", 0, "nothing")
-        return heads.compare(self, other, data, selector, self._selector(selector))
+        return heads.compare(self, other, data, selector, self._find_selector(selector))
 
     @translate_memory_errors("to_arviz")
     def to_arviz(self) -> az.InferenceData:
@@ -355,7 +357,7 @@ class Fit(Generic[N]):
             known = self.log_likelihoods
         if known is not None:
             tensors["log_likelihoods"] = known.detach().cpu().contiguous()
-        head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(self, name) for name in TOLD}}
+        head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(self, name) for name in HEADER_FIELDS}}
         files.write_tensors(path, head, tensors)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -374,8 +376,8 @@ class Fit(Generic[N]):
         shown = self.heads._repr_html_() if self.selectors else ""
         return f"<p>{html.escape(repr(self.net))}<br>{html.escape(told)}</p>{shown}"
 
-    def _selector(self, name: str | None) -> NodeSpec:
-        known = {member.group.name: member for member in selectors_of(self.network)}
+    def _find_selector(self, name: str | None) -> NodeSpec:
+        known = {member.group.name: member for member in find_selectors(self.network)}
         if not known:
             wanted = "a net with a selector that hangs on no other node"
             others = [member.group.name for member in self.network.choices]
@@ -388,7 +390,7 @@ class Fit(Generic[N]):
             raise unknown_name_error("selector", name, known)
         return known[name]
 
-    def _readout(self, name: str | None, corpus: Batch | None = None) -> NodeSpec:
+    def _find_readout(self, name: str | None, corpus: Batch | None = None) -> NodeSpec:
         """The readout of that name, of those that a corpus observes; by default the first that nothing reads."""
         every, reads = infer_fit_task(self.network).readouts, self.network.graph.out_edges
         known = {m.group.name: m for m in every if corpus is None or m.group.name in corpus.evidence}
@@ -398,27 +400,27 @@ class Fit(Generic[N]):
         return known[name] if name is not None else [*leaves, *known.values()][0]
 
     def _mean_over_draws(
-        self, here: DistributedContext, corpus: Batch, ask: Callable[[Network, Batch], Tensor]
+        self, ranks: DistributedContext, corpus: Batch, fn: Callable[[Network, Batch], Tensor]
     ) -> Tensor:
         """The mean over draws of the posterior of what each of the sentences is answered, `[sentence, ...]`."""
-        own = here.shard(corpus)
-        nets = self._draws(USED, here) if len(own) else []
-        mean = sum((ask(net, own) / len(nets) for net in nets), torch.zeros(()))
-        return here.all_gather(mean if nets else torch.zeros(0)).to(self.network.device)
+        own = ranks.shard(corpus)
+        nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(own) else []
+        mean = sum((fn(net, own) / len(nets) for net in nets), torch.zeros(()))
+        return ranks.all_gather(mean if nets else torch.zeros(0)).to(self.network.device)
 
     @contextmanager
-    def _shared(
-        self, what: str, corpus: Batch, of_corpus: bool = False, **settings: object
+    def _shard_sentences(
+        self, operation: str, corpus: Batch, has_corpus_choice: bool = False, **settings: object
     ) -> Iterator[DistributedContext]:
         """The ranks that share the sentences of a question and agree on its settings; this one alone where sentences
         share a draw. Where choices were drawn and cannot be summed, one error says what can be asked all the same."""
         with (
             nullcontext(DistributedContext(0, 1, self.network.device))
-            if of_corpus
+            if has_corpus_choice
             else distributed_context(self.network.device) as here
         ):
             told = {"budget": self.budget, **settings}
-            here.assert_same(what, net=self.network, samples=self.samples, data=corpus, **told)
+            here.assert_same(operation, net=self.network, samples=self.samples, data=corpus, **told)
             try:
                 yield here
             except (BudgetError, UnsupportedError) as error:
@@ -432,23 +434,23 @@ class Fit(Generic[N]):
                     "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
                 ) from error
 
-    def _corpus(self, data: object) -> Batch:
+    def _read_data(self, data: object) -> Batch:
         """Data in any form, as the fit took it."""
-        return read_batch(self.network, data, missing=self.missing, missing_option=MISSING)
+        return read_batch(self.network, data, missing=self.missing, missing_option=MISSING_OPTION)
 
-    def _draws(self, most: int, here: DistributedContext | None = None) -> list[Network]:
+    def _posterior_networks(self, max_draws: int, ranks: DistributedContext | None = None) -> list[Network]:
         """Nets of the posterior, evenly taken from its samples; the net itself where it has none."""
         nets = [self.network]
         if self.samples:
-            sets, own = stored(self.network, self.samples), self.network.parameters
+            sets, own = samples_to_parameters(self.network, self.samples), self.network.parameters
             count = len(next(iter(sets.values())))
-            taken = torch.linspace(0, count - 1, min(most, count)).round().long().tolist()
+            taken = torch.linspace(0, count - 1, min(max_draws, count)).round().long().tolist()
             nets = [self.network.with_parameters({**own, **{name: v[k] for name, v in sets.items()}}) for k in taken]
-        return nets if here is None else [here.to_device(net) for net in nets]
+        return nets if ranks is None else [ranks.to_device(net) for net in nets]
 
 
 @enable_gradients()
-def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
+def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
     """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices summed out."""
     module, member = CompiledModule(network).eval(), network.get_spec(name)
     if member.tpm.kind == "discrete":
@@ -460,35 +462,35 @@ def predicted(network: Network, name: str, parts: Sequence[Batch], budget: int) 
         _, words, *_ = module.validate_inputs(part.x, part.given)
         choices = find_ancestor_choices(network, member.group.index, {*free}, set())
         check_elimination_budget(network, member.group.index, choices, words, budget)
-    return torch.cat([_mean(module, member, free, part) for part in parts])
+    return torch.cat([_predict_mean(module, member, free, part) for part in parts])
 
 
-def _mean(module: CompiledModule, member: NodeSpec, free: list[int], corpus: Batch) -> Tensor:
+def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
     """`E[y | x]` of a real readout, `[sentence, word, feature]`, the free choices summed out."""
-    network, name = module.network, member.group.name
+    network, name = module.network, spec.group.name
     with torch.no_grad():
         course, _ = module.run(
-            ExecutionRequest((name,), corpus.x, corpus.mask, corpus.given, enumerate_too=frozenset(free))
+            ExecutionRequest((name,), batch.x, batch.mask, batch.given, enumerate_too=frozenset(open_choices))
         )
-        at, parents = gather_parents(course, member)
-        mean = member.tpm.distribution(at, *parents).mean
-        priors = [Factor(network.specs[i], log_prior(course, i, network.specs[i])) for i in free]
-    family, first = member.group, course.layout.batch_dim
+        at, parents = gather_parents(course, spec)
+        mean = spec.tpm.distribution(at, *parents).mean
+        priors = [Factor(network.specs[i], log_prior(course, i, network.specs[i])) for i in open_choices]
+    family, first = spec.group, course.layout.batch_dim
     shape = get_full_shape(
-        course, family.plates, family.word_stack, get_batch_size([Factor(member, mean[..., 0])], course)
+        course, family.plates, family.word_stack, get_batch_size([Factor(spec, mean[..., 0])], course)
     )
     # The derivative at 0 of log E[exp(t . mean)] by t is the mean of the means.
-    tilt = torch.zeros(*shape, *member.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
-    total = eliminate_choices(course, [*priors, Factor(member, (tilt * mean).sum(-1))])
+    tilt = torch.zeros(*shape, *spec.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
+    total = eliminate_choices(course, [*priors, Factor(spec, (tilt * mean).sum(-1))])
     (found,) = torch.autograd.grad(total.sum(), tilt)
     kept = [n for k, n in enumerate(shape[first:]) if has_posterior_dim(course, family, first + k)]
-    return found.flatten(0, first).reshape(*kept, *member.shape)
+    return found.flatten(0, first).reshape(*kept, *spec.shape)
 
 
-def usual(states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
+def default_statistics(num_states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
     """The statistics that are looked at where none are told."""
-    if states is not None:
-        return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(states)}  # type: ignore[misc]
+    if num_states is not None:
+        return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(num_states)}  # type: ignore[misc]
     return {"mean": torch.mean, "variance": lambda y: y.flatten(0, -2).var(0).mean(), "kurtosis": _kurtosis}
 
 
@@ -497,42 +499,42 @@ def _kurtosis(y: Tensor) -> Tensor:
     return (values - values.mean(0)).pow(4).mean() / values.var(0).square().mean()
 
 
-def _number(what: str, of: Any, y: Tensor) -> float:
+def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
     """What a statistic is of what was observed."""
     wanted = "a function of what is observed that returns a number"
-    if not callable(of):
-        raise BNetError(f"statistic {what}", expected=wanted, actual=of)
-    found = of(y.clone())  # a statistic may change what it sees
+    if not callable(statistic):
+        raise BNetError(f"statistic {name}", expected=wanted, actual=statistic)
+    found = statistic(y.clone())  # a statistic may change what it sees
     try:
         return float(found)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError(f"statistic {what}", expected=wanted, actual=found) from error
+        raise BNetError(f"statistic {name}", expected=wanted, actual=found) from error
 
 
-def checked(
-    nets: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, states: int | None
+def check_posterior_predictive(
+    networks: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, num_states: int | None
 ) -> Check:
     """Posterior predictive checks: each draw takes a net of the posterior, and sentences of that net.
 
     Statistics see what was observed and nothing else: all of it, or its words one after the other where some are not.
     """
-    told = dict(check_mapping("statistics", statistics)) or usual(states)
+    told = dict(check_mapping("statistics", statistics)) or default_statistics(num_states)
     seen_of = corpus.evidence[name]
 
     def shown(y: Tensor) -> Tensor:
         return y if seen_of.observed is None else y[seen_of.observed]
 
-    observed = {what: _number(what, of, shown(seen_of.value)) for what, of in told.items()}
+    observed = {what: _evaluate_statistic(what, of, shown(seen_of.value)) for what, of in told.items()}
     rows = []
     for k in range(draws):
-        network = nets[k % len(nets)]
+        network = networks[k % len(networks)]
         with fork_torch_rng(network.device), torch.no_grad():
             seed_rngs(k, network.device)
             found = PyroModel(network, parameters="own")(
                 corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus)
             )
         y = shown(found[name].reshape(seen_of.value.shape))
-        rows.append([_number(what, of, y) for what, of in told.items()])
+        rows.append([_evaluate_statistic(what, of, y) for what, of in told.items()])
     table, own = (torch.tensor(values, dtype=torch.float64) for values in (rows, list(observed.values())))
     share = ((table > own).double() + 0.5 * (table == own).double() + 0 * (table + own)).mean(0)  # NaN stays NaN
     spread = table.std(0) if draws > 1 else table[0] * torch.nan
@@ -542,14 +544,14 @@ def checked(
 
 def is_fit(path: str | os.PathLike[str]) -> bool:
     """True for a file that `save` wrote; whatever else is wrong with a file is for those to say who read it."""
-    return files.has_format(path, WANTED, FORMAT)
+    return files.has_format(path, FILE_DESCRIPTION, FORMAT)
 
 
 def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
     """The fit that `save` wrote, every byte of it compared with its hash."""
     where = files.as_path(path)
-    head, tensors = files.read_tensors(where, WANTED, FORMAT, VERSION)
-    with files.wrap_read_errors(where, WANTED):
+    head, tensors = files.read_tensors(where, FILE_DESCRIPTION, FORMAT, VERSION)
+    with files.wrap_read_errors(where, FILE_DESCRIPTION):
         told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()}
         parts: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
         for name, value in tensors.items():
@@ -557,7 +559,7 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
             if own:
                 parts[part][own] = value
         return Fit(
-            _net(where, tensors["net"], trust),
+            _load_network(where, tensors["net"], trust),
             **told,
             **parts,
             bounds=tuple(tensors["bounds"].tolist()),
@@ -566,11 +568,11 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
         )
 
 
-def _net(where: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
+def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "net.safetensors")
         path.write_bytes(content.numpy().tobytes())
         try:
             return io.load(path, trust=trust)
         except FileError as error:
-            raise FileError(str(where), expected=error.expected, actual=error.actual, allowed=error.allowed) from error
+            raise FileError(str(source), expected=error.expected, actual=error.actual, allowed=error.allowed) from error

@@ -26,7 +26,7 @@ from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.options import suggest_config_for_options
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.bridges.pyro.checks import check_rows
+from bnet_transformer.bridges.pyro.checks import check_probabilities
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.cost.count import count_plan_flops
 from bnet_transformer.data import Batch, read_batch
@@ -35,18 +35,18 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, un
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.query import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
-from bnet_transformer.learning.fit.ascent import USUAL, fit_point, with_learned
-from bnet_transformer.learning.fit.heads import aligned, likelihoods, representative, stored
+from bnet_transformer.learning.fit.ascent import DEFAULT_BATCH_SIZE, fit_point, replace_learned
+from bnet_transformer.learning.fit.heads import align_heads, find_representative, log_likelihoods, samples_to_parameters
 from bnet_transformer.learning.fit.problem import (
     EM,
     MAP,
     NUTS,
     SVI,
+    FitObjective,
     FitProblem,
     Method,
-    Objective,
     PointMethod,
-    learned_of,
+    select_learnable,
 )
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.sampling import fit_nuts, fit_svi
@@ -61,11 +61,11 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     SVI: fit_svi,
     NUTS: fit_nuts,
 }
-FEW = 20.0  # effective draws below which importance sampling tells little
-FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a guide"
-OF_THE_LOOP = ("every", "checkpoints", "device", "progress")
-DRAWN = "method=bt.SVI(choices='sampled') draws them"
-WAYS = {  # what a fit can do about choices that cannot be summed, for what other questions can do
+MIN_EFFECTIVE_DRAWS = 20.0  # effective draws below which importance sampling tells little
+RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a guide"
+LOOP_OPTIONS = ("every", "checkpoints", "device", "progress")
+SAMPLED_CHOICES_HINT = "method=bt.SVI(choices='sampled') draws them"
+ALTERNATIVES = {  # what a fit can do about choices that cannot be summed, for what other questions can do
     CROSS_WORD_HINT: "method=bt.SVI(choices='sampled')",
     OVER_BUDGET_HINT: "a larger budget=; method=bt.SVI(choices='sampled')",
 }
@@ -131,26 +131,26 @@ def fit(
     >>> f.pi.shape, f.net
     (torch.Size([2]), <BNet bayesuvius: ...>)
     """
-    config = method_of(method)
+    config = resolve_method(method)
     loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
     if isinstance(config, NUTS) and checkpoints is not None:
         wanted = "None: the state of Pyro's sampler cannot be saved"
         allowed = "Ctrl-C, which gives the draws so far, and f.save(path); method=bt.MAP(), bt.EM() or bt.SVI()"
         raise BNetError("checkpoints", expected=wanted, actual="a folder, with nuts", allowed=allowed)
-    problem = problem_of(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
+    problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
-        fitted = _solved(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
+        fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
     except (BudgetError, UnsupportedError) as error:
-        if error.allowed not in WAYS:
+        if error.allowed not in ALTERNATIVES:
             raise
         raise type(error)(
-            error.subject, expected=error.expected, got=error.actual, allowed=WAYS[error.allowed]
+            error.subject, expected=error.expected, got=error.actual, allowed=ALTERNATIVES[error.allowed]
         ) from error
     made = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
     return replace(fitted, net=made, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
 
-def method_of(method: Method | str) -> Method:
+def resolve_method(method: Method | str) -> Method:
     """The config of a method, which a caller may give by its name alone.
 
     Args:
@@ -169,7 +169,7 @@ def method_of(method: Method | str) -> Method:
     return named[method]()
 
 
-def problem_of(
+def create_problem(
     net: object,
     data: object,
     method: Method,
@@ -200,12 +200,12 @@ def problem_of(
         raise BNetError("held_out", expected=wanted, actual=f"data, with {method.name}", allowed=allowed)
     corpus = read_batch(network, data, missing=missing)
     judge = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
-    learned = learned_of(network, tuple(network.get_spec(name) for name in corpus.evidence), learn, spread)
+    learned = select_learnable(network, tuple(network.get_spec(name) for name in corpus.evidence), learn, spread)
     problem = FitProblem(
-        Objective(network, learned, check_int("budget", budget)), corpus, judge, batch, check_seed(seed)
+        FitObjective(network, learned, check_int("budget", budget)), corpus, judge, batch, check_seed(seed)
     )
     _check_tables(problem.objective, method)
-    _check_draw_of_corpus(problem)
+    _check_corpus_choices(problem)
     _check_spread(problem.objective, method)
     size = sum(network.parameters[name].nbytes for name in learned.names)
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
@@ -216,7 +216,7 @@ def problem_of(
     return problem
 
 
-def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Network]:
+def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Network]:
     """The fit by a method, on the device and in the processes that there are."""
     objective, loop, judge = problem.objective, problem.loop, problem.held_out
     network = objective.network
@@ -237,11 +237,11 @@ def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Ne
         lock_checkpoints(loop.checkpoints, here.is_main_process),
     ):
         if (
-            here.world_size > 1 and objective.of_corpus and not isinstance(method, NUTS)
+            here.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS)
         ):  # whose chains have all sentences
             wanted = "choices of sentences or words: a share of a corpus with one draw has no evidence of its own"
             raise BNetError("torchrun", expected=wanted, actual="per='corpus'", allowed="one process")
-        alike = {"net": network, "budget": objective.budget, "loop": (method, loop.shared)}
+        alike = {"net": network, "budget": objective.budget, "loop": (method, loop.shared_settings)}
         here.assert_same("fit", **settings, **alike, checkpoint=loop.has_checkpoint)
         objective.to(here.device)
         corpus, judge = problem.corpus.to(here.device), None if judge is None else judge.to(here.device)
@@ -249,7 +249,7 @@ def _solved(problem: FitProblem, method: Method, device: torch.device) -> Fit[Ne
         return METHODS[type(method)](there, method)
 
 
-def _check_tables(objective: Objective, method: Method) -> None:
+def _check_tables(objective: FitObjective, method: Method) -> None:
     """Refuse to learn a table where the density of its prior has no greatest value, or none at probabilities of 0."""
     for name, concentration in objective.learned.tables.items():
         flat = concentration == 1.0
@@ -262,9 +262,9 @@ def _check_tables(objective: Objective, method: Method) -> None:
             raise BNetError(f"the prior of {name}", expected=least, actual=concentration, allowed="svi, nuts")
 
 
-def _check_draw_of_corpus(problem: FitProblem) -> None:
+def _check_corpus_choices(problem: FitProblem) -> None:
     """Refuse minibatches of sentences that share one draw, and say what such a net is."""
-    if not problem.objective.of_corpus:
+    if not problem.objective.has_corpus_choice:
         return
     if problem.batch is not None and problem.batch < len(problem.corpus):
         wanted = f"all {len(problem.corpus)} sentences at each step: they share one draw, and a part of them is biased"
@@ -273,7 +273,7 @@ def _check_draw_of_corpus(problem: FitProblem) -> None:
     warnings.warn(told, stacklevel=6)
 
 
-def _check_spread(objective: Objective, method: Method) -> None:
+def _check_spread(objective: FitObjective, method: Method) -> None:
     """Refuse a spread that the type of the net cannot square, and a posterior of weights without one."""
     learned, dtype = objective.learned, objective.network.dtype
     spread, real = learned.spread, torch.finfo(dtype)
@@ -313,19 +313,19 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
     >>> route.algorithm, route.states
     ('elimination', 2)
     """
-    config = method_of(method)
-    problem = problem_of(net, data, config, **{k: v for k, v in options.items() if k not in OF_THE_LOOP})
+    config = resolve_method(method)
+    problem = create_problem(net, data, config, **{k: v for k, v in options.items() if k not in LOOP_OPTIONS})
     objective, corpus = problem.objective, problem.corpus
-    structure, states, names, (node, fault) = choices_of(objective, corpus)
+    structure, states, names, (node, fault) = analyse_choices(objective, corpus)
     title = f"fit by {config.name}"
     if isinstance(config, SVI) and config.choices == "sampled":
         reason = "choices='sampled' was asked for"
         reason += f", and elimination cannot: {fault}" if fault else "; elimination could sum them"
         return Route(title, "sampling", reason, node, states, is_exact=False)
     if fault is not None:
-        reason = f"elimination cannot sum the choices: {fault}; {DRAWN}"
+        reason = f"elimination cannot sum the choices: {fault}; {SAMPLED_CHOICES_HINT}"
         return Route(title, "sampling", reason, node, states, is_exact=False)
-    flops = step_flops(problem, config, structure)
+    flops = count_step_flops(problem, config, structure)
     if not structure.enumerated:
         return Route(title, "compiled", "no choice is open: one pass gives the log evidence", flops=flops)
     reason = f"the choices of each sentence ({names}) are summed out of the exact log evidence"
@@ -337,8 +337,8 @@ def explain_fit(net: object, data: object, *, method: Method | str = "map", **op
 explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # what help() shows and bt.explain checks
 
 
-def choices_of(
-    objective: Objective, corpus: Batch
+def analyse_choices(
+    objective: FitObjective, corpus: Batch
 ) -> tuple[EliminationProblem, int, str, tuple[str | None, str | None]]:
     """What the log evidence of sentences needs of the net, whatever the numbers.
 
@@ -367,23 +367,23 @@ def choices_of(
     return question, states, told, (None, None)
 
 
-def step_flops(problem: FitProblem, method: Method, structure: EliminationProblem) -> int | None:
+def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
     """The FLOPs of the compiled passes of one step; None where a TPM does not say what its products are."""
     objective, corpus = problem.objective, problem.corpus
     network = objective.network
-    want = (*structure.outputs, *(network.specs[index].group.name for index in structure.factor_groups))
-    known = frozenset(network.graph.get_group(name).index for name in structure.fixed)
+    want = (*elimination.outputs, *(network.specs[index].group.name for index in elimination.factor_groups))
+    known = frozenset(network.graph.get_group(name).index for name in elimination.fixed)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
-    is_whole = objective.of_corpus or isinstance(method, NUTS)
-    sentences = len(corpus) if is_whole else min(problem.batch or USUAL, len(corpus))
-    plan = objective.module.plan(tuple(dict.fromkeys(want)), known, structure.enumerated)
+    is_whole = objective.has_corpus_choice or isinstance(method, NUTS)
+    sentences = len(corpus) if is_whole else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
+    plan = objective.module.plan(tuple(dict.fromkeys(want)), known, elimination.enumerated)
     flops = count_plan_flops(network, plan, words, known, sentences)
     sets = method.restarts if isinstance(method, PointMethod) else method.chains if isinstance(method, NUTS) else 1
     return None if flops is None else sets * flops
 
 
 @dataclass(frozen=True)
-class SiteDraws:
+class SiteSamples:
     """Draws of Pyro's sites, `[chain, draw, *shape]`, and what is known of how they were made."""
 
     values: Mapping[str, Tensor]
@@ -410,22 +410,24 @@ def fit_from_pyro(
     seed, num_samples = check_seed(seed), check_int("num_samples", num_samples)
     with fork_torch_rng(network.device):
         seed_rngs(derive_seed(seed, "from pyro"), network.device)
-        draws = _draws_of(result, arguments, num_samples)
-    samples = _parameters_of(network, draws.values, check_mapping("sites", sites))
+        draws = _read_samples(result, arguments, num_samples)
+    samples = _to_parameter_samples(network, draws.values, check_mapping("sites", sites))
     readouts = tuple(network.get_spec(name) for name in corpus.evidence)
-    objective = Objective(network, learned_of(network, readouts, list(samples), None), check_int("budget", budget))
+    objective = FitObjective(
+        network, select_learnable(network, readouts, list(samples), None), check_int("budget", budget)
+    )
     matched: tuple[str, ...] = ()
     if draws.is_point:
-        shown = {name: value[0] for name, value in stored(network, samples).items()}
+        shown = {name: value[0] for name, value in samples_to_parameters(network, samples).items()}
     else:
-        *_, (_, fault) = choices_of(objective, corpus)
+        *_, (_, fault) = analyse_choices(objective, corpus)
         if fault is None:  # heads in the order of the likeliest draw
             lead = next(iter(samples.values())).shape[:2]
-            density = likelihoods(objective, corpus, stored(network, samples)).sum(1).reshape(lead)
-            samples, matched = aligned(objective, corpus, samples, density)
-        shown = representative(network, samples)
+            density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(lead)
+            samples, matched = align_heads(objective, corpus, samples, density)
+        shown = find_representative(network, samples)
     return Fit(
-        with_learned(network, shown),
+        replace_learned(network, shown),
         "pyro",
         len(corpus),
         "nothing",
@@ -441,7 +443,7 @@ def fit_from_pyro(
     )
 
 
-def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteDraws:
+def _read_samples(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteSamples:
     """Draws of every site of what Pyro gave."""
     if isinstance(result, MCMC):
         try:
@@ -449,41 +451,41 @@ def _draws_of(result: object, arguments: tuple[object, ...], num_samples: int) -
         except (AttributeError, TypeError) as error:  # it has no draws yet
             raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw") from error
         by_chain = result.diagnostics().get("divergences", {})
-        return SiteDraws(values, tuple(len(draws) for draws in by_chain.values()))
+        return SiteSamples(values, tuple(len(draws) for draws in by_chain.values()))
     if isinstance(result, Importance):
         log_weights = [*map(torch.as_tensor, result.log_weights)]
-        return _resampled(_traced(result.exec_traces), torch.stack(log_weights), num_samples)
+        return _resample_systematically(_stack_traces(result.exec_traces), torch.stack(log_weights), num_samples)
     if isinstance(result, Mapping):
         named = all(isinstance(name, str) for name in result)
         if not result or not named or any(isinstance(v, tuple | Distribution) for v in result.values()):
             raise BNetError("result", expected="a mapping from the names of sites to samples", actual=result)
-        return SiteDraws({name: torch.as_tensor(values) for name, values in result.items()})
+        return SiteSamples({name: torch.as_tensor(values) for name, values in result.items()})
     if callable(result) and not isinstance(result, Distribution):
         with torch.no_grad():
             traces = [poutine.trace(result).get_trace(*arguments) for _ in range(num_samples)]
-        values = {name: value[None] for name, value in _traced(traces).items()}
+        values = {name: value[None] for name, value in _stack_traces(traces).items()}
         is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
         note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
-        return SiteDraws(values, approximate=note, is_point=is_point)
-    raise BNetError("result", expected=FORMS, actual=result)
+        return SiteSamples(values, approximate=note, is_point=is_point)
+    raise BNetError("result", expected=RESULT_FORMS, actual=result)
 
 
-def _traced(traces: list[Any]) -> dict[str, Tensor]:
+def _stack_traces(traces: list[Any]) -> dict[str, Tensor]:
     """The values of the sites that were drawn in each of some traces, `[draw, *shape]`."""
     if not traces:
         raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw")
-    drawn = [name for name, site in traces[0].nodes.items() if _is_drawn(site)]
+    drawn = [name for name, site in traces[0].nodes.items() if _is_latent(site)]
     return {name: torch.stack([trace.nodes[name]["value"].detach() for trace in traces]) for name in drawn}
 
 
-def _is_drawn(site: Mapping[str, Any]) -> bool:
+def _is_latent(site: Mapping[str, Any]) -> bool:
     """True for a site that holds a value of the posterior: not observed, no plate, no helper of an AutoGuide."""
     if site["type"] != "sample" or site["is_observed"] or type(site["fn"]).__name__ == "_Subsample":
         return False
     return not (site["infer"] or {}).get("is_auxiliary", False) and isinstance(site["value"], Tensor)
 
 
-def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteDraws:
+def _resample_systematically(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteSamples:
     """Weighted draws as draws that count alike, by systematic resampling.
 
     One uniform number places `num_samples` evenly spaced points on the cumulative weights, so that a draw of weight w
@@ -495,16 +497,18 @@ def _resampled(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: i
     weights = log_weights.detach().double().softmax(0)
     size = float(1 / weights.square().sum())
     told = f"importance sampling: {len(weights)} draws count as {size:.1f}"
-    if size < FEW:
+    if size < MIN_EFFECTIVE_DRAWS:
         warnings.warn(f"{told}; a guide nearer to the posterior gives more", stacklevel=5)
     start = torch.rand((), dtype=torch.float64).item()
     points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
     taken = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
     note = f"{told}; resampled to {num_samples}"
-    return SiteDraws({name: value[taken][None] for name, value in values.items()}, (), note, size)
+    return SiteSamples({name: value[taken][None] for name, value in values.items()}, (), note, size)
 
 
-def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mapping[str, str]) -> dict[str, Tensor]:
+def _to_parameter_samples(
+    network: Network, values: Mapping[str, Tensor], sites: Mapping[str, str]
+) -> dict[str, Tensor]:
     """The samples of parameters, `[chain, draw, *shape]`, tables as probabilities, from those of sites.
 
     A site has the parameter's own name, that with `_` for `.`, that of a table in `net.pyro()`, or one that is told.
@@ -529,7 +533,7 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
         name = known[site]
         if name in found:
             raise BNetError(site, expected="one site for each parameter", actual=f"two for {name}")
-        found[name] = _shaped(network, name, site, value)
+        found[name] = _reshape_samples(network, name, site, value)
     if not found:
         raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", actual=", ".join(values))
     leads = {tuple(value.shape[:2]) for value in found.values()}
@@ -538,7 +542,7 @@ def _parameters_of(network: Network, values: Mapping[str, Tensor], sites: Mappin
     return found
 
 
-def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
+def _reshape_samples(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     """Samples of one parameter as `[chain, draw, *shape]`, checked, in the type and on the device of the parameter."""
     own = network.parameters[name]
     lead = value.dim() - own.dim()
@@ -550,5 +554,5 @@ def _shaped(network: Network, name: str, site: str, value: Tensor) -> Tensor:
     if not bool(value.isfinite().all()):
         raise BNetError(site, expected="finite numbers", actual="NaN or infinity")
     if name in network.unconditional_logit_names:
-        check_rows(site, value, own)
+        check_probabilities(site, value, own)
     return value

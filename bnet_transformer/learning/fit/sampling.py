@@ -26,26 +26,33 @@ from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.ascent import USUAL, RestartOptimizer, Sets, at_home, fitted, optimize
-from bnet_transformer.learning.fit.heads import aligned, representative
-from bnet_transformer.learning.fit.problem import NUTS, SVI, FitProblem, Objective, as_parameters
+from bnet_transformer.learning.fit.ascent import (
+    DEFAULT_BATCH_SIZE,
+    ParameterSets,
+    RestartOptimizer,
+    build_fit,
+    optimize,
+    to_network_devices,
+)
+from bnet_transformer.learning.fit.heads import align_heads, find_representative
+from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training.configs import asked_to_stop
+from bnet_transformer.learning.training.configs import defer_interrupt
 
 SIMPLEX = constraints.simplex
-NARROW = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
-DRAWN = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
-DRAWS = 8  # of the choices of each sentence, for one gradient
-TRIED = 100  # draws of the prior among which a start with a finite density is looked for
-JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
+MEAN_FIELD_NOTE = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
+SAMPLED_CHOICES_NOTE = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
+CHOICE_SAMPLES = 8  # of the choices of each sentence, for one gradient
+MAX_INIT_TRIES = 100  # draws of the prior among which a start with a finite density is looked for
+INIT_JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
-EARLY = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
+WARMUP_NOTE = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
 
 
-class Model:
+class ParameterModel:
     """The model: Dirichlet tables, Normal weights, and the log evidence of sentences."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective: FitObjective) -> None:
         self.objective, self.learned, self.network = objective, objective.learned, objective.network
         self.device = objective.device
 
@@ -61,26 +68,26 @@ class Model:
         """Minus the log density of parameters told without constraints."""
         drawn, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
         for name in self.learned.names:
-            drawn[name] = value = z[site(name)]
+            drawn[name] = value = z[to_site_name(name)]
             if name in self.learned.tables:
                 to = biject_to(SIMPLEX)
                 drawn[name] = to(value)
                 total = total + to.log_abs_det_jacobian(value, drawn[name]).sum()
             total = total + self.prior(name).log_prob(drawn[name])
-        return -(total + self.objective.log_evidence(as_parameters(self.network, drawn), corpus).sum())
+        return -(total + self.objective.log_evidence(to_parameters(self.network, drawn), corpus).sum())
 
 
-def site(name: str) -> str:
+def to_site_name(name: str) -> str:
     """The name of a parameter as Pyro has it."""
     return name.replace(".", "_")
 
 
-class Variational(RestartOptimizer):
+class VariationalOptimizer(RestartOptimizer):
     """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.model, self.network = Model(self.objective), self.objective.network
+        self.model, self.network = ParameterModel(self.objective), self.objective.network
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
             if name in self.model.learned.tables:
@@ -89,23 +96,23 @@ class Variational(RestartOptimizer):
             else:
                 values[f"mean/{name}"] = value.clone()
                 values[f"log_spread/{name}"] = torch.full_like(value, -3.0)
-        self.begin(values)
+        self.initialize(values)
 
-    def begin(self, values: dict[str, Tensor]) -> None:
+    def initialize(self, values: dict[str, Tensor]) -> None:
         """Learn these numbers, from these values."""
-        self.sets = Sets.of(values)
-        self.best = self.best[0], 0, self.sets.one(0)
+        self.sets = ParameterSets.create(values)
+        self.best = self.best[0], 0, self.sets.get(0)
 
-    def guide(self, told: dict[str, Tensor]) -> dict[str, Any]:
+    def guide(self, guide_parameters: dict[str, Tensor]) -> dict[str, Any]:
         """The distribution of each parameter, told by what is learned of it."""
         found = {}
         for name in self.model.learned.names:
             if name in self.model.learned.tables:
-                concentration = told[f"log_concentration/{name}"].exp()
+                concentration = guide_parameters[f"log_concentration/{name}"].exp()
                 found[name] = dist.Dirichlet(concentration).to_event(concentration.dim() - 1)
             else:
-                mean = told[f"mean/{name}"]
-                found[name] = dist.Normal(mean, told[f"log_spread/{name}"].exp()).to_event(mean.dim())
+                mean = guide_parameters[f"mean/{name}"]
+                found[name] = dist.Normal(mean, guide_parameters[f"log_spread/{name}"].exp()).to_event(mean.dim())
         return found
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -122,16 +129,18 @@ class Variational(RestartOptimizer):
             drawn = {name: of.rsample() for name, of in guide.items()}
             kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
             kl = kl / len(self.corpus) / self.ranks.world_size
-            likelihood, climbed = self.likelihood(as_parameters(self.network, drawn), told, step)
+            likelihood, climbed = self.likelihood(to_parameters(self.network, drawn), told, step)
         gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
         whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
         return self.ranks.all_reduce((likelihood - kl).detach()[None]), whole
 
-    def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+    def likelihood(
+        self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
+    ) -> tuple[Tensor, Tensor]:
         """This rank's part of the mean log evidence of the sentences of a step, and what has the gradient to follow."""
         which = self.minibatch_indices(step)
-        if which is None and len(self.full) == 1:
-            part = self.full[0]  # whose likelihoods may be kept
+        if which is None and len(self.corpus_parts) == 1:
+            part = self.corpus_parts[0]  # whose likelihoods may be kept
         else:
             part = self.ranks.shard(self.corpus if which is None else self.corpus.take(which))
         nothing = next(iter(parameters.values())).new_zeros(())
@@ -140,7 +149,7 @@ class Variational(RestartOptimizer):
         return mean, mean
 
     @property
-    def judged_by(self) -> str:
+    def criterion(self) -> str:
         """What `scores` measures."""
         return "log evidence at the mean of the guide"
 
@@ -149,23 +158,23 @@ class Variational(RestartOptimizer):
         means = self.mean()
         total = torch.zeros((), dtype=self.network.dtype, device=self.ranks.device)
         with torch.no_grad():
-            for part in self.judges:
+            for part in self.validation_parts:
                 total = total + self.objective.log_evidence(means, part).sum()
-        return [float(self.ranks.all_reduce(total)) / len(self.judge)]
+        return [float(self.ranks.all_reduce(total)) / len(self.validation)]
 
     def mean(self) -> dict[str, Tensor]:
         """The mean of the guide, as parameters."""
-        means = {name: of.mean for name, of in self.guide(self.sets.one(0)).items()}
-        return as_parameters(self.network, means)
+        means = {name: of.mean for name, of in self.guide(self.sets.get(0)).items()}
+        return to_parameters(self.network, means)
 
 
-class Drawn(Variational):
+class SampledChoicesOptimizer(VariationalOptimizer):
     """The same where choices are too many to be summed: they are drawn, each from a table of its own.
 
     The gradient of the tables is the score function's, each draw measured against the mean of the others.
     """
 
-    sums_choices = False
+    has_summed_choices = False
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
@@ -185,21 +194,23 @@ class Drawn(Variational):
                 raise BNetError("choices", expected=wanted, actual=f"{name}, {kind}", allowed="exact")
             shape = (1, len(self.corpus), *get_plate_sizes(self.network, member, words), member.tpm.states)
             values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
-        self.begin(values)
+        self.initialize(values)
 
-    def likelihood(self, parameters: dict[str, Tensor], told: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+    def likelihood(
+        self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
+    ) -> tuple[Tensor, Tensor]:
         """This rank's part of the mean bound of the sentences of a step, by a few draws of their choices."""
         which = self.minibatch_indices(step)
         which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
         power = min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.method.steps)
-        joint, guess = self._draw(parameters, told, which, power)
+        joint, guess = self._sample_log_probs(parameters, guide_parameters, which, power)
         signal = (joint - guess).detach()
-        others = (signal.sum(0) - signal) / (DRAWS - 1)
-        count = DRAWS * len(which)
+        others = (signal.sum(0) - signal) / (CHOICE_SAMPLES - 1)
+        count = CHOICE_SAMPLES * len(which)
         return signal.sum() / count, (joint + (signal - others) * guess).sum() / count
 
     @property
-    def judged_by(self) -> str:
+    def criterion(self) -> str:
         """What `scores` measures."""
         return "lower bound on the log evidence at the mean of the guide"
 
@@ -207,25 +218,25 @@ class Drawn(Variational):
         """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
         seed_rngs(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
-            places = torch.arange(len(self.corpus), device=self.ranks.device).split(USUAL)
-            means, told = self.mean(), self.sets.one(0)
-            parts = [torch.sub(*self._draw(means, told, which)).mean(0) for which in places]
+            places = torch.arange(len(self.corpus), device=self.ranks.device).split(DEFAULT_BATCH_SIZE)
+            means, told = self.mean(), self.sets.get(0)
+            parts = [torch.sub(*self._sample_log_probs(means, told, which)).mean(0) for which in places]
         return [float(self.ranks.all_reduce(torch.cat(parts).sum())) / len(self.corpus)]
 
-    def _draw(
-        self, parameters: dict[str, Tensor], told: dict[str, Tensor], which: Tensor, power: float = 1.0
+    def _sample_log_probs(
+        self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], indices: Tensor, power: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`.
 
         Under torchrun all ranks draw for all of these sentences, and each tells of its share.
         """
-        share = self.ranks.shard(which)
+        share = self.ranks.shard(indices)
         part = self.corpus.take(share)
         states: dict[str, Tensor] = {}
-        guess = torch.zeros(DRAWS, len(share), dtype=self.network.dtype, device=which.device)
+        guess = torch.zeros(CHOICE_SAMPLES, len(share), dtype=self.network.dtype, device=indices.device)
         for family in (member.group for member in self.network.choices):
-            logits = told[f"choice/{family.name}"]
-            s = Categorical(logits=logits[which], validate_args=False).sample((DRAWS,))
+            logits = guide_parameters[f"choice/{family.name}"]
+            s = Categorical(logits=logits[indices], validate_args=False).sample((CHOICE_SAMPLES,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
             log_q = Categorical(logits=logits[share], validate_args=False).log_prob(s)
             present = None if part.mask is None or family.word_stack is None else part.mask.get(family.word_stack)
@@ -235,9 +246,9 @@ class Drawn(Variational):
             states[family.name] = s.flatten(0, 1)
         if not len(share):
             return guess, guess
-        repeated = self.corpus.take(share.repeat(DRAWS))
+        repeated = self.corpus.take(share.repeat(CHOICE_SAMPLES))
         prior, likelihood = self.objective.log_joint(parameters, repeated, states)
-        return (prior + power * likelihood).reshape(DRAWS, -1), guess
+        return (prior + power * likelihood).reshape(CHOICE_SAMPLES, -1), guess
 
 
 def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
@@ -251,106 +262,106 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         The fit, with draws of the guide as samples.
     """
     network, is_drawn = problem.objective.network, method.choices == "sampled"
-    run = (Drawn if is_drawn else Variational)(problem, method)
+    run = (SampledChoicesOptimizer if is_drawn else VariationalOptimizer)(problem, method)
     is_finished = optimize(run, problem.loop)
     seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
-    learned = run.sets.one(0)
+    learned = run.sets.get(0)
     samples = {name: of.sample((1, method.draws)) for name, of in run.guide(learned).items()}
-    return fitted(
+    return build_fit(
         problem,
         method,
         run.mean(),
         finished=is_finished,
-        approximate=NARROW + (DRAWN if is_drawn else ""),
+        approximate=MEAN_FIELD_NOTE + (SAMPLED_CHOICES_NOTE if is_drawn else ""),
         bounds=tuple(run.bounds),
         measured=tuple(run.measured),
-        samples=at_home(network, samples),
+        samples=to_network_devices(network, samples),
         choices={name[7:]: v.softmax(-1) for name, v in learned.items() if name.startswith("choice/")},
-        judged_by=run.judged_by,
+        judged_by=run.criterion,
     )
 
 
-class Chain:
+class NUTSChain:
     """One chain: NUTS with random numbers of its own, what it drew after the warmup, and what is known of each draw."""
 
-    def __init__(self, model: Model, problem: FitProblem, warmup: int, number: int) -> None:
-        self.model, self.corpus, self.warmup, self.number = model, problem.corpus, warmup, number
-        self.drawn: list[dict[str, Tensor]] = []
+    def __init__(self, model: ParameterModel, problem: FitProblem, warmup: int, index: int) -> None:
+        self.model, self.corpus, self.warmup, self.index = model, problem.corpus, warmup, index
+        self.samples: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
-        self.step = self.evaluations = self.divergences = 0
-        seed_rngs(derive_seed(problem.seed, "chain", number), model.device)
-        self.random = _random_state(model.device)
+        self.step = self.num_evaluations = self.num_divergences = 0
+        seed_rngs(derive_seed(problem.seed, "chain", index), model.device)
+        self.rng_state = _get_rng_state(model.device)
         self.kernel = Kernel(potential_fn=self._potential)
-        with self._own_random():
-            self.z = started(model, problem.corpus, number)
+        with self._use_rng_state():
+            self.z = init_chain(model, problem.corpus, index)
             self.kernel.initial_params = self.z
             self.kernel.setup(warmup)
 
     def advance(self) -> None:
         """One step of the warmup, or one draw."""
         # Pyro tells of the acceptance rate by its running mean alone, which it keeps to itself.
-        before, mean = self.evaluations, self.kernel._mean_accept_prob
-        with self._own_random():
+        before, mean = self.num_evaluations, self.kernel._mean_accept_prob
+        with self._use_rng_state():
             self.z = self.kernel.sample(self.z)
         self.step += 1
         count = self.step - self.warmup
         if count <= 0:
             return
-        steps = self.evaluations - before
+        steps = self.num_evaluations - before
         mean = mean if count > 1 else 0.0
         acceptance = min(1.0, max(0.0, mean + count * (self.kernel._mean_accept_prob - mean)))
         divergences = len(self.kernel.diagnostics()["divergences"])
-        diverging, self.divergences = float(divergences > self.divergences), divergences
+        diverging, self.num_divergences = float(divergences > self.num_divergences), divergences
         depth = steps.bit_length()  # a tree of depth d takes from 2^(d-1) to 2^d - 1 steps
-        self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.density()))
-        self.drawn.append(self.parameters())
+        self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.log_density()))
+        self.samples.append(self.parameters())
 
-    def density(self) -> float:
+    def log_density(self) -> float:
         """The log density where the chain stands, of parameters without constraints."""
         with torch.no_grad():
             return -float(self.model.potential(self.corpus, self.z))
 
     def parameters(self) -> dict[str, Tensor]:
         """Where the chain stands, tables as probabilities."""
-        values = {name: self.z[site(name)].detach() for name in self.model.learned.names}
+        values = {name: self.z[to_site_name(name)].detach() for name in self.model.learned.names}
         return {k: biject_to(SIMPLEX)(v) if k in self.model.learned.tables else v for k, v in values.items()}
 
     def _potential(self, z: dict[str, Tensor]) -> Tensor:
-        self.evaluations += 1
+        self.num_evaluations += 1
         return self.model.potential(self.corpus, z)
 
     @contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _use_rng_state(self) -> Iterator[None]:
         device = self.model.device
-        torch.set_rng_state(self.random[0])
+        torch.set_rng_state(self.rng_state[0])
         if device.type == "cuda":
-            torch.cuda.set_rng_state(self.random[1], device)
+            torch.cuda.set_rng_state(self.rng_state[1], device)
         yield
-        self.random = _random_state(device)
+        self.rng_state = _get_rng_state(device)
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
+def _get_rng_state(device: torch.device) -> list[Tensor]:
     """The state of the random numbers: of the processor, and of the device where that is another."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def started(model: Model, corpus: Batch, number: int) -> dict[str, Tensor]:
+def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Tensor]:
     """Where a chain begins: the first near the net's own parameters, the others at draws of the prior."""
-    for _ in range(TRIED):
+    for _ in range(MAX_INIT_TRIES):
         z = {}
         for name in model.learned.names:
             own = model.objective.network.parameters[name].detach().to(model.device)
             is_table = name in model.learned.tables
-            value = model.prior(name).sample() if number else own.softmax(-1) if is_table else own
+            value = model.prior(name).sample() if index else own.softmax(-1) if is_table else own
             if is_table:
                 value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
-            z[site(name)] = value if number else value + JITTER * torch.randn_like(value)
+            z[to_site_name(name)] = value if index else value + INIT_JITTER * torch.randn_like(value)
         with torch.no_grad():
             if bool(model.potential(corpus, z) < -LOG_ZERO / 2):
                 return z
     raise BNetError(
-        f"chain {number}",
-        expected=f"a start with a finite density, among {TRIED} draws of the prior",
+        f"chain {index}",
+        expected=f"a start with a finite density, among {MAX_INIT_TRIES} draws of the prior",
         actual="none",
         allowed="a smaller spread=, float64",
     )
@@ -377,27 +388,27 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
         wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
         raise BNetError("batch", expected=wanted, actual=problem.batch, allowed="svi")
     chains, is_finished = _run_chains(problem, method)
-    drawn, statistics_by_chain, best = _of_all(chains, method.chains, problem.ranks)
-    found: dict[str, Any] = {"approximate": EARLY}
-    shown = as_parameters(network, best)
+    drawn, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
+    found: dict[str, Any] = {"approximate": WARMUP_NOTE}
+    shown = to_parameters(network, best)
     if drawn:
         samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
-        samples, matched = aligned(objective, corpus, samples, statistics["lp"])
+        samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
         found = {"divergent": divergent, "statistics": statistics, "matched": matched}
-        found["samples"], shown = at_home(network, samples), representative(network, samples)
-    return fitted(problem, method, shown, finished=is_finished, **found)
+        found["samples"], shown = to_network_devices(network, samples), find_representative(network, samples)
+    return build_fit(problem, method, shown, finished=is_finished, **found)
 
 
-def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:
+def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], bool]:
     """The chains of this rank after their draws, and whether they came to the end."""
     ranks = problem.ranks
-    problem.objective.keep(problem.corpus)
-    model, steps, done, stop = Model(problem.objective), method.warmup + method.draws, 0, False
-    with pyro.validation_enabled(False), warnings.catch_warnings(), asked_to_stop() as asked:
+    problem.objective.cache_factors(problem.corpus)
+    model, steps, done, stop = ParameterModel(problem.objective), method.warmup + method.draws, 0, False
+    with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as asked:
         warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
-        chains = [Chain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
+        chains = [NUTSChain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
         with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
             while done < steps and not stop:
                 for chain in chains:
@@ -410,15 +421,15 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[Chain], bool]:
     return chains, done == steps
 
 
-def _of_all(
-    chains: list[Chain], count: int, ranks: DistributedContext
+def _gather_chains(
+    chains: list[NUTSChain], count: int, ranks: DistributedContext
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
     """The draws and statistics of the chains of all ranks, by their numbers, and where the densest of them stands."""
     own: dict[int, Any] = {}
     for chain in chains:
-        drawn = {k: torch.stack([each[k] for each in chain.drawn]).cpu() for k in (chain.drawn or [{}])[0]}
+        drawn = {k: torch.stack([each[k] for each in chain.samples]).cpu() for k in (chain.samples or [{}])[0]}
         stands = {name: value.cpu() for name, value in chain.parameters().items()}
-        own[chain.number] = drawn, torch.tensor(chain.statistics, dtype=torch.float64), chain.density(), stands
+        own[chain.index] = drawn, torch.tensor(chain.statistics, dtype=torch.float64), chain.log_density(), stands
     by_number = {number: each for part in ranks.all_gather_object(own) for number, each in part.items()}
     every = [by_number[number] for number in range(count)]
     _, _, _, best = max(every, key=lambda each: each[2])

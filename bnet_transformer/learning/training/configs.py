@@ -189,7 +189,7 @@ class LoopConfig:
             set_frozen(self, every=check_int("every", self.every))
 
     @property
-    def shared(self) -> tuple[object, ...]:
+    def shared_settings(self) -> tuple[object, ...]:
         """What several processes must have in common, for at a pause they wait for each other."""
         return self.every, None if self.checkpoints is None else self.checkpoints.resume
 
@@ -198,7 +198,7 @@ class LoopConfig:
         """True where there is a checkpoint to go on from."""
         return self.checkpoints is not None and self.checkpoints.create_path().exists()
 
-    def is_pause(self, step: int, steps: int) -> bool:
+    def is_evaluation_step(self, step: int, steps: int) -> bool:
         """True after the steps at which the run is measured and saved, the last one among them."""
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
 
@@ -209,7 +209,7 @@ class LoopConfig:
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
+def defer_interrupt() -> Iterator[list[int]]:
     """Whether Ctrl-C came: the step is finished first. A second one is not waited for."""
     asked: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -228,7 +228,7 @@ def asked_to_stop() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def schedule_of(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
+def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
     """The rate of each step, counted from 1.
 
     >>> noam = schedule_of("noam", None, 400, 1000, 512)

@@ -19,15 +19,17 @@ from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.training.incremental import WordByWord, told_by
+from bnet_transformer.learning.training.incremental import IncrementalDecoder, find_next_word_readout
 from bnet_transformer.tpm.arrays import is_dense
 
 if TYPE_CHECKING:
     import pandas as pd
 
-METHODS = ("greedy", "beam", "sample")
-COLD = 1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
-Pick = Callable[[Tensor], Tensor]
+DECODING_METHODS = ("greedy", "beam", "sample")
+MIN_TEMPERATURE = (
+    1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
+)
+Sampler = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -97,28 +99,30 @@ def generate(
     places = sorted({str(value.device) for value in network.parameters.values()})
     if len(places) > 1:
         raise BNetError("generate", expected="a net on one device", actual=", ".join(places))
-    check_choice("method", method, METHODS)
+    check_choice("method", method, DECODING_METHODS)
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
     temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
     seed = check_seed(seed)
     check_has_words(network, "generate")
     task = infer_trainable_task(network, is_generation=True)
-    _, stack = told_by(task)
-    x, mask, prompts = _read(task, stack, prompt, check_int("length", length), start, stop)
-    task.encoders[stack].check_length(prompts.end, is_prefix=True)
+    _, stack = find_next_word_readout(task)
+    x, mask, prompts = _encode_prompts(task, stack, prompt, check_int("length", length), start, stop)
+    task.encoders[stack].check_length(prompts.max_length, is_prefix=True)
     told = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
-    check_memory("generate", 8 * told * prompts.end, "fewer or shorter prompts, a smaller length= or beams=")
+    check_memory("generate", 8 * told * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
     place = network.device
     with torch.inference_mode():
         module = CompiledModule(network).eval()
-        begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.shortest]}
-        speaker = WordByWord(module, task, begun, mask, prompts.end)
+        begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
+        speaker = IncrementalDecoder(module, task, begun, mask, prompts.max_length)
         if method == "beam":
-            ids, scores = by_beams(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
+            ids, scores = beam_search(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
-            pick = greedy if method == "greedy" else sampler(temperature or 1.0, top_k, top_p, seed, place)
-            ids, scores = one_by_one(speaker, prompts, pick)
+            pick = (
+                sample_greedily if method == "greedy" else create_sampler(temperature or 1.0, top_k, top_p, seed, place)
+            )
+            ids, scores = decode_words(speaker, prompts, pick)
     words = tuple(task.encoders[stack].decode(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
@@ -140,13 +144,13 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
             raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
 
 
-def _read(
+def _encode_prompts(
     task: Task, stack: str, prompt: object, length: int, start: object, stop: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
     """The words of every stack as a batch, and the prompts of the one that is told."""
     others = [name for name in task.stacks if name != stack]
     prompts = {} if prompt is None else split_by_stack("prompt", prompt, task.stacks, stack)
-    said = {name: _several(value) for name, value in prompts.items()}
+    said = {name: _to_batch(value) for name, value in prompts.items()}
     of = task.encoders[stack]
     batch = max((len(rows) for rows in said.values()), default=1)
     if start is None and stack not in said and task.network.tokenizer is not None:
@@ -172,7 +176,7 @@ def _read(
     return {name: made.x[name] for name in others}, mask or None, Prompts(ids, lengths, length, end)
 
 
-def _several(value: object) -> Sequence[object]:
+def _to_batch(value: object) -> Sequence[object]:
     """One sentence as a batch of one; a batch as it is."""
     if isinstance(value, str):
         return [value]
@@ -189,124 +193,132 @@ class Prompts:
 
     ids: Tensor
     lengths: Tensor
-    new: int
-    stop: int | None
+    max_new_words: int
+    stop_id: int | None
 
     @property
-    def shortest(self) -> int:
+    def min_length(self) -> int:
         """The words that all prompts have."""
         return int(self.lengths.min())
 
     @property
-    def end(self) -> int:
+    def max_length(self) -> int:
         """The words that the longest row may come to."""
-        return int(self.lengths.max()) + self.new
+        return int(self.lengths.max()) + self.max_new_words
 
-    def forced(self, log_probs: Tensor, place: int) -> Tensor:
+    def force_prompt_words(self, log_probs: Tensor, position: int) -> Tensor:
         """Within a prompt its own word is certain; `[batch, ..., states]`."""
-        inside = place < self.lengths
+        inside = position < self.lengths
         if not bool(inside.any()):
             return log_probs
-        column = self.ids[:, min(place, self.ids.shape[1] - 1)]
+        column = self.ids[:, min(position, self.ids.shape[1] - 1)]
         own = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
         own.scatter_(1, column[:, None], 0.0)
         shape = (-1, *[1] * (log_probs.dim() - 1))
         return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
 
-    def said(self, rows: Tensor, place: int) -> Tensor:
+    def is_stop_word(self, words: Tensor, position: int) -> Tensor:
         """Where the stop word, chosen at a place, ends a row: `rows` are the words chosen."""
-        if self.stop is None:
-            return torch.zeros_like(rows, dtype=torch.bool)
-        return (rows == self.stop) & (place >= self.lengths)
+        if self.stop_id is None:
+            return torch.zeros_like(words, dtype=torch.bool)
+        return (words == self.stop_id) & (position >= self.lengths)
 
 
-def one_by_one(speaker: WordByWord, prompts: Prompts, pick: Pick) -> tuple[list[list[int]], Tensor]:
+def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
     """Each word picked from its distribution; the new words of each row, and their log probability."""
     batch = len(prompts.ids)
-    score = torch.zeros(batch, dtype=speaker.log_probs.dtype, device=prompts.ids.device)
+    score = torch.zeros(batch, dtype=decoder.log_probs.dtype, device=prompts.ids.device)
     done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
-    length = torch.full_like(prompts.lengths, prompts.new)
+    length = torch.full_like(prompts.lengths, prompts.max_new_words)
     chosen: list[Tensor] = []
-    for place in range(prompts.shortest, prompts.end):
-        log_probs = prompts.forced(speaker.log_probs, place)
-        word = pick(log_probs)
+    for place in range(prompts.min_length, prompts.max_length):
+        log_probs = prompts.force_prompt_words(decoder.log_probs, place)
+        word = sample_word(log_probs)
         score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
         chosen.append(word)
-        said = prompts.said(word, place) & ~done
+        said = prompts.is_stop_word(word, place) & ~done
         length = torch.where(said, place - prompts.lengths, length)
-        done = done | said | (place - prompts.lengths + 1 >= prompts.new)
+        done = done | said | (place - prompts.lengths + 1 >= prompts.max_new_words)
         if bool(done.all()):
             break
-        speaker.step(word)
-    return _cut(torch.stack(chosen, 1), prompts, length), score
+        decoder.step(word)
+    return _extract_new_words(torch.stack(chosen, 1), prompts, length), score
 
 
-def by_beams(speaker: WordByWord, prompts: Prompts, beams: int, penalty: float) -> tuple[list[list[int]], Tensor]:
+def beam_search(
+    decoder: IncrementalDecoder, prompts: Prompts, beams: int, penalty: float
+) -> tuple[list[list[int]], Tensor]:
     """The likeliest words among `beams` for each row, by `log P / ((5 + n) / 6)^penalty` of n words (Wu et al. 2016).
 
     A row ends when no live beam can come to a better score than its best ended one.
     """
-    batch, states = speaker.log_probs.shape
-    speaker.repeat(beams)
-    device, first = prompts.ids.device, prompts.shortest
-    score = torch.full((batch, beams), -torch.inf, dtype=speaker.log_probs.dtype, device=device)
+    batch, states = decoder.log_probs.shape
+    decoder.repeat(beams)
+    device, first = prompts.ids.device, prompts.min_length
+    score = torch.full((batch, beams), -torch.inf, dtype=decoder.log_probs.dtype, device=device)
     score[:, 0] = 0.0
-    words = torch.zeros(batch, beams, prompts.end - first, dtype=torch.long, device=device)
+    words = torch.zeros(batch, beams, prompts.max_length - first, dtype=torch.long, device=device)
     best = torch.full((batch,), -torch.inf, dtype=score.dtype, device=device)
     ended, total, length = words[:, 0].clone(), best.clone(), torch.zeros_like(prompts.lengths)
     done = torch.zeros(batch, dtype=torch.bool, device=device)
     start = torch.arange(batch, device=device)[:, None] * beams
 
-    def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, least: int) -> None:
+    def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, stop_length: int) -> None:
         """Take ended beams `[batch, beams]` of n words where they are better than the best so far."""
         nonlocal best, ended, total, length
-        value, beam = (scores / _share(n, penalty)[:, None]).max(1)
+        value, beam = (scores / _length_penalty(n, penalty)[:, None]).max(1)
         better = rows & (value > best)
         best = torch.where(better, value, best)
         total = torch.where(better, scores.gather(1, beam[:, None])[:, 0], total)
         ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
-        length = torch.where(better, n - least, length)
+        length = torch.where(better, n - stop_length, length)
 
-    for place in range(first, prompts.end):
+    for place in range(first, prompts.max_length):
         n = place - prompts.lengths + 1
         live = ~done & (n >= 1)
-        found = prompts.forced(speaker.log_probs.reshape(batch, beams, states), place)
+        found = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), place)
         reached = score[:, :, None] + found
-        if prompts.stop is not None:
-            offer(live, reached[:, :, prompts.stop], words, n, 1)
-            reached[:, :, prompts.stop].masked_fill_((n >= 1)[:, None], -torch.inf)
+        if prompts.stop_id is not None:
+            offer(live, reached[:, :, prompts.stop_id], words, n, 1)
+            reached[:, :, prompts.stop_id].masked_fill_((n >= 1)[:, None], -torch.inf)
         score, flat = reached.flatten(1).topk(beams, 1)
         parent, word = flat // states, flat % states
         words = words.gather(1, parent[:, :, None].expand_as(words))
         words[:, :, place - first] = word
-        offer(live & (n == prompts.new), score, words, n, 0)
-        done = done | (n >= prompts.new) | (score[:, 0] / _share(n.clamp(min=prompts.new), penalty) <= best)
+        offer(live & (n == prompts.max_new_words), score, words, n, 0)
+        done = (
+            done
+            | (n >= prompts.max_new_words)
+            | (score[:, 0] / _length_penalty(n.clamp(min=prompts.max_new_words), penalty) <= best)
+        )
         if bool(done.all()):
             break
         rows = (start + parent).flatten()
         if not bool((rows == torch.arange(len(rows), device=device)).all()):
-            speaker.reorder(rows)
-        speaker.step(word.flatten())
-    return _cut(ended, prompts, length), total
+            decoder.reorder(rows)
+        decoder.step(word.flatten())
+    return _extract_new_words(ended, prompts, length), total
 
 
-def _share(n: Tensor, penalty: float) -> Tensor:
+def _length_penalty(n: Tensor, penalty: float) -> Tensor:
     """The length penalty, `((5 + n) / 6)^penalty`."""
     return ((5 + n.clamp(min=0)).to(torch.float64) / 6) ** penalty
 
 
-def _cut(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
+def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
     """The new words of each row, of all that were chosen from the shortest prompt on."""
-    skip = (prompts.lengths - prompts.shortest).tolist()
+    skip = (prompts.lengths - prompts.min_length).tolist()
     return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
 
 
-def sampler(temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device) -> Pick:
+def create_sampler(
+    temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device
+) -> Sampler:
     """A word drawn from `P^(1/temperature)`, of the `top_k` likeliest, of the fewest with a share of `top_p`."""
-    temperature = min(max(temperature, COLD), 1 / COLD)
+    temperature = min(max(temperature, MIN_TEMPERATURE), 1 / MIN_TEMPERATURE)
     generator = torch.Generator(device).manual_seed(seed)
 
-    def pick(log_probs: Tensor) -> Tensor:
+    def sample_word(log_probs: Tensor) -> Tensor:
         tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
         if top_k is not None and top_k < tempered.shape[-1]:
             least = tempered.topk(top_k, -1).values[:, -1:]
@@ -318,9 +330,9 @@ def sampler(temperature: float, top_k: int | None, top_p: float | None, seed: in
             tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
         return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
 
-    return pick
+    return sample_word
 
 
-def greedy(log_probs: Tensor) -> Tensor:
+def sample_greedily(log_probs: Tensor) -> Tensor:
     """The likeliest word."""
     return log_probs.argmax(-1)

@@ -64,19 +64,19 @@ def iterate(
         raise BNetError(
             "module", expected="net.module().eval() of this very net, or None", actual=type(module).__name__
         )
-    steps, teller = check_int("steps", steps), teller_of(network)
-    if sample and teller.member.tpm.kind != "continuous":
-        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {teller.member.group.name}",
+    steps, teller = check_int("steps", steps), find_forecast_output(network)
+    if sample and teller.spec.tpm.kind != "continuous":
+        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {teller.spec.group.name}",
                         allowed="sample=False")  # fmt: skip
-    x, lead = _read(teller, window)
-    begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.member.shape))
+    x, lead = _read_window(teller, window)
+    begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.spec.shape))
     check_memory("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
-    new, grow = teller.ahead(begun, ahead), teller.grows(grow)
+    new, grow = teller.resolve_ahead(begun, ahead), teller.should_grow(grow)
     longest = begun + new * ((steps - 1) // new) if grow else begun
     teller.task.encoders[teller.stack].check_length(longest)
-    module, tell = module or CompiledModule(network).eval(), _drawn if sample else _mean
+    module, tell = module or CompiledModule(network).eval(), _sample_words if sample else _predict_mean
     words = x[teller.stack]
-    told = words.new_empty(len(words), steps, *teller.member.shape)
+    told = words.new_empty(len(words), steps, *teller.spec.shape)
     with torch.no_grad(), fork_torch_rng(words.device) if sample else nullcontext():
         if sample:
             seed_rngs(seed, words.device)
@@ -86,7 +86,7 @@ def iterate(
             words = torch.cat([words, found], 1)
             words = words if grow else words[:, -begun:]
         _check_finite(told)
-    return told.reshape(*lead, steps, *teller.member.shape)
+    return told.reshape(*lead, steps, *teller.spec.shape)
 
 
 def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
@@ -111,34 +111,36 @@ def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Teller:
+class ForecastOutput:
     """The output of a net that is a new word: its family, the stack that it goes on in, and what it reads of later."""
 
     task: Task
-    member: NodeSpec
+    spec: NodeSpec
     stack: str
-    later: str | None
+    later_arrow: str | None
 
-    def ahead(self, begun: int, wanted: int | None) -> int:
+    def resolve_ahead(self, num_read: int, requested: int | None) -> int:
         """How many words further on an output tells, where so many words are read."""
-        pooled, name = self.member.group.word_stack is None, self.member.group.name
-        if wanted is None:
-            return 1 if pooled or self.later is None else begun
-        if check_int("ahead", wanted) > (1 if pooled else begun):
-            expected = f"1, for {name} is one for all words" if pooled else f"at most the {begun} words of the window"
-            raise BNetError("ahead", expected=expected, actual=wanted)
-        return wanted
+        pooled, name = self.spec.group.word_stack is None, self.spec.group.name
+        if requested is None:
+            return 1 if pooled or self.later_arrow is None else num_read
+        if check_int("ahead", requested) > (1 if pooled else num_read):
+            expected = (
+                f"1, for {name} is one for all words" if pooled else f"at most the {num_read} words of the window"
+            )
+            raise BNetError("ahead", expected=expected, actual=requested)
+        return requested
 
-    def grows(self, wanted: bool | None) -> bool:
+    def should_grow(self, requested: bool | None) -> bool:
         """True where all words from the first are read, and not as many as there were at first."""
-        check_choice("grow", wanted, (True, False, None))
-        if wanted and self.later is not None and self.member.group.word_stack is not None:
+        check_choice("grow", requested, (True, False, None))
+        if requested and self.later_arrow is not None and self.spec.group.word_stack is not None:
             expected = "a net in which no word reads a later one"
-            raise BNetError("grow", expected=expected, actual=self.later, allowed="grow=False")
-        return len(self.task.stacks) > 1 and self.later is None if wanted is None else wanted
+            raise BNetError("grow", expected=expected, actual=self.later_arrow, allowed="grow=False")
+        return len(self.task.stacks) > 1 and self.later_arrow is None if requested is None else requested
 
 
-def teller_of(network: Network) -> Teller:
+def find_forecast_output(network: Network) -> ForecastOutput:
     """What a net goes on with, or the error that says why it cannot."""
     network.check_single_dtype()
     check_has_words(network, "iterate")
@@ -160,13 +162,13 @@ def teller_of(network: Network) -> Teller:
         raise BNetError("iterate", expected=expected, actual=f"{name} of shape {member.shape}")
     if task.encoders[home].spec not in needed:
         raise BNetError("iterate", expected="an output that follows from the words", actual=name)
-    return Teller(task, member, home, find_noncausal_arrow(network, member, home))
+    return ForecastOutput(task, member, home, find_noncausal_arrow(network, member, home))
 
 
-def _check_inputs(task: Task, needed: list[NodeSpec]) -> None:
+def _check_inputs(task: Task, specs: list[NodeSpec]) -> None:
     """Refuse what cannot be known of the words to come: choices, words of a vocabulary, further given nodes."""
     main = {of.spec.group.index for of in task.encoders.values()}
-    for each in needed:
+    for each in specs:
         name, tpm = each.group.name, each.tpm
         if tpm.kind == "input":
             if tpm.default is None and tpm.states is not None:
@@ -174,14 +176,14 @@ def _check_inputs(task: Task, needed: list[NodeSpec]) -> None:
                 raise BNetError("iterate", expected="words that are vectors", actual=got, allowed="generate")
             if tpm.default is None and each.group.index not in main:
                 raise BNetError("iterate", expected="no given nodes but the words", actual=name)
-        elif tpm.is_random and each is not needed[-1]:
+        elif tpm.is_random and each is not specs[-1]:
             expected = "no random choice beneath what is told"
             raise BNetError("iterate", expected=expected, actual=name, allowed="combine='concat'")
 
 
-def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+def _read_window(output: ForecastOutput, window: object) -> tuple[dict[str, Tensor], tuple[int, ...]]:
     """The words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
-    task, stack = teller.task, teller.stack
+    task, stack = output.task, output.stack
     others = [name for name in task.stacks if name != stack]
     said = split_by_stack("window", window, task.stacks, stack)
     for name in others:
@@ -189,9 +191,9 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
             raise BNetError(
                 "window", expected=f"words of stack {name!r}", actual=f"only {', '.join(said) or 'nothing'}"
             )
-    found = {name: _vectors(teller, name, value) for name, value in said.items()}
+    found = {name: _to_vectors(output, name, value) for name, value in said.items()}
     if stack not in found:
-        found[stack] = _begun(teller, found[others[0]])
+        found[stack] = _get_start_word(output, found[others[0]])
     leads = {name: tuple(value.shape[: -1 - len(task.encoders[name].spec.shape)]) for name, value in found.items()}
     lead = leads[stack]
     if any(other != lead for other in leads.values()):
@@ -201,10 +203,10 @@ def _read(teller: Teller, window: object) -> tuple[dict[str, Tensor], tuple[int,
     return {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in found.items()}, lead
 
 
-def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
+def _to_vectors(output: ForecastOutput, stack: str, window: object) -> Tensor:
     """A window as a tensor of the net's type, on its device."""
-    what = f"window of stack {stack!r}" if len(teller.task.stacks) > 1 else "window"
-    shape, value = teller.task.encoders[stack].spec.shape, to_reals(what, said)
+    what = f"window of stack {stack!r}" if len(output.task.stacks) > 1 else "window"
+    shape, value = output.task.encoders[stack].spec.shape, to_reals(what, window)
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
         wanted = f"[..., word, {', '.join(map(str, shape))}], at least one word"
@@ -213,43 +215,43 @@ def _vectors(teller: Teller, stack: str, said: object) -> Tensor:
         *row, word = (~value.isfinite())[..., None].flatten(value.dim() - len(shape)).any(-1).nonzero()[0].tolist()
         where = f" of the window {row if len(row) > 1 else row[0]}" if row else ""
         raise BNetError(what, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}{where}")
-    return value.to(teller.task.network.device, teller.task.network.dtype)
+    return value.to(output.task.network.device, output.task.network.dtype)
 
 
-def _begun(teller: Teller, window: Tensor) -> Tensor:
+def _get_start_word(output: ForecastOutput, window: Tensor) -> Tensor:
     """The word that a second stack begins with: the last one of the window."""
-    shape = teller.task.encoders[teller.stack].spec.shape
+    shape = output.task.encoders[output.stack].spec.shape
     last = window.narrow(window.dim() - 1 - len(shape), -1, 1)
     if tuple(last.shape[last.dim() - len(shape) :]) != shape:
         allowed = "a mapping from stack, with the words to begin with"
-        expected = f"words of shape {shape}, as those of stack {teller.stack!r}"
+        expected = f"words of shape {shape}, as those of stack {output.stack!r}"
         raise BNetError("window", expected=expected, actual=f"shape {tuple(window.shape)}", allowed=allowed)
     return last
 
 
-def _mean(module: CompiledModule, teller: Teller, x: Values) -> Tensor:
+def _predict_mean(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
     """The words that are told, `[batch, word, dim]`; one, of a readout of all words."""
-    name = teller.member.group.name
+    name = output.spec.group.name
     found: Tensor = module(x, want=[name])[name]
-    found = found.unsqueeze(1) if teller.member.group.word_stack is None else found
-    return found.expand(len(x[teller.stack]), *found.shape[1:])
+    found = found.unsqueeze(1) if output.spec.group.word_stack is None else found
+    return found.expand(len(x[output.stack]), *found.shape[1:])
 
 
-def _drawn(module: CompiledModule, teller: Teller, x: Values) -> Tensor:
+def _sample_words(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
     """The words that are told, drawn from their distributions."""
-    member = teller.member
+    member = output.spec
     course, _ = module.run(ExecutionRequest((member.group.name,), x))
     at, parents = gather_parents(course, member)
     distribution = member.tpm.distribution(at, *parents)
-    lead = [len(x[teller.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads
-    lead[course.layout.word_dim] = 1 if member.group.word_stack is None else x[teller.stack].shape[1]
+    lead = [len(x[output.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads
+    lead[course.layout.word_dim] = 1 if member.group.word_stack is None else x[output.stack].shape[1]
     drawn: Tensor = distribution.expand(torch.Size(lead)).sample()
     return drawn.reshape(lead[0], -1, *member.shape)
 
 
-def _check_finite(told: Tensor) -> None:
+def _check_finite(forecast: Tensor) -> None:
     """Refuse a rollout that left the finite numbers, with the first step and window where it did."""
-    off = ~told.reshape(*told.shape[:2], -1).isfinite().all(-1)
+    off = ~forecast.reshape(*forecast.shape[:2], -1).isfinite().all(-1)
     if bool(off.any()):
         step = int(off.any(0).nonzero()[0])
         got = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"

@@ -37,9 +37,9 @@ from bnet_transformer.learning.training.configs import (
     Execution,
     LoopConfig,
     TrainConfig,
-    asked_to_stop,
+    defer_interrupt,
 )
-from bnet_transformer.learning.training.run import Loss, Run, settings_of
+from bnet_transformer.learning.training.run import Loss, Trainer, get_resume_settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,12 +147,12 @@ def train(
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
     given = read_dataset(reader, data, batch, seed, words)
     held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
-    total = _total(steps, epochs, given)
+    total = _count_steps(steps, epochs, given)
     measured = [] if held is None else held.in_order()
     patience = early_stopping.patience
     if patience is not None and not measured:
         raise BNetError("patience", expected="held_out= data to measure", actual="none")
-    settings, place = settings_of(config, reader, given, held, loss, total), resolve_device(device, network)
+    settings, place = get_resume_settings(config, reader, given, held, loss, total), resolve_device(device, network)
     with (
         translate_memory_errors("train"),
         distributed_context(place) as here,
@@ -162,11 +162,13 @@ def train(
         if here.world_size > 1:
             first = given(0)
             alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
-            here.assert_same("train", **alike, steps=total, loop=(loop.shared, early_stopping), execution=execution)
-        run = Run(reader.task, config, total, here, loss, settings)
-        _follow(run, given, measured, loop, total)
+            here.assert_same(
+                "train", **alike, steps=total, loop=(loop.shared_settings, early_stopping), execution=execution
+            )
+        run = Trainer(reader.task, config, total, here, loss, settings)
+        _run_steps(run, given, measured, loop, total)
         found = run.best if patience is not None and run.best else run.parameters()
-    return _result(net, found, run.losses, run.held_out, run.step)
+    return _build_result(net, found, run.losses, run.held_out, run.step)
 
 
 def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
@@ -177,10 +179,10 @@ def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     parameters = found.get_tensors("best" if best else "net")
     if not parameters:
         raise BNetError("best", expected="a checkpoint of a run with patience=", actual="one of a run without")
-    return _result(net, parameters, found.losses, found.held_out, found.step)
+    return _build_result(net, parameters, found.losses, found.held_out, found.step)
 
 
-def _result(
+def _build_result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
     """The result with its net as the caller holds it, the parameters on the devices where they were."""
@@ -191,88 +193,91 @@ def _result(
     return Trained(cast(N, held), tuple(losses), tuple(held_out), steps)
 
 
-def _total(steps: int | None, epochs: int | None, given: Dataset) -> int:
+def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:
     """How many steps there are in all."""
     if (steps is None) == (epochs is None):
         got = f"steps={steps}, epochs={epochs}"
         raise BNetError("steps", expected="steps= or epochs=, one of them", actual=got)
     if steps is not None:
         return check_int("steps", steps)
-    if given.epoch is None:
+    if dataset.epoch is None:
         raise BNetError("epochs", expected="steps=, for a function of the step has no end", actual=epochs)
-    return check_int("epochs", epochs) * given.epoch
+    return check_int("epochs", epochs) * dataset.epoch
 
 
-def _follow(run: Run, given: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
+def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
     """The steps that are left."""
     path = None
     if loop.checkpoints is not None:
         path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
-            run.restore(path, free=loop.checkpoints.changeable)
-        if run.step > steps:
+            trainer.restore(path, changeable=loop.checkpoints.changeable)
+        if trainer.step > steps:
             got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
-            raise BNetError("steps", expected=f"at least the {run.step} of {path}", actual=got, allowed=allowed)
-    run.ranks.barrier()
-    bar = loop.progress_bar(run.ranks, steps, run.step)
+            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=got, allowed=allowed)
+    trainer.ranks.barrier()
+    bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
     batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
-    with bar, asked_to_stop() as asked:
-        while run.step < steps and not stop and not _should_stop_early(run):
-            batch = given(run.step)
-            run.gradient(run.feed(batch, bool(asked)))
-            stop = _listen(run, path, all=path is not None and due)
+    with bar, defer_interrupt() as asked:
+        while trainer.step < steps and not stop and not _should_stop_early(trainer):
+            batch = dataset(trainer.step)
+            trainer.compute_gradients(trainer.prepare_batch(batch, bool(asked)))
+            stop = _drain_losses(trainer, path, all=path is not None and due)
             if path is not None and due:
-                run.save(path)
-            run.follow()
+                trainer.save(path)
+            trainer.update_parameters()
             bar.update()
-            if not bar.disable and run.losses:
-                bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
-            stop, due = stop or (run.ranks.world_size == 1 and bool(asked)), loop.is_pause(run.step, steps)
+            if not bar.disable and trainer.losses:
+                bar.set_postfix(loss=f"{trainer.losses[-1]:.4f}", refresh=False)
+            stop, due = (
+                stop or (trainer.ranks.world_size == 1 and bool(asked)),
+                loop.is_evaluation_step(trainer.step, steps),
+            )
             if held_out and not stop and due:
-                _listen(run, path, all=True)
-                _measure(run, held_out)
-        _listen(run, path, all=True)
+                _drain_losses(trainer, path, all=True)
+                _evaluate_held_out(trainer, held_out)
+        _drain_losses(trainer, path, all=True)
         if batch is not None:  # the last parameters are saved if they are good on the batch that made them
-            loss = run.evaluate([batch])
-            if not run.config.early_stopping.is_valid(loss):
-                raise _divergence_error(run, f"loss {loss:g} on the batch of step {run.step}", path)
+            loss = trainer.evaluate([batch])
+            if not trainer.config.early_stopping.is_valid(loss):
+                raise _divergence_error(trainer, f"loss {loss:g} on the batch of step {trainer.step}", path)
             if path is not None:
-                run.save(path)
+                trainer.save(path)
     if stop:
         raise KeyboardInterrupt
 
 
-def _listen(run: Run, path: Path | None, *, all: bool = False) -> bool:
+def _drain_losses(trainer: Trainer, path: Path | None, *, all: bool = False) -> bool:
     """Read the losses that are there, or `all`; a bad one ends the run. True where some process is to stop."""
     stop = False
-    for loss, length, asked in run.heard(all=all):
-        if not run.config.early_stopping.is_valid(loss, length):
-            raise _divergence_error(run, f"loss {loss:g}, a gradient of length {length:g}", path)
+    for loss, length, asked in trainer.drain_losses(all=all):
+        if not trainer.config.early_stopping.is_valid(loss, length):
+            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {length:g}", path)
         stop = stop or asked
     return stop
 
 
-def _measure(run: Run, held_out: list[Batch]) -> None:
+def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
     """The held-out loss; with patience, remember the parameters where it is the best."""
-    loss = run.evaluate(held_out)
-    best = min((loss for _, loss in run.held_out), default=math.inf)
-    run.held_out.append((run.step, loss))
-    if run.config.early_stopping.patience is not None and loss < best:
-        run.best = {name: value.clone() for name, value in run.parameters().items()}
+    loss = trainer.evaluate(held_out)
+    best = min((loss for _, loss in trainer.held_out), default=math.inf)
+    trainer.held_out.append((trainer.step, loss))
+    if trainer.config.early_stopping.patience is not None and loss < best:
+        trainer.best = {name: value.clone() for name, value in trainer.parameters().items()}
 
 
-def _should_stop_early(run: Run) -> bool:
+def _should_stop_early(trainer: Trainer) -> bool:
     """True after `patience` held-out losses that were not better than the best before them."""
-    losses, patience = [loss for _, loss in run.held_out], run.config.early_stopping.patience
+    losses, patience = [loss for _, loss in trainer.held_out], trainer.config.early_stopping.patience
     if patience is None or not losses:
         return False
     return len(losses) - 1 - losses.index(min(losses)) >= patience
 
 
-def _divergence_error(run: Run, got: str, path: Path | None) -> BNetError:
+def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
     """The error of a loss that is not valid, with the checkpoint that is left and what to change."""
-    bound = run.config.early_stopping.bound
+    bound = trainer.config.early_stopping.bound
     wanted = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
-    rate = f"a rate= below {run.config.optimizer.highest_rate:g}"
+    rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
     ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    return divergence_error(len(run.losses) + 1, wanted, got, ways, path, run.kept)
+    return divergence_error(len(trainer.losses) + 1, wanted, received, ways, path, trainer.saved_step)
