@@ -20,7 +20,7 @@ from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.declare import Declaration, Network, declare, io
-from bnet_transformer.drawing import Path
+from bnet_transformer.drawing import PathLike
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import Picture
@@ -91,7 +91,7 @@ class BNet(StructureQueries):
         """
         return BNet(self.network.to(*targets))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
 
         Args:
@@ -290,7 +290,7 @@ class BNet(StructureQueries):
         """
         return drawing.make_picture(self.network, **options).to_graphviz()
 
-    def draw(self, path: Path, **options: Any) -> None:
+    def draw(self, path: PathLike, **options: Any) -> None:
         """Write the folded graph.
 
         Args:
@@ -314,7 +314,7 @@ class BNet(StructureQueries):
         return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
 
 
-def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
+def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
     """Read what `save` wrote: a net (`BNet`), or a fit (`Fit`).
 
     Args:
@@ -329,7 +329,7 @@ def load(path: Path, *, trust: Collection[str] | bool = ()) -> Any:
     return replace(result, net=BNet(result.network))
 
 
-def load_net(path: Path, *, trust: Collection[str] | bool = ()) -> BNet:
+def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
     """The net of a file that `save` wrote: of a fit, the fitted net.
 
     Args:

@@ -28,28 +28,28 @@ from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.nodes import net_picture
-from bnet_transformer.figures.options import VIEWS, options_of
+from bnet_transformer.figures.nodes import layout_net
+from bnet_transformer.figures.options import VIEW_OPTIONS, parse_options
 from bnet_transformer.figures.picture import Picture
-from bnet_transformer.figures.quotient import quotient_picture, tan_picture, tree_picture
-from bnet_transformer.figures.sentence import sentence_picture
-from bnet_transformer.figures.style import finished
-from bnet_transformer.figures.svg import showing, to_pdf, to_png, to_svg
+from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
+from bnet_transformer.figures.sentence import layout_sentence
+from bnet_transformer.figures.style import add_legend_and_caption
+from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
-from bnet_transformer.figures.words import StateReads, reading_grid
+from bnet_transformer.figures.words import StateAttention, layout_attention_grid
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.page.data import MOST_WORDS, asked_of, described
-from bnet_transformer.page.page import written
+from bnet_transformer.page.data import MAX_WORDS, describe_sentence, parse_page_options
+from bnet_transformer.page.page import render_html
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
 
-__all__ = ["check_options", "make_picture", "notebook_bundle", "widget_of", "write_page", "write_picture"]
+__all__ = ["build_mime_bundle", "check_options", "make_picture", "make_widget", "write_page", "write_picture"]
 
-Path = str | os.PathLike[str]
-Bundle = tuple[dict[str, Any], dict[str, Any]]
+PathLike = str | os.PathLike[str]
+MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> Writers:
@@ -66,48 +66,50 @@ def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = st
 @make_picture.register
 def picture_net(network: Network, **options: Any) -> Picture:
     """The folded graph of a net."""
-    return showing(net_picture(network, options_of(options, VIEWS["folded"])))
+    return to_notebook_picture(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"])))
 
 
 @make_picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> Picture:
     """The ground graph of a sentence, its reading grid, or its folded net."""
-    return showing(sentence_picture(state, options_of(options)))
+    return to_notebook_picture(layout_sentence(state, parse_options(options)))
 
 
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
-    asked = options_of(options, ("min_weight", "top", "theme", "limit"))
+    asked = parse_options(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
-    readings = [StateReads(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)]
+    readings = [
+        StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
+    ]
     words = {"": range(len(result.tokens))}
-    grid, hidden = reading_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
-    grid = finished(grid, title="what is read", caption=[result.head, *hidden])
-    return showing(replace(grid, theme=asked.theme))
+    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
+    grid = add_legend_and_caption(grid, title="what is read", caption=[result.head, *hidden])
+    return to_notebook_picture(replace(grid, theme=asked.theme))
 
 
-def _themed(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
+def _layout_with_theme(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
     """A figure that has no other option than its theme."""
-    theme = options_of(options, ("theme",)).theme
-    return showing(replace(layout(result), theme=theme))
+    theme = parse_options(options, ("theme",)).theme
+    return to_notebook_picture(replace(layout(result), theme=theme))
 
 
-make_picture.register(Quotient, partial(_themed, quotient_picture))
-make_picture.register(Tan, partial(_themed, tan_picture))
-make_picture.register(TanTree, partial(_themed, tree_picture))
+make_picture.register(Quotient, partial(_layout_with_theme, layout_quotient))
+make_picture.register(Tan, partial(_layout_with_theme, layout_tan))
+make_picture.register(TanTree, partial(_layout_with_theme, layout_tan_tree))
 
 
 @write_picture.register
-def draw_result(result: Drawable, path: Path, **options: Any) -> None:
+def draw_result(result: Drawable, path: PathLike, **options: Any) -> None:
     """Write the figure of a result."""
     layout = make_picture(result, **options)
     write_file(path, _figure_writers(lambda: layout))
 
 
 @write_picture.register
-def draw_net(network: Network, path: Path, **options: Any) -> None:
+def draw_net(network: Network, path: PathLike, **options: Any) -> None:
     """Write the folded graph of a net, or its figure."""
 
     def graph() -> Any:
@@ -119,18 +121,18 @@ def draw_net(network: Network, path: Path, **options: Any) -> None:
 
 
 @write_picture.register
-def draw_sentence(state: SentenceState, path: Path, **options: Any) -> None:
+def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its page or its discrete part."""
     check_options(path, options)
     layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
     writers = get_graph_writers(lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
-    writers[".html"] = lambda: written(*described(state, asked_of(options)))
+    writers[".html"] = lambda: render_html(*describe_sentence(state, parse_page_options(options)))
     write_file(path, writers)
 
 
-def write_page(state: SentenceState, path: Path, **options: Any) -> None:
+def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the interactive page of a sentence.
 
     Args:
@@ -138,20 +140,20 @@ def write_page(state: SentenceState, path: Path, **options: Any) -> None:
         path: An HTML file.
         **options: The options of `Sentence.explore`.
     """
-    asked = asked_of(options)
-    write_file(path, {".html": lambda: written(*described(state, asked))})
+    asked = parse_page_options(options)
+    write_file(path, {".html": lambda: render_html(*describe_sentence(state, asked))})
 
 
-def _plain_figure(state: SentenceState) -> str:
+def _fallback_svg(state: SentenceState) -> str:
     """The SVG of a sentence for a notebook that runs no widget: of a long sentence, the folded net."""
-    is_long = max(map(len, state.tokens.values()), default=0) > MOST_WORDS
+    is_long = max(map(len, state.tokens.values()), default=0) > MAX_WORDS
     try:
         return to_svg(picture_sentence(state, theme="auto", detail="folded" if is_long else None))
     except BudgetError:
         return to_svg(picture_sentence(state, theme="auto", detail="folded"))
 
 
-def notebook_bundle(said: str, state: SentenceState, widget: Callable[[], Any]) -> Bundle:
+def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[], Any]) -> MimeBundle:
     """What a notebook is given of a sentence: the mime bundle and its metadata.
 
     A terminal has the line alone. GitHub, nbconvert and what else runs no widgets take the SVG; without a kernel, or
@@ -159,14 +161,14 @@ def notebook_bundle(said: str, state: SentenceState, widget: Callable[[], Any]) 
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    found: dict[str, Any] = {"text/plain": said}
+    found: dict[str, Any] = {"text/plain": text}
     if shell is not None and getattr(shell, "kernel", None) is None:
         return found, {}
-    found["image/svg+xml"] = _plain_figure(state)
+    found["image/svg+xml"] = _fallback_svg(state)
     if shell is None or importlib.util.find_spec("anywidget") is None:
         return found, {}
     try:
-        made = widget()._repr_mimebundle_() or {}  # data, or data and metadata
+        made = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
     except BudgetError as error:
         warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
         return found, {}
@@ -174,7 +176,7 @@ def notebook_bundle(said: str, state: SentenceState, widget: Callable[[], Any]) 
     return {**data, **found}, dict(about)
 
 
-def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
+def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
     """The page of a sentence as a widget.
 
     Args:
@@ -189,11 +191,11 @@ def widget_of(sentence: Any, options: Mapping[str, Any]) -> Widget:
         raise BNetError("widget", expected="anywidget to be installed", actual="no such package", allowed=allowed)
     from bnet_transformer.page.widget import Widget
 
-    asked = asked_of(options)
-    return Widget(sentence, lambda changed: described(changed.state, asked))
+    asked = parse_page_options(options)
+    return Widget(sentence, lambda changed: describe_sentence(changed.state, asked))
 
 
-def check_options(path: Path, options: Mapping[str, Any]) -> None:
+def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
     """Refuse options that the format of a file has no use for, before anything is written.
 
     Args:
@@ -202,10 +204,10 @@ def check_options(path: Path, options: Mapping[str, Any]) -> None:
     """
     suffix = as_path(path).suffix.lower()
     if suffix == ".html":
-        asked_of(options)
+        parse_page_options(options)
     elif suffix in (".json", ".graphml"):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
     elif suffix == ".bif" and options:
         raise BNetError(f"options of {path}", expected="none: bif holds the whole bnet", actual=", ".join(options))
     else:
-        options_of(options)
+        parse_options(options)

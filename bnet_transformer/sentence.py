@@ -18,7 +18,7 @@ from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
-from bnet_transformer.drawing import Path
+from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
@@ -575,7 +575,7 @@ class Sentence(StructureQueries):
         """
         return drawing.make_picture(self.state, **options).to_graphviz()
 
-    def draw(self, path: Path, **options: Any) -> None:
+    def draw(self, path: PathLike, **options: Any) -> None:
         """Write the bnet of the sentence.
 
         Args:
@@ -594,7 +594,7 @@ class Sentence(StructureQueries):
 
     def explore(
         self,
-        path: Path,
+        path: PathLike,
         *,
         detail: str | None = None,
         posterior: str | Sequence[str] | None = None,
@@ -603,7 +603,7 @@ class Sentence(StructureQueries):
         heads: int | Collection[int] | None = None,
         title: str | None = None,
         theme: str = "auto",
-    ) -> Path:
+    ) -> PathLike:
         """Write the interactive page of the sentence, one HTML file that opens from disk, and return its path.
 
         Args:
@@ -638,7 +638,7 @@ class Sentence(StructureQueries):
         Returns:
             The widget; its `sentence` is the sentence after all clicks.
         """
-        return drawing.widget_of(self, options)
+        return drawing.make_widget(self, options)
 
     def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
         """The discrete part, given the words, as a pgmpy network.
@@ -667,6 +667,6 @@ class Sentence(StructureQueries):
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @translate_memory_errors("picture")
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.Bundle:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.MimeBundle:
         """What a notebook shows: the widget, or the figure where no widget can run."""
-        return drawing.notebook_bundle(repr(self), self.state, self.widget)
+        return drawing.build_mime_bundle(repr(self), self.state, self.widget)

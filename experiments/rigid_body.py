@@ -19,7 +19,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.learning.training import windows
-from bnet_transformer.plots.canvas import Canvas, settings
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.tpm import Normal
 from experiments.result import Result
 
@@ -179,34 +179,34 @@ def orbits_shown(found: Sequence[Tried]) -> Any:
     """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
     true = orbits(around(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
-    with settings(canvas.colours["ink"]):
-        for ax, each in zip(canvas.panels(1, len(found), 7.2, 2.6), found, strict=True):
+    with plot_rc_context(canvas.colours["ink"]):
+        for ax, each in zip(canvas.add_panels(1, len(found), 7.2, 2.6), found, strict=True):
             words = each.trial.words
             further = each.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
             _sphere(canvas, ax)
             for orbit, own in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
                 _orbit(ax, orbit, color=canvas.colours["prior"], linewidth=3.0)
                 _orbit(ax, own, color=canvas.colours["accent"], linewidth=0.8)
-            canvas.subtitle(ax, each.trial.name)
-        canvas.headline("Rollouts up to t = 100 (blue) and the implicit midpoint rule (grey), on the unit sphere")
-        return canvas.finished()
+            canvas.set_panel_title(ax, each.trial.name)
+        canvas.set_title("Rollouts up to t = 100 (blue) and the implicit midpoint rule (grey), on the unit sphere")
+        return canvas.finish()
 
 
 def drift_shown(found: Sequence[Tried]) -> Any:
     """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
     canvas = Canvas(None, "light", None)
-    with settings(canvas.colours["ink"]):
-        ax = canvas.axes(5.2, 2.8)
-        for each, colour, dash in zip(found, canvas.heads, ("-", "--", ":"), strict=False):
+    with plot_rc_context(canvas.colours["ink"]):
+        ax = canvas.add_axes(5.2, 2.8)
+        for each, colour, dash in zip(found, canvas.head_colours, ("-", "--", ":"), strict=False):
             off = drift(each.rollout).clamp(min=1e-16)
             ax.semilogy(STEP * torch.arange(len(off)), off, color=colour, linestyle=dash, label=each.trial.name)
         ax.set_ylim(1e-3, None)
         ax.minorticks_off()
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.grid(axis="y", color=canvas.colours["line"], linewidth=0.5)
-        canvas.named(ax, "t", "distance of |z|\u00b2 from 1")
-        canvas.legend(ax, loc="best")
-        return canvas.finished()
+        canvas.set_axis_labels(ax, "t", "distance of |z|\u00b2 from 1")
+        canvas.add_legend(ax, loc="best")
+        return canvas.finish()
 
 
 def _sphere(canvas: Canvas, ax: Any) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.learning.training import Trained
-from bnet_transformer.plots.canvas import Canvas, settings
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.tpm import Normal, Sinusoid
 from experiments.result import Result
 
@@ -225,17 +225,19 @@ def _inside(draws: Tensor, truth: Tensor) -> float:
 def shown_windows(unseen: Tensor, truth: Tensor, made: Mapping[str, Tensor]) -> Any:
     """Some held-out windows, what followed, and what the nets said."""
     canvas = Canvas(None, "light", None)
-    with settings(canvas.colours["ink"]):
-        panels = canvas.panels(1, SHOWN, 10.5, 2.6)
+    with plot_rc_context(canvas.colours["ink"]):
+        panels = canvas.add_panels(1, SHOWN, 10.5, 2.6)
         for k, ax in enumerate(panels):
             row = k * len(truth) // SHOWN
             seen = torch.cat([unseen[row, -SEASON:], truth[row]])[:, 0]
             ax.plot(range(-SEASON, AHEAD), seen, color=canvas.colours["prior"], linewidth=2.5, label="the series")
-            for (name, words), colour in zip(made.items(), (canvas.colours["grey"], *canvas.heads), strict=False):
+            for (name, words), colour in zip(
+                made.items(), (canvas.colours["grey"], *canvas.head_colours), strict=False
+            ):
                 ax.plot(range(AHEAD), words[row, :, 0], color=colour, linewidth=0.9, label=name)
-            canvas.subtitle(ax, f"window {row}")
-        canvas.legend(panels[-1], loc="center left", bbox_to_anchor=(1.02, 0.5))
-        return canvas.finished()
+            canvas.set_panel_title(ax, f"window {row}")
+        canvas.add_legend(panels[-1], loc="center left", bbox_to_anchor=(1.02, 0.5))
+        return canvas.finish()
 
 
 EXPERIMENTS: dict[str, Callable[[], Result]] = {"series": seasonal_series}

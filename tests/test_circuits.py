@@ -314,13 +314,13 @@ def test_the_circuit_is_drawn_and_told(tmp_path):
     assert {(a.source, a.target) for a in only.arrows} == set(found.graph.edges)
     for told in (found, found.arrows):
         picture = s.picture(highlight=told, weights=False)
-        assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
+        assert {box.name for box in picture.boxes if not box.is_faded} == set(found.nodes)
         assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(found.graph.edges)
     with pytest.raises(bt.BNetError, match="highlight") as caught:
         s.picture(highlight=found, detail="words")
     assert caught.value.allowed == "detail='nodes'"
     picture = s.picture(highlight=found, detail="nodes")
-    assert {box.name for box in picture.boxes if not box.faded} == set(found.nodes)
+    assert {box.name for box in picture.boxes if not box.is_faded} == set(found.nodes)
     frame = found.to_dataframe()
     assert list(frame["edge"]) == list(found.effects) and frame["kept"].sum() == found.edges
     assert len(frame) == found.candidates

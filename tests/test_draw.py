@@ -18,9 +18,9 @@ import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures import svg
 from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.grid import Grid, Item
-from bnet_transformer.figures.labels import plain
-from bnet_transformer.figures.picture import Arrow, Box, Frame, Picture, passed
+from bnet_transformer.figures.grid import Grid, GridItem
+from bnet_transformer.figures.labels import label_to_text
+from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, sample_curve
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
@@ -105,7 +105,7 @@ def through(picture):
         found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
     left, top, right, bottom = np.array([box.edges for box in picture.boxes]).T
     for arrow in picture.arrows:
-        x, y = np.array([*passed(arrow.points)]).T[:, :, None]
+        x, y = np.array([*sample_curve(arrow.points)]).T[:, :, None]
         hit = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
         names = {box.name for box, is_hit in zip(picture.boxes, hit, strict=True) if is_hit}
         found += [(arrow.source, arrow.target, name) for name in names - {arrow.source, arrow.target}]
@@ -155,8 +155,8 @@ def test_borders_and_fills_tell_what_a_node_is():
     s = bt.bayesuvius(dim=4, heads=3, observe=Categorical(3)).sentence("the cat sat")
     s = s.observe(y_0=1).do(q_0_1=torch.zeros(4))
     box = {b.name: b for b in s.picture().boxes}
-    assert (box["c"].border, box["c"].dashed, box["c"].fill) == ("single", True, "paper")
-    assert (box["k_0_0"].border, box["k_0_0"].dashed) == ("double", False)
+    assert (box["c"].border, box["c"].is_dashed, box["c"].fill) == ("single", True, "paper")
+    assert (box["k_0_0"].border, box["k_0_0"].is_dashed) == ("double", False)
     assert (box["y_0"].fill, box["x_0_0"].fill, box["y_1"].fill) == ("observed", "observed", "paper")
     assert box["q_0_1"].fill == "do" and not [a for a in s.picture().arrows if a.target == "q_0_1"]
     told = {entry.text.runs[0].text for entry in s.picture().legend}
@@ -194,8 +194,8 @@ def test_every_shrunk_slice_is_drawn(case):
 
 def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
     places = {"a": (0, 0), "b": (0, 1), "wide": (1, None), "c": (2, 0), "d": (2, 1)}
-    items = [Item(Box(name, 0, 0, 300 if name == "wide" else 40, 20), *place) for name, place in places.items()]
-    assert not through(Picture(*Grid(items, (), [Arrow("a", "c", ()), Arrow("b", "d", ())]).placed()))
+    items = [GridItem(NodeBox(name, 0, 0, 300 if name == "wide" else 40, 20), *place) for name, place in places.items()]
+    assert not through(Picture(*Grid(items, (), [PictureArrow("a", "c", ()), PictureArrow("b", "d", ())]).layout()))
 
 
 # words of any kind
@@ -416,7 +416,7 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
     part = big.sentence([f"w{i}" for i in range(128)]).picture(only=["x_0_90", "q_0_3_90"])
     assert [(a.source, a.target) for a in part.arrows] == [("x_0_90", "q_0_3_90")]
     cayley = next(case for case in CASES if case.name == "cayley").net.sentence(words)
-    assert [box.name for box in cayley.picture(highlight="x_0_0").boxes if not box.faded] == ["x_0_0"]
+    assert [box.name for box in cayley.picture(highlight="x_0_0").boxes if not box.is_faded] == ["x_0_0"]
 
 
 def advised(error, asked):
@@ -488,7 +488,7 @@ def test_reads_of_a_stack_are_between_its_states():
     assert "dec_x_0_0" in boxes and boxes <= set(s.graph())
     grid = s.picture(detail="words")
     place = {box.name: box for box in grid.boxes}
-    for text in (text for text in grid.texts if plain(text.runs).startswith("dec x")):
+    for text in (text for text in grid.texts if label_to_text(text.runs).startswith("dec x")):
         assert text.x > max(box.x for box in place.values())  # no read between stacks runs through it
 
 
@@ -497,7 +497,7 @@ def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     for options, head in (({"top": 200}, False), ({"top": 20}, True)):
         picture = s.picture(detail="words", **options)
-        assert {a.head for a in picture.arrows} == {e.sample.head for e in picture.legend} == {head}
+        assert {a.has_head for a in picture.arrows} == {e.handle.has_head for e in picture.legend} == {head}
 
 
 # answers
@@ -506,19 +506,19 @@ def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
 def test_answers_stand_out():
     s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
     trail = s.active_trail("q_0_0", "k_0_1")
-    marked = {b.name for b in s.picture(highlight=trail).boxes if b.accent}
+    marked = {b.name for b in s.picture(highlight=trail).boxes if b.mark}
     assert marked == set(trail.nodes)
     strong = [(a.source, a.target) for a in s.picture(highlight=trail).arrows if a.opacity == 1.0]
     assert len(strong) == len(trail) and all(s.ground.id(a) in s.ground.parents(s.ground.id(b)) for a, b in strong)
     separation = s.separated("q_0_0", "k_0_1", given=["W_q_0", "x_0_0"])
-    assert {b.name: b.accent for b in s.picture(highlight=separation).boxes if b.accent} == {
+    assert {b.name: b.mark for b in s.picture(highlight=separation).boxes if b.mark} == {
         "q_0_0": "x",
         "k_0_1": "y",
         "W_q_0": "given",
         "x_0_0": "given",
     }
     blanket = s.blanket("q_0_0")
-    assert {b.name for b in s.picture(highlight=blanket).boxes if not b.faded} == set(blanket)
+    assert {b.name for b in s.picture(highlight=blanket).boxes if not b.is_faded} == set(blanket)
 
 
 def test_only_a_part_is_drawn_and_the_rest_counted():
@@ -612,7 +612,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, made = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: made(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_fonts", svg._fonts.__wrapped__)  # which keeps what it found once
+    monkeypatch.setattr(svg, "_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
     s.draw(tmp_path / "without.png")
     both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000
@@ -631,15 +631,15 @@ def test_a_letter_that_no_font_has_is_warned_of(tmp_path):
 def test_a_word_beyond_latin_is_printed_as_text_of_its_own():
     """typst sets a whole element in the font of its rarest letter, and x would no longer be an italic of the serif."""
     picture = bt.bayesuvius(dim=4).sentence(["中文", "the"]).picture()
-    texts = {printed: to_svg(picture, printed=printed).count("<text ") for printed in (True, False)}
-    foreign = sum("中文" in plain(box.label) for box in picture.boxes)
+    texts = {printed: to_svg(picture, is_print=printed).count("<text ") for printed in (True, False)}
+    foreign = sum("中文" in label_to_text(box.label) for box in picture.boxes)
     assert texts[True] - texts[False] == foreign > 0
 
 
 def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
     from matplotlib import image
 
-    wide = Picture((Box("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
+    wide = Picture((NodeBox("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
     assert image.imread(io.BytesIO(svg.to_png(wide))).shape[1] == pytest.approx(8000, abs=1)
     size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(wide))
     assert [float(side) for side in size.groups()] == pytest.approx([468, 3.51], abs=0.01)
@@ -662,7 +662,7 @@ def test_dot_has_labels_colours_and_plates_as_clusters():
 
 
 def test_clusters_hold_one_another_or_are_apart():
-    boxes = tuple(Box(name, 10.0 * k, 0.0, 5.0, 5.0) for k, name in enumerate("abcd"))
+    boxes = tuple(NodeBox(name, 10.0 * k, 0.0, 5.0, 5.0) for k, name in enumerate("abcd"))
     plates = {"outer": (-5.0, 40.0), "inner": (5.0, 20.0), "across": (15.0, 20.0)}
     frames = tuple(Frame(x, -5.0, width, 10.0, name=name) for name, (x, width) in plates.items())
     graph = from_dot(to_dot(Picture(boxes, (), frames)))

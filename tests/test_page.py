@@ -23,13 +23,13 @@ from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
-from bnet_transformer.figures.labels import shown
-from bnet_transformer.figures.picture import DASHES
-from bnet_transformer.figures.style import DASH, HEADS, PALETTES, link
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.figures.picture import DASH_PATTERNS
+from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.page import data
-from bnet_transformer.page.page import MODULES, script, style
-from bnet_transformer.page.reading import MARKS, TAGS, mathml
+from bnet_transformer.page.page import MODULES, bundle_script, render_style_sheet
+from bnet_transformer.page.reading import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.tpm import Categorical
 from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
@@ -286,7 +286,7 @@ def test_of_many_states_the_most_probable_are_told(tmp_path):
     s = net.sentence("w1 w2")
     (told, _) = explored(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
     p = s.posterior("y_1")
-    best = p.topk(data.MOST_STATES).indices.sort().values.tolist()
+    best = p.topk(data.MAX_STATES).indices.sort().values.tolist()
     assert [row[0] for row in told["states"]] == [f"w{k}" for k in best] and told["more"] == 60 - len(best)
 
 
@@ -294,9 +294,11 @@ def test_words_stay_text(tmp_path):
     s = bt.bayesuvius(4).sentence(HOSTILE)
     about, _ = explored(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert [stack["words"] for stack in about["stacks"]] == [[shown(word) for word in HOSTILE]]
+    assert [stack["words"] for stack in about["stacks"]] == [[format_token(word) for word in HOSTILE]]
     assert about["stacks"][0]["whole"] == {
-        str(k): shown(word, None) for k, word in enumerate(HOSTILE) if shown(word) != shown(word, None)
+        str(k): format_token(word, None)
+        for k, word in enumerate(HOSTILE)
+        if format_token(word) != format_token(word, None)
     }
     assert len(re.findall("<script", text)) == len(re.findall("</script>", text)) == 3
     assert "<img" not in text and "alert(1)</" not in text and "\u202e" not in text
@@ -316,23 +318,23 @@ def test_the_page_fetches_nothing(tmp_path):
 
 
 def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
-    sheet = style()
+    sheet = render_style_sheet()
     for theme, palette in PALETTES.items():
-        for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEADS[theme]))]:
+        for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEAD_COLOURS[theme]))]:
             assert f"--{name}: {colour}" in sheet
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONT / "style.css").read_text())
     set_by_script = {"share", "low", "high", "head", "left"}
     assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | set_by_script
     look = explored(small(), tmp_path)[0]["look"]
-    drawn = link("a", "b", "k", 0.5)
+    drawn = make_arrow("a", "b", "k", 0.5)
     assert look["width"][0] + 0.5 * look["width"][1] == pytest.approx(drawn.width)
     assert look["opacity"][0] + 0.5 * look["opacity"][1] == pytest.approx(drawn.opacity)
-    assert look["dashes"] == {role: list(DASHES[dash]) for role, dash in DASH.items()}
+    assert look["dashes"] == {role: list(DASH_PATTERNS[dash]) for role, dash in ROLE_DASHES.items()}
 
 
 def test_the_front_end_is_one_module_that_no_tag_can_end():
     for last in ("boot", "host"):
-        text = script(last)
+        text = bundle_script(last)
         assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
     assert {file.stem for file in FRONT.glob("*.js")} == {*MODULES, "boot", "host"}
     for k, name in enumerate(MODULES):  # a module imports only what stands before it
@@ -346,23 +348,23 @@ def test_the_front_end_is_one_module_that_no_tag_can_end():
 def test_formulas_are_lists_of_known_tags():
     def tags(told):
         tag, marks, inside = told
-        assert set(marks) <= MARKS | {"class"}
+        assert set(marks) <= MATHML_ATTRIBUTES | {"class"}
         yield tag
         for part in inside if isinstance(inside, list) else ():
             yield from tags(part)
 
     latex = r"\mathrm{norm1}_i^t = \underbrace{\frac{\exp(x)}{\sqrt{2}}}_{P(j \mid i)} \text{if } i"
-    assert set(tags(mathml(latex))) <= TAGS
-    assert "norm1" in json.dumps(mathml(latex)) and "brace" in json.dumps(mathml(latex))
-    assert mathml(r"\frac{1}{") is None and mathml(r"\text{<img>}") is None  # the page shows such LaTeX as it is
+    assert set(tags(to_mathml(latex))) <= MATHML_TAGS
+    assert "norm1" in json.dumps(to_mathml(latex)) and "brace" in json.dumps(to_mathml(latex))
+    assert to_mathml(r"\frac{1}{") is None and to_mathml(r"\text{<img>}") is None  # the page shows such LaTeX as it is
 
 
 # bad input
 
 
 def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monkeypatch):
-    long = bt.bayesuvius(2, heads=1).sentence(["w"] * (data.MOST_WORDS + 1))
-    with pytest.raises(BudgetError, match=f"at most {data.MOST_WORDS} words; got {data.MOST_WORDS + 1} words"):
+    long = bt.bayesuvius(2, heads=1).sentence(["w"] * (data.MAX_WORDS + 1))
+    with pytest.raises(BudgetError, match=f"at most {data.MAX_WORDS} words; got {data.MAX_WORDS + 1} words"):
         long.explore(tmp_path / "a.html")
     s = small("a b c d")  # 2 slices of 3 heads of 16 pairs
     for most, fits in (

@@ -14,8 +14,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
-from bnet_transformer.figures.labels import shown
-from bnet_transformer.figures.style import palette
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.figures.style import get_palette
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.tpm import Categorical
 from tests.browsing import downloaded, needs_chromium, watching
@@ -428,7 +428,7 @@ def test_hostile_words_stay_text(show):
     with show(s, title=HOSTILE[1] + HOSTILE[0], detail="words") as page:
         said = page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)")
         assert said[0].startswith("<img") and said[1].startswith("</script>") and len(said) == len(HOSTILE)
-        assert said == [shown(word) for word in HOSTILE]
+        assert said == [format_token(word) for word in HOSTILE]
         assert "\u202e" not in page.content() and "\x1b" not in page.content()
         for word in range(len(HOSTILE)):
             choose(page, f"x_0_{word}")
@@ -485,7 +485,7 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
         for scheme, theme in itertools.product(("light", "dark"), ("auto", "light", "dark")):
             page.emulate_media(color_scheme=scheme)
             page.locator('[name="theme"]').select_option(theme)
-            wanted = palette(scheme if theme == "auto" else theme)
+            wanted = get_palette(scheme if theme == "auto" else theme)
             for where in (".word", ".panel h2", ".foot", ".panel .small", ".section text", "button"):
                 ink, paper = colours(page, where)
                 assert contrast(ink, paper) >= 4.5, (where, scheme, theme)
@@ -496,7 +496,7 @@ def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_
     moving = """() => [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);
       return /[1-9]/.test(s.transitionDuration) || s.animationName !== 'none'; }).length"""
     with show(heads(), theme="dark", in_color_scheme="light", in_reduced_motion="reduce") as page:
-        assert colours(page, "#bnet")[1] == rgb(palette("dark")["paper"])
+        assert colours(page, "#bnet")[1] == rgb(get_palette("dark")["paper"])
         assert page.evaluate(moving) == 0
 
 

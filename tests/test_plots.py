@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.attention import learn_tan
-from bnet_transformer.figures.labels import shown
+from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.learning.fit import Check, Comparison
 from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.canvas import DIVERGING, DOTS, SEQUENTIAL, lightness
-from bnet_transformer.plots.heat import room
-from bnet_transformer.plots.readings import FLOWS, share_of, shares_of
-from bnet_transformer.plots.tables import table_of
+from bnet_transformer.plots.canvas import DIVERGING_COLOURS, DPI, SEQUENTIAL_COLOURS, lightness
+from bnet_transformer.plots.heat import tick_label_width
+from bnet_transformer.plots.readings import MAX_FLOWS, format_fraction, propagate_flow
+from bnet_transformer.plots.tables import make_labelled_array
 from bnet_transformer.tpm import Categorical, Normal
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -157,14 +157,14 @@ def test_reads_matrix_entropies_and_flow(s):
     read = s.reads(residual=0.3)
     assert np.allclose(np.nan_to_num(cells(bt.plot(read))), read.matrix.numpy())
     assert np.allclose(cells(bt.plot(read, show="entropy")), read.entropies.numpy())
-    mass, flows = shares_of(read.chain.numpy(), read.weights.numpy(), 3)
+    mass, flows = propagate_flow(read.chain.numpy(), read.weights.numpy(), 3)
     assert np.allclose(mass[0], read.matrix[3].numpy()) and np.allclose(mass.sum(1), 1)
     assert np.allclose(flows.sum(1), mass[:-1]) and np.allclose(flows.sum(2), mass[1:])
     figure = bt.plot(read, word=3, least=0)
     (path,) = [line for line in figure.axes[0].lines if line.get_gid() == "path"]
     assert tuple(path.get_ydata()) == read.paths(3)[0].words
     shares = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
-    assert shares == [share_of(share) for share in read.matrix[3].tolist() if share > 0]
+    assert shares == [format_fraction(share) for share in read.matrix[3].tolist() if share > 0]
     hidden = bt.plot(read, word=3, least=0.2)
     assert any("Left out: " in t.get_text() for t in hidden.texts)
 
@@ -180,14 +180,14 @@ def test_a_great_flow_is_thinned_to_its_strongest_and_tells_the_rest():
     blocks = [
         tuple(map(int, p.get_gid().split("_")[1:])) for p in ax.patches if (p.get_gid() or "").startswith("block")
     ]
-    mass, flows = shares_of(read.chain.numpy(), read.weights.numpy(), 89)
-    assert len(ax.get_xticks()) == 4 and 0 < len(ribbons) <= FLOWS
+    mass, flows = propagate_flow(read.chain.numpy(), read.weights.numpy(), 89)
+    assert len(ax.get_xticks()) == 4 and 0 < len(ribbons) <= MAX_FLOWS
     rows = len([t for t in ax.texts if t.get_text().startswith("w")]) - 1
     assert rows == 32 and {0, 89} <= {int(t.get_text()[1:]) for t in ax.texts if t.get_text().startswith("w")}
     assert set(blocks) == {end for t, i, j in ribbons for end in ((t + 1, i), (t, j))}
     notes = " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
     assert f"Left out: {(flows > 0).sum() - len(ribbons):,} flows and {90 - rows} words without any other" in notes
-    assert f"the most probable path ({share_of(read.paths(89)[0].probability)})" in notes
+    assert f"the most probable path ({format_fraction(read.paths(89)[0].probability)})" in notes
     assert "(0.00)" not in notes and np.isclose(mass.sum(1), 1).all()
 
 
@@ -357,7 +357,7 @@ def test_what_has_values_and_axes_draws_itself():
     sweep = Sweep(torch.tensor([[1.0, -2.0]]), ("slice", "word"), {"word": ("a", "b")}, torch.zeros(1, 2))
     figure = bt.plot(sweep)
     assert cells(figure).tolist() == [[1, -2]] and texts(figure.axes[0]) == ["a", "b"]
-    assert np.array_equal(cells(bt.plot(table_of(sweep.values, sweep.axes))), cells(figure))
+    assert np.array_equal(cells(bt.plot(make_labelled_array(sweep.values, sweep.axes))), cells(figure))
 
 
 def test_many_bars_keep_the_greatest_and_tell_the_rest():
@@ -384,8 +384,8 @@ def test_hostile_words_are_shown_and_break_nothing():
 
 
 def test_words_as_they_are_shown():
-    assert shown("$x_1$") == "$x_1$" and shown("a\u202eb") == "a\\u202eb" and shown("") == "∅"
-    assert shown("y" * 200, 18) == "y" * 17 + "…" and len(shown("\x00" * 200, 18)) == 18
+    assert format_token("$x_1$") == "$x_1$" and format_token("a\u202eb") == "a\\u202eb" and format_token("") == "∅"
+    assert format_token("y" * 200, 18) == "y" * 17 + "…" and len(format_token("\x00" * 200, 18)) == 18
     s = bt.bayesuvius(dim=4).sentence(["$\\frac{$", "_"])
     figure = bt.plot(s.do(c=0), slice=0)
     assert texts(figure.axes[0]) == ["$\\frac{$", "_"]
@@ -408,7 +408,7 @@ def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
         paper = np.array([*to_rgb(PALETTES[theme]["paper"]), 1.0])
         for edge in (drawn[:4], drawn[-4:], drawn[:, :4], drawn[:, -4:]):
             assert np.allclose(edge, paper, atol=0.01), k
-        assert drawn.shape[1] <= 7.3 * DOTS
+        assert drawn.shape[1] <= 7.3 * DPI
 
 
 def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
@@ -444,14 +444,19 @@ def test_text_is_text_in_svg_and_bytes_are_the_same_each_time(s):
 
 def test_of_words_of_one_length_the_order_of_a_set_does_not_choose():
     words = [3 * chr(97 + k) for k in range(26)]
-    assert room(words) == room(words[::-1]) == room(words[-3:]) != room(words[:3])
+    assert (
+        tick_label_width(words)
+        == tick_label_width(words[::-1])
+        == tick_label_width(words[-3:])
+        != tick_label_width(words[:3])
+    )
 
 
 def test_colours_are_told_apart_without_colour():
     for theme in ("light", "dark"):
-        steps = [lightness(colour) for colour in SEQUENTIAL[theme]]
+        steps = [lightness(colour) for colour in SEQUENTIAL_COLOURS[theme]]
         assert (np.diff(steps) < -0.05).all() or (np.diff(steps) > 0.05).all()
-        arms = [lightness(colour) for colour in DIVERGING[theme]]
+        arms = [lightness(colour) for colour in DIVERGING_COLOURS[theme]]
         away = np.abs(np.array(arms) - arms[3])
         assert (np.diff(away[3:]) > 0.05).all() and (np.diff(away[:4]) < -0.05).all()
         paper = PALETTES[theme]["paper"]

@@ -12,7 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer.attention.heads import Damage, damage
 from bnet_transformer.errors import BNetError
 from bnet_transformer.plots.canvas import lightness
-from bnet_transformer.plots.heads import MAPS, brief, steep
+from bnet_transformer.plots.heads import MEASURES, choose_norm, format_short
 from tests.test_plots import cells, saved, texts
 
 WORDS = ["the", "cat", "sat", "on", "mat"]
@@ -40,14 +40,14 @@ def notes(figure):
     return " ".join(text.get_text() for text in figure.texts)
 
 
-@pytest.mark.parametrize(("show", "theme"), [(show, ("light", "dark")[k % 2]) for k, show in enumerate(MAPS)])
+@pytest.mark.parametrize(("show", "theme"), [(show, ("light", "dark")[k % 2]) for k, show in enumerate(MEASURES)])
 def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(found, show, theme):
     figure = bt.plot(found, show=show, theme=theme)
     values = found.mean if show == "rho" else getattr(found, show)
     assert np.allclose(cells(figure), values.numpy())
     assert texts(figure.axes[0], "y") == ["a_0", "a_1"] and texts(figure.axes[0]) == ["0", "1", "2", "3"]
     numbers = [text for text in written(figure.axes[0]) if "±" not in text]
-    assert numbers == [brief(value) for value in values.flatten().tolist()]
+    assert numbers == [format_short(value) for value in values.flatten().tolist()]
     assert "by 4 sentences" in figure.axes[0].get_title("left")
     paper = figure.get_facecolor()[:3]
     for text in figure.axes[0].texts:
@@ -70,7 +70,7 @@ def test_intervals_stand_in_the_cells_on_one_scale_from_0_to_1(found):
 
 def test_dead_heads_are_framed_and_only_they(found):
     assert found.dead == ((1, 2),)
-    for show in MAPS:
+    for show in MEASURES:
         figure = bt.plot(found, show=show)
         framed = [patch for patch in figure.axes[0].patches if (patch.get_gid() or "").startswith("dead")]
         assert [(round(p.get_x() + 0.45), round(p.get_y() + 0.45)) for p in framed] == [(2, 1)]
@@ -82,7 +82,7 @@ def test_dead_heads_are_framed_and_only_they(found):
 def test_errors_are_written_where_they_are_known(found):
     for show, error in (("importance", found.importance_error), ("ablation", found.ablation_error)):
         told = [t for t in written(bt.plot(found, show=show).axes[0]) if "±" in t]
-        assert told == [f"±{brief(value)}" for value in error.flatten().tolist() if value >= 0.005]
+        assert told == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
     one = bt.inclusion(found.network, TEXTS[:1], draws=50, progress=False)
     assert torch.isnan(one.ablation_error).all()
     assert not any("±" in text for text in written(bt.plot(one, show="ablation").axes[0]))
@@ -98,7 +98,7 @@ def test_intervals_by_rank_are_those_of_the_frame(found, top):
     assert np.allclose([segment[:, 0] for segment in lines], rows[["low", "high"]])
     dots = next(line for line in ax.lines if line.get_label() == "mean")
     assert np.allclose(dots.get_xdata(), rows["rho"]) and list(dots.get_ydata()) == list(range(len(rows)))
-    assert [text.split(" ")[0] for text in written(ax)] == [brief(value) for value in rows["log_bayes"]]
+    assert [text.split(" ")[0] for text in written(ax)] == [format_short(value) for value in rows["log_bayes"]]
     assert ("of 8 heads" in notes(figure)) == (top == 3)
 
 
@@ -110,8 +110,8 @@ def test_names_in_the_ranking_are_those_that_do_takes(found):
 
 
 def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(found):
-    assert type(steep(np.array([1.0, 2.0, 40.0]))) is Normalize
-    norm = steep(np.array([[0.5, 2.0, -1.0], [3.0, 2000.0, np.nan]]))
+    assert type(choose_norm(np.array([1.0, 2.0, 40.0]))) is Normalize
+    norm = choose_norm(np.array([[0.5, 2.0, -1.0], [3.0, 2000.0, np.nan]]))
     assert isinstance(norm, SymLogNorm) and (norm.vmin, norm.vmax) == (-2000, 2000) and norm.linthresh == 1.0
     far = found.log_bayes.clone()
     far[0, 0] = 1e5
@@ -169,7 +169,7 @@ def test_a_net_of_many_slices_and_heads_is_drawn(found):
     )
     for show in ("rho", "log_bayes", "intervals"):
         figure = bt.plot(many, show=show)
-        assert not (show in MAPS and written(figure.axes[0]))  # no room for numbers
+        assert not (show in MEASURES and written(figure.axes[0]))  # no room for numbers
         assert show != "log_bayes" or saved(figure)
 
 

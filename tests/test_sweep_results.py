@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.figures.options import marks_of
+from bnet_transformer.figures.options import resolve_highlight
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from tests.sweeping import refusal
 from tests.test_plots import cells, heights, texts
@@ -258,24 +258,24 @@ def test_figures_mark_the_strongest_cells():
     clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
     drawn = {*corrupt.graph()}
     found = bt.sweep(clean, corrupt, at="v -> a", metric={"y_2": ("cat", "dog")})
-    marks, ways = marks_of(found, drawn)
+    marks, ways = resolve_highlight(found, drawn)
     (best, effect), *_ = found.top(1)
     source, target = best.split(" -> ")
     assert marks[target] == f"{effect:+.2g}" and marks[source] == "marked" and (source, target) in ways
-    assert {source, target} <= {*marks_of(best, drawn)[0]}
-    assert [*marks_of({"q_0_*_1": "here"}, drawn)[0]] == ["q_0_0_1", "q_0_1_1"]
-    assert marks_of({"q_0_0_1": "first", "q_0_0_1 -> a_0_0_1": "then"}, drawn)[0] == {
+    assert {source, target} <= {*resolve_highlight(best, drawn)[0]}
+    assert [*resolve_highlight({"q_0_*_1": "here"}, drawn)[0]] == ["q_0_0_1", "q_0_1_1"]
+    assert resolve_highlight({"q_0_0_1": "first", "q_0_0_1 -> a_0_0_1": "then"}, drawn)[0] == {
         "q_0_0_1": "first",
         "a_0_0_1": "then",
     }
-    both = marks_of({"q_0_0_1": "first", "q_0_*_1": "then"}, drawn)[0]
+    both = resolve_highlight({"q_0_0_1": "first", "q_0_*_1": "then"}, drawn)[0]
     assert both == {"q_0_0_1": "first", "q_0_1_1": "then"}
-    assert [*marks_of("j_0_1_2[0]", drawn)[0]] == ["a_0_1_2"]
-    assert ("v_0_1_0", "a_0_1_2") in marks_of("v_0_*_0 -> a_0_1_2", drawn)[1]
+    assert [*resolve_highlight("j_0_1_2[0]", drawn)[0]] == ["a_0_1_2"]
+    assert ("v_0_1_0", "a_0_1_2") in resolve_highlight("v_0_*_0 -> a_0_1_2", drawn)[1]
     box = next(box for box in corrupt.picture(highlight=found).boxes if box.name == target)
-    assert box.accent == f"{effect:+.2g}"
+    assert box.mark == f"{effect:+.2g}"
     with pytest.raises(bt.UnknownNameError, match="q_0_0_1"):
-        marks_of("q_0_0_9", drawn)
+        resolve_highlight("q_0_0_9", drawn)
 
 
 def test_bad_input_says_what_is_allowed():

@@ -17,7 +17,7 @@ from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
-from bnet_transformer.figures.nodes import places_in_rows
+from bnet_transformer.figures.nodes import minimize_crossings
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
 from tests.asia import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
@@ -165,7 +165,7 @@ def test_rows_are_ordered_so_that_arrows_cross_little():
     rows = {"asia": 0, "smoke": 0, "tub": 1, "lung": 1, "bronc": 2, "either": 2, "xray": 3, "dysp": 3}
     arrows = [(parent, child) for child, parents in PARENTS.items() for parent in parents]
     as_declared = {name: list(rows).index(name) for name in rows}
-    assert crossings(rows, as_declared, arrows) > crossings(rows, places_in_rows(rows, arrows), arrows) == 0
+    assert crossings(rows, as_declared, arrows) > crossings(rows, minimize_crossings(rows, arrows), arrows) == 0
 
 
 def test_figures_name_the_net_and_leave_nothing_out(tmp_path):

@@ -29,9 +29,9 @@ import bnet_transformer as bt
 from bnet_transformer.bridges.networkx import to_graphml, to_json
 from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.labels import shown, visible
+from bnet_transformer.figures.labels import escape_invisible, format_token
 from bnet_transformer.figures.svg import to_svg
-from bnet_transformer.figures.tikz import ACCENTS, SPECIAL, letters, to_tikz
+from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_latex, to_tikz
 from tests.test_export_discrete import label_of
 
 MARKUP = [
@@ -145,9 +145,9 @@ def test_svg(words: list[str]) -> None:
         assert {each.tag.removeprefix(SVG) for each in root.iter()} <= DRAWN
         assert not [name for each in root.iter() for name in each.attrib if name.startswith("on") or "href" in name]
         told = "\n".join("".join(each.itertext()) for each in root.iter(f"{SVG}text"))
-        assert all(shown(word) in told for word in words)
+        assert all(format_token(word) in told for word in words)
         titles = "\n".join(str(each.text) for each in root.iter(f"{SVG}title"))
-        assert all(f"\nx_0_{k} “{shown(word, None)}”" in titles for k, word in enumerate(words))
+        assert all(f"\nx_0_{k} “{format_token(word, None)}”" in titles for k, word in enumerate(words))
 
 
 @pytest.mark.slow
@@ -172,13 +172,13 @@ def test_dot(words: list[str]) -> None:
         for k, word in enumerate(words):
             node = nodes[f"x_0_{k}"]
             label = "".join(ElementTree.fromstring(f"<p>{node.get('label')[1:-1]}</p>").itertext())
-            assert f"“{shown(word, None if view['detail'] == 'words' else 16)}”" in once(label)
+            assert f"“{format_token(word, None if view['detail'] == 'words' else 16)}”" in once(label)
             tooltip = once(once(node.get("tooltip")[1:-1])).replace("&amp;", "&")
-            assert tooltip.startswith(f"x_0_{k} “{shown(word, None)}”")
+            assert tooltip.startswith(f"x_0_{k} “{format_token(word, None)}”")
 
 
-PLAIN = set(string.printable) - set(SPECIAL) - set("\t\n\r\x0b\x0c")
-BACK = {text: letter for letter, text in SPECIAL.items() if letter != "’"}
+PLAIN = set(string.printable) - set(LATEX_ESCAPES) - set("\t\n\r\x0b\x0c")
+BACK = {text: letter for letter, text in LATEX_ESCAPES.items() if letter != "’"}
 SPELLED = "|".join(map(re.escape, sorted(BACK, key=len, reverse=True)))
 ONE = re.compile(
     rf"(?P<special>{SPELLED})|\\bnetletter\{{(?P<code>[0-9A-F]+)\}}|\\(?P<mark>.)\{{\\?(?P<base>[A-Za-z])\}}"
@@ -194,7 +194,7 @@ def tex_read(text: str) -> str:
             assert text[at] in PLAIN, text[at:]
             found, at = found + text[at], at + 1
             continue
-        marks = {mark: accent for accent, mark in ACCENTS.items()}
+        marks = {mark: accent for accent, mark in LATEX_ACCENTS.items()}
         if one["special"]:
             found += BACK[one["special"]]
         elif one["code"]:
@@ -209,7 +209,7 @@ def tex_read(text: str) -> str:
 @law(200)
 def test_letters_of_tex(words: list[str]) -> None:
     for word in words:
-        assert tex_read(letters(word)) == word.replace("’", "'")
+        assert tex_read(escape_latex(word)) == word.replace("’", "'")
 
 
 def commands(tex: str) -> set[str]:
@@ -220,7 +220,9 @@ def commands(tex: str) -> set[str]:
 @given(HALVES)
 @law(3)
 def test_tex(words: list[str]) -> None:
-    allowed = commands("".join(SPECIAL.values())) | {f"\\{mark}" for mark in ACCENTS.values()} | {"\\i", "\\j"}
+    allowed = (
+        commands("".join(LATEX_ESCAPES.values())) | {f"\\{mark}" for mark in LATEX_ACCENTS.values()} | {"\\i", "\\j"}
+    )
     for view in VIEWS:
         tex, plain = (to_tikz(said(each).do(c=0).picture(**view)) for each in (words, ["a", "b", "d", "e"]))
         assert commands(tex) - commands(plain) <= allowed and tex.isascii() and "^^" not in tex
@@ -265,8 +267,8 @@ def test_pages(words: list[str]) -> None:
         found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
     assert (found.tags, found.attributes) == (other.tags, other.attributes)
     about = json.loads(found.told["bnet-about"])
-    assert about["stacks"][0]["words"] == [shown(word) for word in words]
-    assert found.told["title"].startswith(visible(words[0]))
+    assert about["stacks"][0]["words"] == [format_token(word) for word in words]
+    assert found.told["title"].startswith(escape_invisible(words[0]))
     assert "\u202e" not in found.told["bnet-about"]
 
 

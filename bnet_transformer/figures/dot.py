@@ -12,27 +12,27 @@ from xml.sax.saxutils import escape
 
 import graphviz
 
-from bnet_transformer.figures.labels import Run, visible, written
-from bnet_transformer.figures.picture import Arrow, Box, Frame, Picture
-from bnet_transformer.figures.style import FADED, SIZE, line_colour, palette
+from bnet_transformer.figures.labels import TextRun, escape_invisible, text_to_label
+from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow
+from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, border_colour, get_palette
 
-Nested = dict[int, tuple[Frame, int | None, frozenset[str]]]  # by the number of a frame
+ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # by the number of a frame
 
-STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
+EDGE_STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 
 
 def to_dot(picture: Picture) -> str:
     """The picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame round nodes."""
-    colours = palette("light" if picture.theme == "auto" else picture.theme)
-    font = {"fontname": "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{SIZE:g}"}
+    colours = get_palette("light" if picture.theme == "auto" else picture.theme)
+    font = {"fontname": "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{LABEL_SIZE:g}"}
     box = {"shape": "box", "style": "rounded,filled", "fillcolor": colours["paper"], "color": colours["ink"], **font}
     lines = [
         "digraph bnet {",
-        "  graph" + _listed(bgcolor=colours["paper"], label=picture.caption, tooltip=picture.title, **font),
-        "  node" + _listed(**box),
-        "  edge" + _listed(color=colours["grey"], arrowsize="0.7"),
-        *_cluster(None, picture.boxes, _nested(picture), colours, "  "),
-        *(f"  {_quoted(a.source)} -> {_quoted(a.target)}" + _arrow(a, colours) for a in picture.arrows),
+        "  graph" + _format_attributes(bgcolor=colours["paper"], label=picture.caption, tooltip=picture.title, **font),
+        "  node" + _format_attributes(**box),
+        "  edge" + _format_attributes(color=colours["grey"], arrowsize="0.7"),
+        *_render_cluster(None, picture.boxes, _build_cluster_tree(picture), colours, "  "),
+        *(f"  {_quote_name(a.source)} -> {_quote_name(a.target)}" + _render_arrow(a, colours) for a in picture.arrows),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -52,58 +52,60 @@ class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz says nothing
         return drawn
 
 
-def _cluster(
-    outer: int | None, boxes: Sequence[Box], nested: Nested, colours: Mapping[str, str], indent: str
+def _render_cluster(
+    parent_id: int | None, boxes: Sequence[NodeBox], cluster_tree: ClusterTree, colours: Mapping[str, str], indent: str
 ) -> Iterator[str]:
     """The nodes that stand in no smaller cluster, then the clusters inside this one."""
-    clusters = {k: (frame, names) for k, (frame, parent, names) in nested.items() if parent == outer}
+    clusters = {k: (frame, names) for k, (frame, parent, names) in cluster_tree.items() if parent == parent_id}
     deeper = {name for _, names in clusters.values() for name in names}
     for box in boxes:
         if box.name not in deeper:
-            yield indent + _quoted(box.name) + _box(box, colours)
+            yield indent + _quote_name(box.name) + _render_box(box, colours)
     for k, (frame, names) in clusters.items():
         yield f"{indent}subgraph cluster_{k} {{"
         colour = colours["accent" if frame.kind == "box" else "grey"]
-        yield f"{indent}  graph" + _listed(label=frame.name, style="rounded", color=colour, labeljust="l")
-        yield from _cluster(k, [box for box in boxes if box.name in names], nested, colours, indent + "  ")
+        yield f"{indent}  graph" + _format_attributes(label=frame.name, style="rounded", color=colour, labeljust="l")
+        yield from _render_cluster(k, [box for box in boxes if box.name in names], cluster_tree, colours, indent + "  ")
         yield f"{indent}}}"
 
 
-def _faint(colour: str, share: float) -> str:
-    return colour + ("" if share >= 1 else f"{round(255 * share):02x}")
+def _with_alpha(colour: str, alpha: float) -> str:
+    return colour + ("" if alpha >= 1 else f"{round(255 * alpha):02x}")
 
 
-def _box(box: Box, colours: Mapping[str, str]) -> str:
-    line, share = line_colour(box), FADED if box.faded else 1.0
-    return _listed(
-        _label(box.label or written(box.title or box.name)),
-        fillcolor="" if box.fill == "paper" else _faint(colours[box.fill], share),
-        style="rounded,filled,dashed" if box.dashed else "",
-        color="" if line == "ink" and share == 1 else _faint(colours[line], share),
-        fontcolor="" if share == 1 else _faint(colours["ink"], share),
-        penwidth="2.2" if box.accent else "",
+def _render_box(box: NodeBox, colours: Mapping[str, str]) -> str:
+    line, share = border_colour(box), FADED_OPACITY if box.is_faded else 1.0
+    return _format_attributes(
+        _render_label(box.label or text_to_label(box.title or box.name)),
+        fillcolor="" if box.fill == "paper" else _with_alpha(colours[box.fill], share),
+        style="rounded,filled,dashed" if box.is_dashed else "",
+        color="" if line == "ink" and share == 1 else _with_alpha(colours[line], share),
+        fontcolor="" if share == 1 else _with_alpha(colours["ink"], share),
+        penwidth="2.2" if box.mark else "",
         peripheries="2" if box.border == "double" else "",
         tooltip=box.title,
     )
 
 
-def _arrow(arrow: Arrow, colours: Mapping[str, str]) -> str:
-    return _listed(
-        color="" if arrow.colour == "grey" and arrow.opacity >= 1 else _faint(colours[arrow.colour], arrow.opacity),
-        style="" if arrow.dash == "solid" else STYLES[arrow.dash],
+def _render_arrow(arrow: PictureArrow, colours: Mapping[str, str]) -> str:
+    return _format_attributes(
+        color=""
+        if arrow.colour == "grey" and arrow.opacity >= 1
+        else _with_alpha(colours[arrow.colour], arrow.opacity),
+        style="" if arrow.dash == "solid" else EDGE_STYLES[arrow.dash],
         penwidth=f"{arrow.width:.3g}",
-        arrowhead="" if arrow.head else "none",
+        arrowhead="" if arrow.has_head else "none",
         tooltip=arrow.title,
     )
 
 
-def _nested(picture: Picture) -> Nested:
+def _build_cluster_tree(picture: Picture) -> ClusterTree:
     """The frames that are clusters, the largest first: each with the smallest cluster around it, and its nodes.
 
     Clusters of DOT hold one another or are apart; a frame that meets another in some of its nodes is left out.
     """
-    groups = [(k, frame, _inside(frame, picture.boxes)) for k, frame in enumerate(picture.frames)]
-    found: Nested = {}
+    groups = [(k, frame, _boxes_inside(frame, picture.boxes)) for k, frame in enumerate(picture.frames)]
+    found: ClusterTree = {}
     for k, frame, names in sorted(groups, key=lambda group: -len(group[2])):
         if frame.kind != "line" and names and all(names <= other or not names & other for *_, other in found.values()):
             around = [outer for outer, (*_, other) in found.items() if names <= other]
@@ -111,39 +113,41 @@ def _nested(picture: Picture) -> Nested:
     return found
 
 
-def _inside(frame: Frame, boxes: Sequence[Box]) -> frozenset[str]:
+def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
     right, bottom = frame.x + frame.width, frame.y + frame.height
     return frozenset(box.name for box in boxes if frame.x < box.x < right and frame.y < box.y < bottom)
 
 
-def _listed(markup: str = "", **attributes: str) -> str:
+def _format_attributes(html_label: str = "", **attributes: str) -> str:
     """Attributes; `markup` is a label in Graphviz's own."""
-    found = [f"label=<{markup}>"] if markup else []
+    found = [f"label=<{html_label}>"] if html_label else []
     for name, value in attributes.items():
         if value:
-            text = _doubled(visible(value)).replace("&", "&amp;")
-            text = _doubled(text) if name == "tooltip" else text  # the backslashes of a tooltip are read twice
-            found.append(f"{name}={_string(text)}")
+            text = _escape_backslashes(escape_invisible(value)).replace("&", "&amp;")
+            text = (
+                _escape_backslashes(text) if name == "tooltip" else text
+            )  # the backslashes of a tooltip are read twice
+            found.append(f"{name}={_quote_string(text)}")
     return " [" + ", ".join(found) + "]"
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """The name of a node as a DOT string."""
-    return _string(_doubled(visible(name)))
+    return _quote_string(_escape_backslashes(escape_invisible(name)))
 
 
-def _string(text: str) -> str:
+def _quote_string(text: str) -> str:
     return '"' + text.replace('"', '\\"') + '"'
 
 
-def _doubled(text: str) -> str:
+def _escape_backslashes(text: str) -> str:
     return text.replace("\\", "\\\\")
 
 
-def _label(label: Sequence[Run]) -> str:
+def _render_label(label: Sequence[TextRun]) -> str:
     marks = {"math": ("<I>", "</I>"), "sub": ("<SUB>", "</SUB>"), "sup": ("<SUP>", "</SUP>")}
     parts = []
     for run in label:
         begin, end = marks.get(run.style, ("", ""))
-        parts.append(begin + _doubled(escape(visible(run.text))) + end)
+        parts.append(begin + _escape_backslashes(escape(escape_invisible(run.text))) + end)
     return "".join(parts)

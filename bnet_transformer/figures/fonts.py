@@ -9,47 +9,49 @@ from matplotlib.font_manager import FontProperties, findfont, fontManager
 from matplotlib.ft2font import FT2Font
 from matplotlib.textpath import text_to_path
 
-BASE = "DejaVu Sans"  # comes with matplotlib
-LAST = "Last Resort High-Efficiency"  # empty boxes, with warnings
-ABSENT = "▯"
+BASE_FONT = "DejaVu Sans"  # comes with matplotlib
+LAST_RESORT_FONT = "Last Resort High-Efficiency"  # empty boxes, with warnings
+MISSING_GLYPH = "▯"
 
 
-def written(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+def replace_missing_glyphs(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
     """The texts in letters that fonts here have, the font families that have them, and the letters that none has."""
     told = list(texts)
-    families, absent = _fonts(frozenset(letter for text in told for letter in text))
-    swapped = str.maketrans(dict.fromkeys(absent, ABSENT))
+    families, absent = _find_fonts(frozenset(letter for text in told for letter in text))
+    swapped = str.maketrans(dict.fromkeys(absent, MISSING_GLYPH))
     return [text.translate(swapped) for text in told], list(families), sorted(absent)
 
 
-def width(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """How wide a line of text is, in points; a letter of another font counts as an M."""
-    font = FontProperties(family=BASE, size=size)
-    has = _letters(findfont(font), frozenset(text))
+    font = FontProperties(family=BASE_FONT, size=size)
+    has = _supported_letters(findfont(font), frozenset(text))
     text = "".join(letter if letter in has else "M" for letter in text)
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
 
 @lru_cache(maxsize=64)
-def _fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     """The families that have these letters, matplotlib's own first; and the letters that no installed font has."""
-    families = [BASE]
-    missing = letters - _letters(findfont(FontProperties(family=BASE)), letters)
-    regular = {f.name for f in fontManager.ttflist if f.weight == 400 and f.style == "normal" and f.name != LAST}
+    families = [BASE_FONT]
+    missing = letters - _supported_letters(findfont(FontProperties(family=BASE_FONT)), letters)
+    regular = {
+        f.name for f in fontManager.ttflist if f.weight == 400 and f.style == "normal" and f.name != LAST_RESORT_FONT
+    }
     for name in sorted(regular):
         if not missing:
             break
-        has = _letters(findfont(FontProperties(family=name)), missing)
+        has = _supported_letters(findfont(FontProperties(family=name)), missing)
         if has:
             families.append(name)
             missing -= has
     return tuple(families), missing
 
 
-def _letters(path: str, wanted: frozenset[str]) -> frozenset[str]:
+def _supported_letters(path: str, letters: frozenset[str]) -> frozenset[str]:
     """Which of some letters a font has."""
     try:
         held = FT2Font(path).get_charmap()
     except RuntimeError:  # a file that FreeType cannot read
         return frozenset()
-    return frozenset(letter for letter in wanted if ord(letter) in held)
+    return frozenset(letter for letter in letters if ord(letter) in held)

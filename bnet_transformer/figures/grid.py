@@ -11,80 +11,84 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bnet_transformer.figures.picture import Arrow, Box, Point, bent, curve, level
+from bnet_transformer.figures.picture import NodeBox, PictureArrow, Point, cubic_curve, level_line, rounded_polyline
 
-INSIDE = 7.0  # between boxes of one cell
-RAIL = 32.0  # between weights that stand above one another
-LANE = 6.0
-PORT = 6.5
+BOX_GAP = 7.0  # between boxes of one cell
+WEIGHT_SPACING = 32.0  # between weights that stand above one another
+LANE_WIDTH = 6.0
+PORT_SPACING = 6.5
 
 
 @dataclass(frozen=True)
-class Item:
+class GridItem:
     """A box with its place in the grid: a column (None: in the middle of all) and a row."""
 
-    box: Box
+    box: NodeBox
     row: int
     column: int | None
     order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Weight:
+class WeightItem:
     """A box of the column at the left, above the row of what it is for; `depth` 2 and more are its parents."""
 
-    box: Box
+    box: NodeBox
     row: int
     depth: int = 1
-    own_slice: bool = True
+    has_slice: bool = True
 
 
 @dataclass(frozen=True)
-class Room:
+class GridSpacing:
     """How much room a grid leaves: between rows (more where arrows go far), columns, weights and words, and boxes of
     one cell (`inside`)."""
 
-    gap: float = 30.0
-    gutter: float = 20.0
-    apart: float = 22.0
-    spread: float = 0.22
-    inside: float = INSIDE
+    row_gap: float = 30.0
+    column_gap: float = 20.0
+    weight_gap: float = 22.0
+    reach_factor: float = 0.22
+    box_gap: float = BOX_GAP
 
 
 class Grid:
     """Places boxes and routes arrows. `rows` and `columns` say where rows and columns stand once placed."""
 
     def __init__(
-        self, items: Sequence[Item], weights: Sequence[Weight], links: Sequence[Arrow], room: Room = Room()
+        self,
+        items: Sequence[GridItem],
+        weights: Sequence[WeightItem],
+        arrows: Sequence[PictureArrow],
+        spacing: GridSpacing = GridSpacing(),
     ) -> None:
         if all(item.column is None for item in items):  # the middle of nothing is a column
             items = [replace(item, column=0) for item in items]
-        self.items, self.weights, self.links, self.room = items, weights, links, room
-        self.at = {item.box.name: item for item in items}
-        self.beside = {weight.box.name: weight for weight in weights}
-        self.cells: dict[tuple[int, int | None], list[Item]] = {}
+        self.items, self.weights, self.arrows, self.spacing = items, weights, arrows, spacing
+        self.items_by_name = {item.box.name: item for item in items}
+        self.weights_by_name = {weight.box.name: weight for weight in weights}
+        self.cells: dict[tuple[int, int | None], list[GridItem]] = {}
         for item in sorted(items, key=lambda item: item.order):
             self.cells.setdefault((item.row, item.column), []).append(item)
-        self.boxes: dict[str, Box] = {}
+        self.boxes: dict[str, NodeBox] = {}
         self.rows: dict[int, tuple[float, float]] = {}
         self.columns: dict[int, tuple[float, float]] = {}
-        self.lanes: dict[int, int] = {}
-        self.lanes_from = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
+        self.num_lanes: dict[int, int] = {}
+        self.lanes_start = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
 
-    def placed(self) -> tuple[tuple[Box, ...], tuple[Arrow, ...]]:
+    def layout(self) -> tuple[tuple[NodeBox, ...], tuple[PictureArrow, ...]]:
         """The boxes at their places, the arrows along their ways, both in the order they came."""
-        self._count_lanes()
-        self._place_columns()
-        self._place_rows()
-        self._place_weights()
-        arrows = tuple(self._routed(k) for k in range(len(self.links)))
+        self._assign_lanes()
+        self._layout_columns()
+        self._layout_rows()
+        self._layout_weights()
+        arrows = tuple(self._route_arrow(k) for k in range(len(self.arrows)))
         return tuple(self.boxes.values()), arrows
 
     # which arrows need a lane
 
-    def _direct(self, link: Arrow) -> bool:
+    def _is_direct(self, arrow: PictureArrow) -> bool:
         """True where one curve from row to row meets no box."""
-        source, target = self.at[link.source], self.at[link.target]
+        source, target = self.items_by_name[arrow.source], self.items_by_name[arrow.target]
         if target.row <= source.row:
             return False
         columns = [c for c in (source.column, target.column) if c is not None]
@@ -92,15 +96,15 @@ class Grid:
         between = range(source.row + 1, target.row)
         return not any(row in between and (column is None or low <= column <= high) for row, column in self.cells)
 
-    def _neighbours(self, link: Arrow) -> bool:
+    def _is_between_neighbours(self, arrow: PictureArrow) -> bool:
         """True where an arrow joins boxes side by side in one row."""
-        source, target = self.at.get(link.source), self.at[link.target]
+        source, target = self.items_by_name.get(arrow.source), self.items_by_name[arrow.target]
         if source is None or source.row != target.row or source.column is None or target.column is None:
             return False
-        return abs(self.place_in_row[link.source] - self.place_in_row[link.target]) == 1
+        return abs(self.index_in_row[arrow.source] - self.index_in_row[arrow.target]) == 1
 
     @cached_property
-    def place_in_row(self) -> dict[str, int]:
+    def index_in_row(self) -> dict[str, int]:
         """The place of each box in its row, from the left."""
         counts: dict[int, int] = defaultdict(int)
         found = {}
@@ -110,17 +114,17 @@ class Grid:
                 counts[row] += 1
         return found
 
-    def _count_lanes(self) -> None:
+    def _assign_lanes(self) -> None:
         """A lane in a gutter for each arrow that passes rows; lanes are shared where they do not meet."""
-        self.lane_of: dict[int, tuple[int, int]] = {}
+        self.lane_by_arrow: dict[int, tuple[int, int]] = {}
         taken: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
         long: dict[int, tuple[int, int]] = {}
-        for k, link in enumerate(self.links):
-            inside = link.source in self.at and link.target in self.at
-            if inside and not self._direct(link) and not self._neighbours(link):
-                long[k] = self.at[link.source].row, self.at[link.target].row
+        for k, link in enumerate(self.arrows):
+            inside = link.source in self.items_by_name and link.target in self.items_by_name
+            if inside and not self._is_direct(link) and not self._is_between_neighbours(link):
+                long[k] = self.items_by_name[link.source].row, self.items_by_name[link.target].row
         for k, (start, end) in sorted(long.items(), key=lambda arrow: abs(arrow[1][1] - arrow[1][0])):
-            column = self.at[self.links[k].source].column
+            column = self.items_by_name[self.arrows[k].source].column
             low, high = min(start, end), max(start, end)
             beside = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
             if column is None or any((row, None) in self.cells for row in beside):
@@ -130,50 +134,52 @@ class Grid:
             if lane == len(taken[column]):
                 taken[column].append([])
             taken[column][lane].append((low, high))
-            self.lane_of[k] = (column, lane)
-        self.lanes = {column: len(lanes) for column, lanes in taken.items()}
+            self.lane_by_arrow[k] = (column, lane)
+        self.num_lanes = {column: len(lanes) for column, lanes in taken.items()}
 
     # places
 
-    def _place_columns(self) -> None:
+    def _layout_columns(self) -> None:
         widths: dict[int, float] = defaultdict(float)
         for (_, column), cell in self.cells.items():
             if column is not None:
-                widths[column] = max(widths[column], self._wide(cell))
+                widths[column] = max(widths[column], self._cell_width(cell))
         x = 0.0
         for column in sorted(widths):
             self.columns[column] = (x, x + widths[column])
-            lanes = self.lanes.get(column, 0)
-            x += widths[column] + self.room.gutter + (LANE * lanes + 12.0 if lanes else 0.0)
+            lanes = self.num_lanes.get(column, 0)
+            x += widths[column] + self.spacing.column_gap + (LANE_WIDTH * lanes + 12.0 if lanes else 0.0)
         right = max((end for _, end in self.columns.values()), default=0.0)
         if self.columns:
-            most = max((self._wide(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0)
+            most = max(
+                (self._cell_width(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0
+            )
             last = max(self.columns)
-            self.lanes_from = max(self.columns[last][1], (right + most) / 2)
+            self.lanes_start = max(self.columns[last][1], (right + most) / 2)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
-            at = (low + high) / 2 - self._wide(cell) / 2
+            at = (low + high) / 2 - self._cell_width(cell) / 2
             for item in cell:
                 self.boxes[item.box.name] = replace(item.box, x=at + item.box.width / 2)
-                at += item.box.width + self.room.inside
+                at += item.box.width + self.spacing.box_gap
 
-    def _wide(self, cell: Sequence[Item]) -> float:
-        return sum(item.box.width for item in cell) + self.room.inside * (len(cell) - 1)
+    def _cell_width(self, cell: Sequence[GridItem]) -> float:
+        return sum(item.box.width for item in cell) + self.spacing.box_gap * (len(cell) - 1)
 
-    def _place_rows(self) -> None:
+    def _layout_rows(self) -> None:
         reach: dict[int, float] = defaultdict(float)
-        for link in self.links:
-            if link.source in self.at and link.target in self.at and self._direct(link):
-                row = self.at[link.target].row
+        for link in self.arrows:
+            if link.source in self.items_by_name and link.target in self.items_by_name and self._is_direct(link):
+                row = self.items_by_name[link.target].row
                 reach[row] = max(reach[row], abs(self.boxes[link.source].x - self.boxes[link.target].x))
         y = 0.0
         for row in range(1 + max((item.row for item in self.items), default=0)):
             tall = max((item.box.height for item in self.items if item.row == row), default=0.0)
-            rails = len(self._rails(row))
+            rails = len(self._weights_above(row))
             gap = max(
-                self.room.gap if row else 0.0,
-                min(self.room.spread * reach[row], 120.0),
-                RAIL * rails + 30.0 if rails else 0.0,
+                self.spacing.row_gap if row else 0.0,
+                min(self.spacing.reach_factor * reach[row], 120.0),
+                WEIGHT_SPACING * rails + 30.0 if rails else 0.0,
             )
             self.rows[row] = (y + gap, y + gap + tall)
             y += gap + tall
@@ -181,113 +187,119 @@ class Grid:
             top, bottom = self.rows[item.row]
             self.boxes[item.box.name] = replace(self.boxes[item.box.name], y=(top + bottom) / 2)
 
-    def _rails(self, row: int) -> list[Weight]:
+    def _weights_above(self, row: int) -> list[WeightItem]:
         return [weight for weight in self.weights if weight.row == row and weight.depth == 1]
 
-    def _place_weights(self) -> None:
+    def _layout_weights(self) -> None:
         if not self.weights:
             return
-        right = self._first - self.room.apart - 5.0 * len(self.far)
+        right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
         wide = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
-            rails = self._rails(row)
+            rails = self._weights_above(row)
             bottom = self.rows[row][0] - 30.0
             for k, weight in enumerate(reversed(rails)):
-                y = bottom - RAIL * k
+                y = bottom - WEIGHT_SPACING * k
                 self.boxes[weight.box.name] = replace(weight.box, x=right - wide / 2, y=y)
-        top = min((box.edges[1] for box in self.boxes.values()), default=0.0)
+        top = min((box.bounds[1] for box in self.boxes.values()), default=0.0)
         x = right - wide - 20.0
         for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
             x -= weight.box.width / 2
-            fed = [link.target for link in self.links if link.source == weight.box.name and link.target in self.beside]
+            fed = [
+                link.target
+                for link in self.arrows
+                if link.source == weight.box.name and link.target in self.weights_by_name
+            ]
             children = [self.boxes[name] for name in fed]
             y = top - weight.box.height / 2 - 6.0
-            if weight.own_slice and children:
+            if weight.has_slice and children:
                 y = sum(box.y for box in children) / len(children)
             self.boxes[weight.box.name] = replace(weight.box, x=x, y=y)
-            x -= 0.0 if weight.own_slice else weight.box.width / 2 + 16.0
-            x += weight.box.width / 2 if weight.own_slice else 0.0
+            x -= 0.0 if weight.has_slice else weight.box.width / 2 + 16.0
+            x += weight.box.width / 2 if weight.has_slice else 0.0
 
-    def _is_far(self, link: Arrow) -> bool:
+    def _is_remote(self, arrow: PictureArrow) -> bool:
         """True where a weight feeds a row that is not the one it stands above."""
-        weight, child = self.beside.get(link.source), self.at.get(link.target)
+        weight, child = self.weights_by_name.get(arrow.source), self.items_by_name.get(arrow.target)
         return weight is not None and child is not None and (child.row != weight.row or weight.depth > 1)
 
     # ways
 
     @cached_property
-    def far(self) -> dict[str, int]:
+    def remote_weights(self) -> dict[str, int]:
         """The weights with a lane of their own, down to rows that they do not stand above."""
-        return {name: k for k, name in enumerate(sorted({each.source for each in self.links if self._is_far(each)}))}
+        return {
+            name: k for k, name in enumerate(sorted({each.source for each in self.arrows if self._is_remote(each)}))
+        }
 
     @cached_property
-    def _first(self) -> float:
+    def _left_edge(self) -> float:
         """The left end of the boxes in rows."""
-        return min((self.boxes[name].edges[0] for name in self.at), default=0.0)
+        return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
-    def _ports(self) -> dict[int, Point]:
+    def _port_points(self) -> dict[int, Point]:
         """Where each arrow into the top of a box ends: side by side, in the order of where they come from."""
         into: dict[str, list[int]] = defaultdict(list)
-        for k, link in enumerate(self.links):
-            if link.target in self.at and (k in self.lane_of or not self._neighbours(link)):
+        for k, link in enumerate(self.arrows):
+            if link.target in self.items_by_name and (k in self.lane_by_arrow or not self._is_between_neighbours(link)):
                 into[link.target].append(k)
         found = {}
         for name, arrows in into.items():
             box = self.boxes[name]
-            arrows.sort(key=lambda k: (self._from(k), k))
-            step = min(PORT, 0.8 * box.width / max(len(arrows) - 1, 1))
+            arrows.sort(key=lambda k: (self._arrival_x(k), k))
+            step = min(PORT_SPACING, 0.8 * box.width / max(len(arrows) - 1, 1))
             for place, k in enumerate(arrows):
-                found[k] = (box.x + step * (place - (len(arrows) - 1) / 2), box.edges[1])
+                found[k] = (box.x + step * (place - (len(arrows) - 1) / 2), box.bounds[1])
         return found
 
-    def _from(self, k: int) -> float:
+    def _arrival_x(self, k: int) -> float:
         """The side that an arrow comes from: weights from the left, lanes from theirs, others from their box."""
-        link = self.links[k]
-        if link.source in self.beside:
+        link = self.arrows[k]
+        if link.source in self.weights_by_name:
             return -1e9
-        return self._lane_x(k) if k in self.lane_of else self.boxes[link.source].x
+        return self._lane_x(k) if k in self.lane_by_arrow else self.boxes[link.source].x
 
     def _lane_x(self, k: int) -> float:
-        column, lane = self.lane_of[k]
-        right = self.lanes_from if column == max(self.columns) else self.columns[column][1]
-        return right + 18.0 + LANE * lane
+        column, lane = self.lane_by_arrow[k]
+        right = self.lanes_start if column == max(self.columns) else self.columns[column][1]
+        return right + 18.0 + LANE_WIDTH * lane
 
-    def _routed(self, k: int) -> Arrow:
-        link = self.links[k]
+    def _route_arrow(self, k: int) -> PictureArrow:
+        link = self.arrows[k]
         source, target = self.boxes[link.source], self.boxes[link.target]
-        if link.source in self.beside:
-            return replace(link, points=self._from_weight(k, link, source, target))
-        if k in self.lane_of:
-            return replace(link, points=self._by_lane(k, source, target))
-        if self._neighbours(link):
-            return replace(link, points=level(source, target))
-        return replace(link, points=curve((source.x, source.edges[3]), self._ports[k]))
+        if link.source in self.weights_by_name:
+            return replace(link, points=self._route_from_weight(k, link, source, target))
+        if k in self.lane_by_arrow:
+            return replace(link, points=self._route_by_lane(k, source, target))
+        if self._is_between_neighbours(link):
+            return replace(link, points=level_line(source, target))
+        return replace(link, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
 
-    def _from_weight(self, k: int, link: Arrow, source: Box, target: Box) -> tuple[Point, ...]:
-        weight = self.beside[link.source]
-        out = (source.edges[2], source.y)
-        if link.target in self.beside:
-            if weight.own_slice or abs(source.y - target.y) < 1:
-                return curve(out, (target.edges[0], target.y), sideways=True)
-            return bent([(source.x, source.edges[3]), (source.x, target.y), (target.edges[0], target.y)])
-        end = self._ports[k]
-        if not self._is_far(link):
-            return bent([out, (end[0], source.y), end])
-        number = self.far[link.source]
-        lane = self._first - 8.0 - 5.0 * number
+    def _route_from_weight(self, k: int, arrow: PictureArrow, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
+        weight = self.weights_by_name[arrow.source]
+        out = (source.bounds[2], source.y)
+        if arrow.target in self.weights_by_name:
+            if weight.has_slice or abs(source.y - target.y) < 1:
+                return cubic_curve(out, (target.bounds[0], target.y), sideways=True)
+            return rounded_polyline([(source.x, source.bounds[3]), (source.x, target.y), (target.bounds[0], target.y)])
+        end = self._port_points[k]
+        if not self._is_remote(arrow):
+            return rounded_polyline([out, (end[0], source.y), end])
+        number = self.remote_weights[arrow.source]
+        lane = self._left_edge - 8.0 - 5.0 * number
         y = end[1] - 9.0 - 3.0 * (number % 3)
-        return bent([out, (lane, source.y), (lane, y), (end[0], y), end])
+        return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 
-    def _by_lane(self, k: int, source: Box, target: Box) -> tuple[Point, ...]:
-        link, x = self.links[k], self._lane_x(k)
-        column, lane = self.lane_of[k]
-        begin, end = self.at[link.source], self.at[link.target]
+    def _route_by_lane(self, k: int, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
+        link, x = self.arrows[k], self._lane_x(k)
+        column, lane = self.lane_by_arrow[k]
+        begin, end = self.items_by_name[link.source], self.items_by_name[link.target]
         if self.cells[begin.row, begin.column][-1] is begin and begin.column == column:
-            start = [(source.edges[2], source.y), (x, source.y)]
+            start = [(source.bounds[2], source.y), (x, source.y)]
         else:
             low = self.rows[begin.row][1] + 8.0 + 3.0 * (lane % 4)
-            start = [(source.x, source.edges[3]), (source.x, low), (x, low)]
-        port = self._ports[k]
+            start = [(source.x, source.bounds[3]), (source.x, low), (x, low)]
+        port = self._port_points[k]
         high = self.rows[end.row][0] - 10.0 - 3.0 * (lane % 4)
-        return bent([*start, (x, high), (port[0], high), port])
+        return rounded_polyline([*start, (x, high), (port[0], high), port])

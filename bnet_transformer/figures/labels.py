@@ -7,45 +7,45 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-LONGEST = 16
-UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-SMALL = 0.72  # size of subscripts and superscripts
+MAX_TOKEN_LENGTH = 16
+INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+SCRIPT_SCALE = 0.72  # size of subscripts and superscripts
 # How wide the letters of DejaVu Sans are, in hundredths of their size, from the space to the tilde.
-_WIDTHS = """
+_LETTER_WIDTHS = """
 32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53 100
 68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50 50 61
 63 55 63 62 35 63 63 28 28 58 28 97 63 61 63 63 41 52 39 63 59 82 59 59 52 64 34 64 84
 """
-WIDTHS = tuple(map(int, _WIDTHS.split()))
+LETTER_WIDTHS = tuple(map(int, _LETTER_WIDTHS.split()))
 
 
 @dataclass(frozen=True)
-class Run:
+class TextRun:
     """A piece of a label: `text` (plain), `math` (an italic letter), `name` (upright), `sub`, `sup`, or `token`."""
 
     text: str
     style: str = "text"
 
 
-def shown(word: object, longest: int | None = LONGEST) -> str:
+def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str:
     r"""A word as it can be seen: unseen characters as escapes, long words cut with an ellipsis (None: whole).
 
     >>> shown("a\nb"), shown(" "), shown("x" * 200, 5)
     ('a\\nb', '␣', 'xxxx…')
     """
     text = str(word)
-    cut = longest is not None and len(text) > longest
-    kept = text[: longest - 1] if cut and longest is not None else text
-    seen = visible(kept)
-    if longest is not None and len(seen) > longest:
-        seen, cut = seen[: longest - 1], True
+    cut = max_length is not None and len(text) > max_length
+    kept = text[: max_length - 1] if cut and max_length is not None else text
+    seen = escape_invisible(kept)
+    if max_length is not None and len(seen) > max_length:
+        seen, cut = seen[: max_length - 1], True
     if not seen.strip():
         seen = "␣" * len(seen) or "∅"
     return seen + "…" if cut else seen
 
 
 @lru_cache(maxsize=2**12)
-def visible(text: str) -> str:
+def escape_invisible(text: str) -> str:
     r"""The text with unseen characters, which files and readers stumble over, as escapes.
 
     >>> visible("a\x00\u202eb")
@@ -55,13 +55,13 @@ def visible(text: str) -> str:
         return text
     return "".join(
         letter.encode("unicode_escape", "surrogatepass").decode("ascii")
-        if unicodedata.category(letter) in UNSEEN
+        if unicodedata.category(letter) in INVISIBLE_CATEGORIES
         else letter
         for letter in text
     )
 
 
-def is_foreign(text: str) -> bool:
+def has_non_latin(text: str) -> bool:
     """True for text with letters beyond Latin, which a font of Latin letters may lack.
 
     >>> is_foreign("“naïve”…"), is_foreign("中文")
@@ -70,7 +70,7 @@ def is_foreign(text: str) -> bool:
     return any(letter > "\u024f" and not "\u2000" <= letter <= "\u206f" for letter in text)
 
 
-def letter_of(role: str) -> tuple[Run, list[str]]:
+def parse_role(role: str) -> tuple[TextRun, list[str]]:
     """The letter of a role, and what of the role stands below it; without a letter, the whole role as a name.
 
     >>> letter_of("W_q"), letter_of("embed")
@@ -79,58 +79,61 @@ def letter_of(role: str) -> tuple[Run, list[str]]:
     parts = [part for part in role.split("_") if part]
     place = next((k for k, part in enumerate(parts) if len(part) == 1), None)
     if place is None:
-        return Run(role.replace("_", " "), "name"), []
-    return Run(parts.pop(place), "math"), parts
+        return TextRun(role.replace("_", " "), "name"), []
+    return TextRun(parts.pop(place), "math"), parts
 
 
-def runs(
+def format_node_label(
     role: str,
     *,
     slice: int | None = None,
     plates: Sequence[int] = (),
     word: int | None = None,
     token: str | None = None,
-) -> tuple[Run, ...]:
+) -> tuple[TextRun, ...]:
     """A node's label: its letter, the word below, the slice and (in parentheses) other plates above, its token.
 
     >>> plain(runs("W_q", slice=1)), plain(runs("x", slice=1, word=2, token="sat"))
     ('W_q^1', 'x_2^1 “sat”')
     """
-    letter, below = letter_of(role)
+    letter, below = parse_role(role)
     found = [letter]
     if word is not None:
         below.append(str(word))
     above = "" if slice is None else str(slice)
     above += "".join(f"({index})" for index in plates)
     if below:
-        found.append(Run(",".join(below), "sub"))
+        found.append(TextRun(",".join(below), "sub"))
     if above:
-        found.append(Run(above, "sup"))
+        found.append(TextRun(above, "sup"))
     if token is not None:
-        found.append(Run(f" “{shown(token)}”", "token"))
+        found.append(TextRun(f" “{format_token(token)}”", "token"))
     return tuple(found)
 
 
-def plain(label: Iterable[Run]) -> str:
+def label_to_text(label: Iterable[TextRun]) -> str:
     """A label as one line of plain text."""
     marks = {"sub": "_", "sup": "^"}
     return "".join(marks.get(run.style, "") + run.text for run in label)
 
 
-def written(text: str) -> tuple[Run, ...]:
+def text_to_label(text: str) -> tuple[TextRun, ...]:
     """Plain text as a label."""
-    return (Run(text),)
+    return (TextRun(text),)
 
 
-def measured(label: Iterable[Run], size: float) -> float:
+def measure_label(label: Iterable[TextRun], size: float) -> float:
     """About how wide a label is, in points; rather too wide than too narrow."""
-    return sum(sum(map(_em, run.text)) * size * (SMALL if run.style in ("sub", "sup") else 1.0) for run in label)
+    return sum(
+        sum(map(_letter_width, run.text)) * size * (SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0)
+        for run in label
+    )
 
 
 @lru_cache(maxsize=2**12)
-def _em(letter: str) -> float:
+def _letter_width(letter: str) -> float:
     if letter.isascii():
-        return WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7
+        return LETTER_WIDTHS[ord(letter) - 32] / 100 if " " <= letter <= "~" else 0.7
     if unicodedata.combining(letter):
         return 0.0
     return 1.15 if unicodedata.east_asian_width(letter) in "WF" else 1.0 if letter in "…—" else 0.7

@@ -12,20 +12,31 @@ from dataclasses import replace
 from typing import Any
 
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer.figures.labels import measured, written
-from bnet_transformer.figures.picture import Arrow, Box, Entry, Picture, Point, Text, curve, extent, fitted, moved
+from bnet_transformer.figures.labels import measure_label, text_to_label
+from bnet_transformer.figures.picture import (
+    LegendEntry,
+    NodeBox,
+    Picture,
+    PictureArrow,
+    Point,
+    TextLine,
+    cubic_curve,
+    extent,
+    fit_to_extent,
+    translate,
+)
 
-SIZE = 11.0  # of labels
-SMALL = 8.5  # of the legend and the caption
-HEIGHT = 26.0
-NARROWEST = 340.0
-PLAIN = "marked"
-FADED = 0.3  # what stands back
+LABEL_SIZE = 11.0  # of labels
+CAPTION_SIZE = 8.5  # of the legend and the caption
+BOX_HEIGHT = 26.0
+MIN_WIDTH = 340.0
+DEFAULT_MARK = "marked"
+FADED_OPACITY = 0.3  # what stands back
 
-DASH = {"q": "solid", "k": "dash", "v": "dot"}
-WIDTH = (0.5, 2.3)  # of an arrow that nothing reads along, and what certainty adds
-OPACITY = (0.25, 0.75)
-READS = {"q": "query q", "k": "key k", "v": "value v"}
+ROLE_DASHES = {"q": "solid", "k": "dash", "v": "dot"}
+ARROW_WIDTH = (0.5, 2.3)  # of an arrow that nothing reads along, and what certainty adds
+ARROW_OPACITY = (0.25, 0.75)
+ROLE_TEXTS = {"q": "query q", "k": "key k", "v": "value v"}
 
 
 COLOURS = {
@@ -48,13 +59,13 @@ PALETTES: Mapping[str, Mapping[str, str]] = {
 }
 
 # Heads and other kinds without order: after Okabe and Ito, darkened or lightened until each stands out on its paper.
-HEADS: Mapping[str, tuple[str, ...]] = {
+HEAD_COLOURS: Mapping[str, tuple[str, ...]] = {
     "light": ("#0b66ad", "#c2571a", "#0b8a68", "#b3588c", "#b07d00", "#4a9fd0", "#6b7280", "#6a4c93"),
     "dark": ("#62aef0", "#f0995c", "#3fc79d", "#e393bf", "#e6c04d", "#9fd5f7", "#98a1ae", "#b79ae0"),
 }
 
 
-def palette(theme: str = "light") -> Mapping[str, str]:
+def get_palette(theme: str = "light") -> Mapping[str, str]:
     """The named colours of a theme, `light` or `dark`.
 
     >>> palette("light")["q"], palette("dark")["paper"]
@@ -64,45 +75,51 @@ def palette(theme: str = "light") -> Mapping[str, str]:
     return PALETTES[theme]
 
 
-def hue(parent: str, child: str) -> str:
+def arrow_colour(parent: str, child: str) -> str:
     """The colour of an arrow by the roles at its ends: that of q, k or v where one of them is one.
 
     >>> hue("x", "q"), hue("k", "x"), hue("enc.x", "cross_v"), hue("c", "W_q")
     ('q', 'k', 'v', 'grey')
     """
-    return _letter(child) or _letter(parent) or "grey"
+    return _role_letter(child) or _role_letter(parent) or "grey"
 
 
-def _letter(role: str) -> str:
+def _role_letter(role: str) -> str:
     last = role.rsplit("_", 1)[-1]
-    return last if last in DASH and not role.startswith("W_") else ""
+    return last if last in ROLE_DASHES and not role.startswith("W_") else ""
 
 
-def link(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> Arrow:
+def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
     """An arrow without a way yet; its probability is its width and opacity."""
-    look = (0.9, 1.0) if weight is None else (WIDTH[0] + WIDTH[1] * weight, OPACITY[0] + OPACITY[1] * weight)
-    return Arrow(source, target, (), colour, *look, dash=DASH.get(colour, "solid"), weight=weight, title=title)
+    look = (
+        (0.9, 1.0)
+        if weight is None
+        else (ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight)
+    )
+    return PictureArrow(
+        source, target, (), colour, *look, dash=ROLE_DASHES.get(colour, "solid"), weight=weight, title=title
+    )
 
 
-def line_colour(box: Box) -> str:
+def border_colour(box: NodeBox) -> str:
     """The colour of a box's border: what is given, or open by it, has one of its own."""
-    if not box.accent:
+    if not box.mark:
         return "ink"
-    return {"given": "second", "collider": "second", "y": "learnable"}.get(box.accent, "accent")
+    return {"given": "second", "collider": "second", "y": "learnable"}.get(box.mark, "accent")
 
 
-def outlines(box: Box) -> Iterator[tuple[float, float, float]]:
+def box_outlines(box: NodeBox) -> Iterator[tuple[float, float, float]]:
     """The rectangles of a box, the hindmost first: how far the first and the last corner are from those of the box
     along both axes, and how thick the line is; that of a double border is the last, and lies inside."""
-    for k in range(box.under, -1, -1):
-        yield 2.5 * k, 2.5 * k, 2.2 if box.accent and not k else 0.9
+    for k in range(box.num_stacked, -1, -1):
+        yield 2.5 * k, 2.5 * k, 2.2 if box.mark and not k else 0.9
     if box.border == "double":
         yield 2.5, -2.5, 0.7
 
 
-def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """The way of an arrow's line, and the corners of its head, the tip first; the line ends inside the head."""
-    if not arrow.head:
+    if not arrow.has_head:
         return arrow.points, ()
     (x1, y1), before = arrow.points[-1], arrow.points[-2]
     x0, y0 = before if before != (x1, y1) else arrow.points[0]
@@ -115,99 +132,115 @@ def line_and_head(arrow: Arrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     return (*arrow.points[:-1], inside), head
 
 
-def _sample(**told: Any) -> Box:
-    return Box("", 0.0, 0.0, 22.0, 14.0, **told)
+def _sample_box(**fields: Any) -> NodeBox:
+    return NodeBox("", 0.0, 0.0, 22.0, 14.0, **fields)
 
 
-def explained(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> list[tuple[Box | Arrow, str]]:
+def collect_legend(
+    boxes: Sequence[NodeBox], arrows: Sequence[PictureArrow]
+) -> list[tuple[NodeBox | PictureArrow, str]]:
     """A sample of every sign that a picture uses, and what it means."""
-    signs: list[tuple[bool, Box, str]] = [
-        (any(b.border == "double" for b in boxes), _sample(border="double"), "deterministic"),
-        (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample(), "stochastic"),
-        (any(b.dashed for b in boxes), _sample(dashed=True), "learnable TPM"),
-        (any(b.fill == "observed" for b in boxes), _sample(fill="observed"), "observed"),
-        (any(b.fill == "do" for b in boxes), _sample(fill="do", border="double"), "set by do"),
-        (any(b.under for b in boxes), _sample(under=2), "repeated over plates"),
+    signs: list[tuple[bool, NodeBox, str]] = [
+        (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
+        (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
+        (any(b.is_dashed for b in boxes), _sample_box(dashed=True), "learnable TPM"),
+        (any(b.fill == "observed" for b in boxes), _sample_box(fill="observed"), "observed"),
+        (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
+        (any(b.num_stacked for b in boxes), _sample_box(under=2), "repeated over plates"),
     ]
-    found: list[tuple[Box | Arrow, str]] = [(sample, text) for there, sample, text in signs if there]
-    for role in dict.fromkeys("its effect" if b.accent[0] in "+-" else b.accent for b in boxes if b.accent):
-        found.append((_sample(accent=role), role))
+    found: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for there, sample, text in signs if there]
+    for role in dict.fromkeys("its effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
+        found.append((_sample_box(accent=role), role))
     colours = {arrow.colour for arrow in arrows}
-    found += [(_line(colour), text) for colour, text in READS.items() if colour in colours]
-    heads = any(arrow.head for arrow in arrows)
+    found += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
+    heads = any(arrow.has_head for arrow in arrows)
     if "accent" in colours:
-        found.append((replace(_line("accent"), head=heads), "from a word to its reader"))
+        found.append((replace(_sample_arrow("accent"), head=heads), "from a word to its reader"))
     if any(arrow.weight is not None for arrow in arrows):
-        sample = _line("accent" if "accent" in colours else "grey")
+        sample = _sample_arrow("accent" if "accent" in colours else "grey")
         found.append((replace(sample, width=2.6, head=heads), "P(j | i): wide and dark is likely"))
     return found
 
 
-def _line(colour: str) -> Arrow:
-    return Arrow("", "", curve((-12.0, 0.0), (12.0, 0.0), sideways=True), colour, 1.1, dash=DASH.get(colour, "solid"))
+def _sample_arrow(colour: str) -> PictureArrow:
+    return PictureArrow(
+        "",
+        "",
+        cubic_curve((-12.0, 0.0), (12.0, 0.0), sideways=True),
+        colour,
+        1.1,
+        dash=ROLE_DASHES.get(colour, "solid"),
+    )
 
 
-def tags(boxes: Iterable[Box]) -> Iterator[Text]:
+def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
     """What marked boxes are in an answer, beside them."""
     for box in boxes:
-        if box.accent not in ("", PLAIN) and box.border != "dot":
-            left, top, _, _ = box.edges
-            yield Text(left + 1.0, top - 6.5, written(box.accent), "start", 7.5, line_colour(box))
+        if box.mark not in ("", DEFAULT_MARK) and box.border != "dot":
+            left, top, _, _ = box.bounds
+            yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
 
 
-def finished(
-    picture: Picture, *, legend: bool = True, signs: bool = True, title: str = "", caption: Sequence[str] = ()
+def add_legend_and_caption(
+    picture: Picture, *, legend: bool = True, has_box_signs: bool = True, title: str = "", caption: Sequence[str] = ()
 ) -> Picture:
     """The picture with its legend (`signs=False`: of arrows alone) and caption below it, on paper of its size."""
-    picture = replace(picture, texts=(*picture.texts, *tags(picture.boxes)))
+    picture = replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
     left, _, right, bottom = extent(picture)
-    wide = max(right - left, NARROWEST)
+    wide = max(right - left, MIN_WIDTH)
     left -= (wide - (right - left)) / 2
     y = bottom + 24.0
-    entries: list[Entry] = []
+    entries: list[LegendEntry] = []
     if legend:
-        entries, y = _legend(explained(picture.boxes if signs else (), picture.arrows), left, wide, y)
+        entries, y = _layout_legend(
+            collect_legend(picture.boxes if has_box_signs else (), picture.arrows), left, wide, y
+        )
     told = [piece for piece in caption if piece]
-    lines = _wrapped("; ".join(told), wide)
+    lines = _wrap_text("; ".join(told), wide)
     texts = [
-        Text(left + wide / 2, y + 13.0 * k, written(text), size=SMALL, colour="grey") for k, text in enumerate(lines)
+        TextLine(left + wide / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
+        for k, text in enumerate(lines)
     ]
     found = replace(
         picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(told)
     )
-    return fitted(found)
+    return fit_to_extent(found)
 
 
-def _legend(signs: Sequence[tuple[Box | Arrow, str]], left: float, wide: float, y: float) -> tuple[list[Entry], float]:
-    needed = [(sample, text, 30.0 + measured(written(text), SMALL) + 14.0) for sample, text in signs]
-    width, rows = wide, _filled(needed, wide)
-    while width > 60.0 and len(_filled(needed, width * 0.97)) == len(rows):  # rows of about one length
+def _layout_legend(
+    signs: Sequence[tuple[NodeBox | PictureArrow, str]], left: float, max_width: float, y: float
+) -> tuple[list[LegendEntry], float]:
+    needed = [(sample, text, 30.0 + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs]
+    width, rows = max_width, _wrap_entries(needed, max_width)
+    while width > 60.0 and len(_wrap_entries(needed, width * 0.97)) == len(rows):  # rows of about one length
         width *= 0.97
     found = []
-    for row in _filled(needed, width):
-        x = left + (wide - sum(need for *_, need in row) + 14.0) / 2
+    for row in _wrap_entries(needed, width):
+        x = left + (max_width - sum(need for *_, need in row) + 14.0) / 2
         for sample, text, need in row:
-            place = Text(x + 30.0, y, written(text), "start", SMALL)
-            found.append(Entry(moved(sample, x + 12.0, y), place))
+            place = TextLine(x + 30.0, y, text_to_label(text), "start", CAPTION_SIZE)
+            found.append(LegendEntry(translate(sample, x + 12.0, y), place))
             x += need
         y += 17.0
     return found, y + 2.0
 
 
-def _filled(signs: Sequence[tuple[Box | Arrow, str, float]], wide: float) -> list[list[tuple[Box | Arrow, str, float]]]:
+def _wrap_entries(
+    signs: Sequence[tuple[NodeBox | PictureArrow, str, float]], max_width: float
+) -> list[list[tuple[NodeBox | PictureArrow, str, float]]]:
     """Signs in rows of at most this width."""
-    rows: list[list[tuple[Box | Arrow, str, float]]] = [[]]
+    rows: list[list[tuple[NodeBox | PictureArrow, str, float]]] = [[]]
     for sign in signs:
-        if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > wide:
+        if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > max_width:
             rows.append([])
         rows[-1].append(sign)
     return rows
 
 
-def _wrapped(text: str, wide: float) -> list[str]:
+def _wrap_text(text: str, max_width: float) -> list[str]:
     lines: list[str] = []
     for word in text.split():
-        if lines and measured(written(f"{lines[-1]} {word}"), SMALL) <= wide:
+        if lines and measure_label(text_to_label(f"{lines[-1]} {word}"), CAPTION_SIZE) <= max_width:
             lines[-1] += f" {word}"
         else:
             lines.append(word)

@@ -25,28 +25,35 @@ from xml.sax import saxutils
 import graphviz
 
 from bnet_transformer.figures.dot import DotSource, to_dot
-from bnet_transformer.figures.labels import SMALL, Run, is_foreign, measured, plain, visible
-from bnet_transformer.figures.picture import DASHES, Arrow, Box, Frame, Picture, Text
-from bnet_transformer.figures.style import FADED, SIZE, line_and_head, outlines, palette
+from bnet_transformer.figures.labels import (
+    SCRIPT_SCALE,
+    TextRun,
+    escape_invisible,
+    has_non_latin,
+    label_to_text,
+    measure_label,
+)
+from bnet_transformer.figures.picture import DASH_PATTERNS, Frame, NodeBox, Picture, PictureArrow, TextLine
+from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, box_outlines, get_palette, split_arrow_head
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"
-PAGE = 680.0  # points: wider pictures are shown smaller
-PAPER = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
-DPI = 192.0
-PIXELS = 8000.0  # a side of a PNG at most
-DEJAVU = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
+MAX_SHOWN_WIDTH = 680.0  # points: wider pictures are shown smaller
+PDF_PAGE_SIZE = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
+PNG_DPI = 192.0
+MAX_PNG_PIXELS = 8000.0  # a side of a PNG at most
+DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
 # What lies between a figure and the code that draws it.
-INSIDE = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
+INTERNAL_PATHS = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
 # The figure arrives as an input, so nothing in it is read as typst. Without a date, the same figure is the same bytes.
-TYPST = """
+TYPST_TEMPLATE = """
 #set document(title: sys.inputs.title, date: none)
 #set page(width: {width}pt, height: {height}pt, margin: 0pt, fill: none)
 #image(bytes(sys.inputs.svg), format: "svg", width: {width}pt, height: {height}pt, alt: sys.inputs.title)
 """
 
 
-class Shown(Picture):
+class NotebookPicture(Picture):
     """A picture that a notebook shows: SVG, and a line where none can be."""
 
     def __repr__(self) -> str:
@@ -60,165 +67,170 @@ class Shown(Picture):
         return DotSource(to_dot(self), self._repr_svg_)
 
 
-def showing(picture: Picture) -> Shown:
+def to_notebook_picture(picture: Picture) -> NotebookPicture:
     """The same picture, such that a notebook shows it."""
-    return Shown(**vars(picture))
+    return NotebookPicture(**vars(picture))
 
 
 def escape(text: str) -> str:
     """Text as it stands between tags."""
-    return saxutils.escape(visible(text))
+    return saxutils.escape(escape_invisible(text))
 
 
 def quoteattr(text: str) -> str:
     """Text as an attribute, with its quotes."""
-    return saxutils.quoteattr(visible(text))
+    return saxutils.quoteattr(escape_invisible(text))
 
 
-def to_svg(picture: Picture, *, printed: bool = False) -> str:
+def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode.
 
     `printed` is for a program that knows no modes, and sets a text element in one font: that of its rarest letter.
     """
     wide, tall = picture.width, picture.height
-    shown = min(1.0, PAGE / wide) if wide else 1.0
-    ink = Ink(picture.theme, printed)
+    shown = min(1.0, MAX_SHOWN_WIDTH / wide) if wide else 1.0
+    ink = SvgColours(picture.theme, is_print)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(wide * shown)}" height="{_n(tall * shown)}" '
-        f'viewBox="0 0 {_n(wide)} {_n(tall)}" role="img" font-family={quoteattr(SANS)} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_format_number(wide * shown)}" height="{_format_number(tall * shown)}" '
+        f'viewBox="0 0 {_format_number(wide)} {_format_number(tall)}" role="img" font-family={quoteattr(SANS)} '
         'style="max-width:100%;height:auto">',
         f"<title>{escape(picture.title)}</title>",
-        f"<desc>{escape(_described(picture))}</desc>",
-        ink.sheet(),
-        f'<rect width="{_n(wide)}" height="{_n(tall)}"{ink.fill("paper")}/>',
+        f"<desc>{escape(_describe_picture(picture))}</desc>",
+        ink.dark_style_sheet(),
+        f'<rect width="{_format_number(wide)}" height="{_format_number(tall)}"{ink.fill("paper")}/>',
         '<g class="frames">',
-        *(_frame(frame, ink) for frame in picture.frames),
+        *(_render_frame(frame, ink) for frame in picture.frames),
         '</g><g class="arrows">',
-        *(_arrow(arrow, ink) for arrow in picture.arrows),
+        *(_render_arrow(arrow, ink) for arrow in picture.arrows),
         '</g><g class="nodes">',
-        *(_box(box, ink) for box in picture.boxes),
+        *(_render_box(box, ink) for box in picture.boxes),
         '</g><g class="texts">',
-        *(_text(line, ink) for line in picture.texts),
+        *(_render_text(line, ink) for line in picture.texts),
         '</g><g class="legend">',
-        *(_arrow(e.sample, ink) if isinstance(e.sample, Arrow) else _box(e.sample, ink) for e in picture.legend),
-        *(_text(e.text, ink) for e in picture.legend),
+        *(
+            _render_arrow(e.handle, ink) if isinstance(e.handle, PictureArrow) else _render_box(e.handle, ink)
+            for e in picture.legend
+        ),
+        *(_render_text(e.text, ink) for e in picture.legend),
         "</g></svg>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-class Ink:
+class SvgColours:
     """Colours as attributes: of one theme, or (`auto`) with classes that a style sheet turns dark."""
 
-    def __init__(self, theme: str, printed: bool = False) -> None:
-        self.auto = theme == "auto" and not printed
-        self.colours = palette("light" if theme == "auto" else theme)
-        self.printed = printed
+    def __init__(self, theme: str, is_print: bool = False) -> None:
+        self.has_dark_mode = theme == "auto" and not is_print
+        self.colours = get_palette("light" if theme == "auto" else theme)
+        self.is_print = is_print
 
     def fill(self, name: str) -> str:
         """The fill of a named colour."""
-        return f' fill="{self.colours[name]}"' + (f' class="f-{name}"' if self.auto else "")
+        return f' fill="{self.colours[name]}"' + (f' class="f-{name}"' if self.has_dark_mode else "")
 
     def stroke(self, name: str) -> str:
         """The line of a named colour, with no fill."""
-        return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.auto else "")
+        return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.has_dark_mode else "")
 
-    def sheet(self) -> str:
+    def dark_style_sheet(self) -> str:
         """The style sheet that turns a picture dark."""
-        if not self.auto:
+        if not self.has_dark_mode:
             return ""
-        rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in palette("dark").items())
+        rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
         return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
 
-def _described(picture: Picture) -> str:
-    legend = ", ".join(plain(entry.text.runs) for entry in picture.legend)
+def _describe_picture(picture: Picture) -> str:
+    legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
     counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
     return ". ".join(part for part in (counts, f"Legend: {legend}" if legend else "", picture.caption) if part)
 
 
 @lru_cache(maxsize=2**14)  # a figure has the same few coordinates many times over
-def _n(value: float) -> str:
+def _format_number(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
-def _box(box: Box, ink: Ink) -> str:
-    left, top, _, _ = box.edges
-    faded = f' opacity="{FADED}"' if box.faded else ""
+def _render_box(box: NodeBox, colours: SvgColours) -> str:
+    left, top, _, _ = box.bounds
+    faded = f' opacity="{FADED_OPACITY}"' if box.is_faded else ""
     named = f' id={quoteattr(box.name)} class="node"' if box.name else ""
-    line = "accent" if box.accent else "ink"
+    line = "accent" if box.mark else "ink"
     parts = [f"<g{named}{faded}>"]
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
-        parts.append(f'<circle cx="{_n(box.x)}" cy="{_n(box.y)}" r="{_n(box.width / 2)}"{ink.fill(line)}/>')
+        parts.append(
+            f'<circle cx="{_format_number(box.x)}" cy="{_format_number(box.y)}" r="{_format_number(box.width / 2)}"{colours.fill(line)}/>'
+        )
     else:
-        dash = ' stroke-dasharray="3.2 2"' if box.dashed else ""
-        for start, end, thick in outlines(box):
+        dash = ' stroke-dasharray="3.2 2"' if box.is_dashed else ""
+        for start, end, thick in box_outlines(box):
             width, height = box.width + (end - start), box.height + (end - start)
-            place = f'x="{_n(left + start)}" y="{_n(top + start)}" width="{_n(width)}" height="{_n(height)}"'
-            place += f' rx="{_n(min(5.0, height / 3))}"'
-            parts.append(f"<rect {place}{ink.fill(box.fill)}/>")
-            parts.append(f'<rect {place}{ink.stroke(line)} stroke-width="{_n(thick)}"{dash}/>')
+            place = f'x="{_format_number(left + start)}" y="{_format_number(top + start)}" width="{_format_number(width)}" height="{_format_number(height)}"'
+            place += f' rx="{_format_number(min(5.0, height / 3))}"'
+            parts.append(f"<rect {place}{colours.fill(box.fill)}/>")
+            parts.append(f'<rect {place}{colours.stroke(line)} stroke-width="{_format_number(thick)}"{dash}/>')
     if box.label:
-        parts.append(_text(Text(box.x, box.y, box.label, size=SIZE), ink))
+        parts.append(_render_text(TextLine(box.x, box.y, box.label, size=LABEL_SIZE), colours))
     return "".join(parts) + "</g>"
 
 
-def _arrow(arrow: Arrow, ink: Ink) -> str:
-    points, head = line_and_head(arrow)
-    way = f"M{_p(points[0])}C" + " ".join(_p(point) for point in points[1:])
-    dash = DASHES[arrow.dash]
-    dashed = f' stroke-dasharray="{" ".join(_n(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
+def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
+    points, head = split_arrow_head(arrow)
+    way = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
+    dash = DASH_PATTERNS[arrow.dash]
+    dashed = f' stroke-dasharray="{" ".join(_format_number(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
     ends = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
     named = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
     weight = "" if arrow.weight is None else f' data-weight="{arrow.weight:.4g}"'
     opened = f"<g{named}{weight}>" if arrow.source else "<g>"
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
-    faint = f' opacity="{_n(arrow.opacity)}"' if arrow.opacity < 1 else ""
-    line = f'<path d="{way}"{ink.stroke(arrow.colour)} stroke-width="{_n(arrow.width)}"{dashed}{ends}{faint}/>'
+    faint = f' opacity="{_format_number(arrow.opacity)}"' if arrow.opacity < 1 else ""
+    line = f'<path d="{way}"{colours.stroke(arrow.colour)} stroke-width="{_format_number(arrow.width)}"{dashed}{ends}{faint}/>'
     point = ""
     if head:
-        tip, left, right = map(_p, head)
-        point = f'<path d="M{tip}L{left} {right}Z"{ink.fill(arrow.colour)}{faint}/>'
+        tip, left, right = map(_format_point, head)
+        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{faint}/>'
     return f"{opened}{title}{line}{point}</g>"
 
 
 @lru_cache(maxsize=2**14)
-def _p(point: tuple[float, float]) -> str:
-    return f"{_n(point[0])},{_n(point[1])}"
+def _format_point(point: tuple[float, float]) -> str:
+    return f"{_format_number(point[0])},{_format_number(point[1])}"
 
 
-def _frame(frame: Frame, ink: Ink) -> str:
+def _render_frame(frame: Frame, colours: SvgColours) -> str:
     if frame.kind == "line":
-        return f'<path d="M{_n(frame.x)},{_n(frame.y)}v{_n(frame.height)}"{ink.stroke("grey")} stroke-width="0.8"/>'
+        return f'<path d="M{_format_number(frame.x)},{_format_number(frame.y)}v{_format_number(frame.height)}"{colours.stroke("grey")} stroke-width="0.8"/>'
     colour, thick = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
-    place = f'x="{_n(frame.x)}" y="{_n(frame.y)}" width="{_n(frame.width)}" height="{_n(frame.height)}" rx="8"'
-    return f'<rect data-name={quoteattr(frame.name)} {place}{ink.stroke(colour)} stroke-width="{thick}"/>'
+    place = f'x="{_format_number(frame.x)}" y="{_format_number(frame.y)}" width="{_format_number(frame.width)}" height="{_format_number(frame.height)}" rx="8"'
+    return f'<rect data-name={quoteattr(frame.name)} {place}{colours.stroke(colour)} stroke-width="{thick}"/>'
 
 
-def _text(line: Text, ink: Ink) -> str:
+def _render_text(line: TextLine, colours: SvgColours) -> str:
     label, size = line.runs, line.size
-    word = next((k for k, run in enumerate(label) if run.style == "token" and is_foreign(run.text)), 0)
-    if ink.printed and word and line.anchor == "middle":  # the word gets an element, and so a font, of its own
-        middle = line.x - measured(label, size) / 2 + measured(label[:word], size)
+    word = next((k for k, run in enumerate(label) if run.style == "token" and has_non_latin(run.text)), 0)
+    if colours.is_print and word and line.anchor == "middle":  # the word gets an element, and so a font, of its own
+        middle = line.x - measure_label(label, size) / 2 + measure_label(label[:word], size)
         before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
-        return _text(before, ink) + _text(replace(before, runs=label[word:], anchor="start"), ink)
+        return _render_text(before, colours) + _render_text(replace(before, runs=label[word:], anchor="start"), colours)
     title = f"<title>{escape(line.title)}</title>" if line.title else ""
-    place = f'x="{_n(line.x)}" y="{_n(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_n(size)}"'
-    return f'<text {place}{ink.fill(line.colour)} xml:space="preserve">{title}{"".join(_spans(label, size))}</text>'
+    place = f'x="{_format_number(line.x)}" y="{_format_number(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_format_number(size)}"'
+    return f'<text {place}{colours.fill(line.colour)} xml:space="preserve">{title}{"".join(_render_spans(label, size))}</text>'
 
 
-def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:
+def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
     """Runs as spans; what stands below or above the line moves back afterwards."""
     moved = 0.0
     for run in label:
         to = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
-        shift = f' dy="{_n(to - moved)}"' if to != moved else ""
+        shift = f' dy="{_format_number(to - moved)}"' if to != moved else ""
         moved = to
         look = ""
         if run.style in ("sub", "sup"):
-            look = f' font-size="{_n(size * SMALL)}"'
+            look = f' font-size="{_format_number(size * SCRIPT_SCALE)}"'
         elif run.style in ("math", "name"):
             look = f" font-family={quoteattr(SERIF)}" + (' font-style="italic"' if run.style == "math" else "")
         elif run.style == "token":
@@ -231,27 +243,27 @@ def _spans(label: tuple[Run, ...], size: float) -> Iterator[str]:
 
 def to_png(picture: Picture) -> bytes:
     """The picture as PNG, at 192 dots to the inch, or fewer where a side would pass 8,000."""
-    dpi = min(DPI, 72.0 * PIXELS / max(picture.width, picture.height, 1.0))
-    return _compiled(picture, 1.0, format="png", ppi=dpi)
+    dpi = min(PNG_DPI, 72.0 * MAX_PNG_PIXELS / max(picture.width, picture.height, 1.0))
+    return _compile_typst(picture, 1.0, format="png", ppi=dpi)
 
 
 def to_pdf(picture: Picture) -> bytes:
     """The picture as PDF: vectors and text that can be selected, made smaller where it would pass a page."""
-    scale = min(1.0, PAPER[0] / max(picture.width, 1.0), PAPER[1] / max(picture.height, 1.0))
-    return _compiled(picture, scale, format="pdf")
+    scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
+    return _compile_typst(picture, scale, format="pdf")
 
 
-def _compiled(picture: Picture, scale: float, **options: Any) -> bytes:
+def _compile_typst(picture: Picture, scale: float, **options: Any) -> bytes:
     import typst
 
-    page = TYPST.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
-    inputs = {"svg": to_svg(picture, printed=True), "title": visible(picture.title or "a figure")}
-    _warn_of_missing_letters(picture)
-    return bytes(typst.compile(page.encode(), font_paths=_fonts(), sys_inputs=inputs, **options))
+    page = TYPST_TEMPLATE.format(width=round(picture.width * scale, 3), height=round(picture.height * scale, 3))
+    inputs = {"svg": to_svg(picture, is_print=True), "title": escape_invisible(picture.title or "a figure")}
+    _warn_missing_glyphs(picture)
+    return bytes(typst.compile(page.encode(), font_paths=_load_fonts(), sys_inputs=inputs, **options))
 
 
 @cache
-def _fonts() -> Any:
+def _load_fonts() -> Any:
     """The fonts of the system and DejaVu, sought once in a process: there may be thousands.
 
     typst takes folders, and matplotlib's own holds LastResort, which has a box for every letter and would be chosen for
@@ -264,38 +276,38 @@ def _fonts() -> Any:
     dejavu = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
     folder = tempfile.TemporaryDirectory(prefix="bnet-fonts-")
     atexit.register(folder.cleanup)
-    for name in DEJAVU:
+    for name in DEJAVU_FONTS:
         shutil.copyfile(dejavu / name, Path(folder.name) / name)
     return typst.Fonts(include_system_fonts=True, include_embedded_fonts=False, font_paths=[folder.name])
 
 
-def _warn_of_missing_letters(picture: Picture) -> None:
+def _warn_missing_glyphs(picture: Picture) -> None:
     """Warn of letters that no font has: typst draws an empty box for each, and says nothing."""
     labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
-    words = {visible(run.text) for label in labels for run in label if is_foreign(run.text)}
+    words = {escape_invisible(run.text) for label in labels for run in label if has_non_latin(run.text)}
     if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
         return
-    from bnet_transformer.figures.fonts import written
+    from bnet_transformer.figures.fonts import replace_missing_glyphs
 
-    _, _, missing = written(words)
+    _, _, missing = replace_missing_glyphs(words)
     if missing:
         some = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         warnings.warn(
             f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
-            f"on Debian and Ubuntu such as {_package(missing[0])}; SVG takes the fonts of its reader",
-            stacklevel=_caller(),
+            f"on Debian and Ubuntu such as {_suggest_font_package(missing[0])}; SVG takes the fonts of its reader",
+            stacklevel=_caller_stacklevel(),
         )
 
 
-def _caller() -> int:
+def _caller_stacklevel() -> int:
     """The `stacklevel` of the code that draws: of the first frame that is not of this package."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename.startswith(INSIDE):
+    while frame is not None and frame.f_code.co_filename.startswith(INTERNAL_PATHS):
         frame, level = frame.f_back, level + 1
     return level
 
 
-def _package(letter: str) -> str:
+def _suggest_font_package(letter: str) -> str:
     """The package of Debian whose font has a letter."""
     name = unicodedata.name(letter, "")
     if name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL")):

@@ -27,64 +27,66 @@ from bnet_transformer.inference.node_queries import NodeQuery
 from bnet_transformer.reference import GroundModel, asking
 from bnet_transformer.tpm.arrays import to_numpy
 
-OPEN = 64  # joint states of open choices that are told one by one; of more, the mean alone
-SLOW = 4_096  # nodes whose mean is computed one by one
+MAX_OPEN_STATES = 64  # joint states of open choices that are told one by one; of more, the mean alone
+MAX_REFERENCE_NODES = 4_096  # nodes whose mean is computed one by one
 
-TAGS = frozenset(
+MATHML_TAGS = frozenset(
     {"math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mfrac", "msqrt", "mroot", "msub", "msup", "msubsup"}
     | {"munder", "mover", "munderover", "mtable", "mtr", "mtd", "mstyle", "mpadded", "menclose"}
 )
-MARKS = frozenset(
+MATHML_ATTRIBUTES = frozenset(
     {"mathvariant", "stretchy", "fence", "form", "minsize", "maxsize", "width", "height", "depth", "accent"}
     | {"columnalign", "separator", "movablelimits", "display", "displaystyle", "scriptlevel", "largeop"}
     | {"linethickness", "lspace", "rspace", "symmetric"}
 )
-BRACE = "\u23df"
+UNDERBRACE = "\u23df"
 
-Table = NDArray[np.floating[Any]]
+AttentionArray = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class PageAttention:
     """What a family reads, `[slot, plate, word, word read]`: `slots` are the posterior mean, where choices are open,
     then their joint states, the last choice fastest; `choices` are their names and numbers of states.
 
     Nodes that are set read nothing. `note` says in words what is missing.
     """
 
-    member: NodeSpec
-    table: Table
+    spec: NodeSpec
+    attention: AttentionArray
     choices: tuple[tuple[str, int], ...] = ()
-    mean: bool = False
+    has_mean: bool = False
     note: str = ""
 
 
-def prepare(state: SentenceState, members: Sequence[NodeSpec]) -> None:
+def prepare_attention(state: SentenceState, specs: Sequence[NodeSpec]) -> None:
     """Compute what these members read in one course of the net, where that can be."""
     set_ = {state.ground.group_of(node).index for node in state.model.do}
-    state.evaluator.prefetch_attention([m for m in members if m.tpm.has_attention and m.group.index not in set_])
+    state.evaluator.prefetch_attention([m for m in specs if m.tpm.has_attention and m.group.index not in set_])
 
 
-def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | None = None) -> Reading | str:
+def compute_page_attention(
+    state: SentenceState, spec: NodeSpec, heads: Collection[int] | None = None
+) -> PageAttention | str:
     """What a member reads; in words why nothing, where its TPM has no `P(j | i)`."""
-    world, family = state.model, member.group
+    world, family = state.model, spec.group
     set_ = [node for node in world.do if world.ground.group_of(node).index == family.index]
-    if not member.tpm.has_attention:
-        return f"{family.name}: expected attention P(j | i); got {member.tpm.no_attention_reason()}"
+    if not spec.tpm.has_attention:
+        return f"{family.name}: expected attention P(j | i); got {spec.tpm.no_attention_reason()}"
     if family.index in world.network.graph.recurrent and set_:
         return f"{family.name} reads what is set in it: no P(j | i) is shown"
     if set_:  # what it would read, had it not been set; the rows of what is set are empty
         rest = {node: value for node, value in state.interventions.items() if node not in set_}
         state = replace(state, interventions=rest, before=None)
-    reading = state.evaluator.attention_query(member)
+    reading = state.evaluator.attention_query(spec)
     apart = asking.split_choices(state.model, reading.choices)
-    choices = _named(state.model, reading, [] if apart is None else apart[1])
+    choices = _count_choice_states(state.model, reading, [] if apart is None else apart[1])
     count = math.prod(choices.values())
-    is_told = apart is not None and count <= OPEN and 0 <= (family.step or 0) < world.network.graph.depth
+    is_told = apart is not None and count <= MAX_OPEN_STATES and 0 <= (family.step or 0) < world.network.graph.depth
     parts, note = [], ""
     if choices or not is_told:
         try:
-            parts.append(_mean(state, reading)[None])
+            parts.append(_mean_attention(state, reading)[None])
         except BudgetError as error:
             note = f"{family.name}: no posterior mean ({error})"
     has_mean = bool(parts and choices)
@@ -94,7 +96,7 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
     elif not parts:
         return note
     elif choices:
-        many = f"{count:,} joint states are open" if count > OPEN else "its words hang on different choices"
+        many = f"{count:,} joint states are open" if count > MAX_OPEN_STATES else "its words hang on different choices"
         note = f"{family.name}: {many}; the mean alone is shown"
     table = np.concatenate(parts)
     for node in set_:
@@ -103,66 +105,76 @@ def reading_of(state: SentenceState, member: NodeSpec, heads: Collection[int] | 
     if heads is not None and "head" in family.plates:
         table = np.take(table, sorted(heads), axis=1 + family.plates.index("head"))
     flat = table.reshape(len(table), -1, *table.shape[-2:])
-    return Reading(member, flat, tuple(choices.items()) if is_told else (), has_mean, note)
+    return PageAttention(spec, flat, tuple(choices.items()) if is_told else (), has_mean, note)
 
 
-def _named(world: GroundModel, reading: NodeQuery, own: Collection[int]) -> dict[str, int]:
+def _count_choice_states(model: GroundModel, query: NodeQuery, per_word: Collection[int]) -> dict[str, int]:
     """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
     named = {}
-    for choice in sorted(set().union(*reading.choices.values())):
-        family = world.ground.group_of(choice)
-        named[f"{family.name}_i" if family.index in own else world.ground.name(choice)] = world.count_states(choice)
+    for choice in sorted(set().union(*query.choices.values())):
+        family = model.ground.group_of(choice)
+        named[f"{family.name}_i" if family.index in per_word else model.ground.name(choice)] = model.count_states(
+            choice
+        )
     return named
 
 
-def _mean(state: SentenceState, reading: NodeQuery) -> Table:
+def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
     """The reading averaged over the posterior of the choices: `[*plates, word, word]`."""
-    nodes = len(state.ground.select_nodes(reading.spec.group))
-    if nodes > SLOW and route_expected_attention(reading).algorithm == "reference":
-        raise BudgetError(reading.spec.group.name, expected=f"at most {SLOW} nodes for a mean", actual=nodes)
-    return to_numpy(expected_group_attention(state.query(), reading))
+    nodes = len(state.ground.select_nodes(query.spec.group))
+    if nodes > MAX_REFERENCE_NODES and route_expected_attention(query).algorithm == "reference":
+        raise BudgetError(
+            query.spec.group.name, expected=f"at most {MAX_REFERENCE_NODES} nodes for a mean", actual=nodes
+        )
+    return to_numpy(expected_group_attention(state.query(), query))
 
 
 # how the heads are in: a table that a user made, or the posterior that `inclusion` found
 
 
-def included(network: Network, told: object) -> dict[str, Any] | None:
+def describe_inclusion(network: Network, inclusion: object) -> dict[str, Any] | None:
     """A row for each slice (for each family of heads, of a posterior) and in it a share for each head, from 0 to 1."""
-    if told is None:
+    if inclusion is None:
         return None
-    return _found(network, told) if isinstance(told, Inclusion) else _table(network, told)
+    return (
+        _describe_posterior_inclusion(network, inclusion)
+        if isinstance(inclusion, Inclusion)
+        else _describe_inclusion_table(network, inclusion)
+    )
 
 
-def _found(network: Network, told: Inclusion) -> dict[str, Any]:
+def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dict[str, Any]:
     """The posterior mean of `rho`, with its interval and the log Bayes factor of each head."""
     families = {member.group.name: member.group for member in network.specs}
-    heads = told.mean.shape[1]
-    for name in told.slices:
+    heads = inclusion.mean.shape[1]
+    for name in inclusion.slices:
         family = families.get(name)
         sizes = None if family is None else [network.graph.plate_sizes[plate] for plate in family.plates]
         if sizes != [heads]:
             got = "no such family" if sizes is None else f"{sizes[0]} of them" if sizes else "one without heads"
             expected = f"the inclusion of heads of this net, {heads} of {name}"
             raise BNetError("inclusion", expected=expected, actual=got, allowed="bt.inclusion(s.net, sentences)")
-    parts = {"shares": told.mean, "low": told.low, "high": told.high, "log_bayes": told.log_bayes}
-    s = "s" * (told.sentences != 1)
-    sigma = "" if told.sigma is None else f", sigma {told.sigma:.3g}"
+    parts = {"shares": inclusion.mean, "low": inclusion.low, "high": inclusion.high, "log_bayes": inclusion.log_bayes}
+    s = "s" * (inclusion.sentences != 1)
+    sigma = "" if inclusion.sigma is None else f", sigma {inclusion.sigma:.3g}"
     return {
         "title": "Share of sentences in which a head is in",
-        "note": f"By {told.sentences:,} sentence{s}: the mean of rho, its interval of {told.interval:.0%} as a line. "
-        f"{told.likelihood}{sigma}.",
-        "rows": list(told.slices),
+        "note": f"By {inclusion.sentences:,} sentence{s}: the mean of rho, its interval of {inclusion.interval:.0%} as a line. "
+        f"{inclusion.likelihood}{sigma}.",
+        "rows": list(inclusion.slices),
         **{name: to_numpy(values.double()).round(6).tolist() for name, values in parts.items()},
     }
 
 
-def _table(network: Network, told: object) -> dict[str, Any]:
+def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, Any]:
     """The probability that each head is in, `[slice, head]`; one row stands for every slice."""
     try:
-        table = np.atleast_2d(np.asarray(told.tolist() if isinstance(told, Tensor) else told, dtype=np.float64))
+        table = np.atleast_2d(
+            np.asarray(inclusion.tolist() if isinstance(inclusion, Tensor) else inclusion, dtype=np.float64)
+        )
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         wanted = "probabilities, [slice, head], or what bt.inclusion found"
-        raise BNetError("inclusion", expected=wanted, actual=told) from error
+        raise BNetError("inclusion", expected=wanted, actual=inclusion) from error
     graph, slices = network.graph, network.graph.depth
     states = {m.tpm.states for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]}
     heads = {graph.plate_sizes["head"]} if "head" in graph.plate_sizes else states
@@ -170,7 +182,7 @@ def _table(network: Network, told: object) -> dict[str, Any]:
         wanted = f"probabilities of shape [{slices}, {' or '.join(map(str, sorted(h for h in heads if h)))}]"
         raise BNetError("inclusion", expected=wanted, actual=f"shape {list(table.shape)}")
     if not ((table >= 0) & (table <= 1)).all():
-        raise BNetError("inclusion", expected="probabilities from 0 to 1", actual=told)
+        raise BNetError("inclusion", expected="probabilities from 0 to 1", actual=inclusion)
     shares: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
     return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "shares": shares}
 
@@ -178,11 +190,16 @@ def _table(network: Network, told: object) -> dict[str, Any]:
 # equations: LaTeX, and MathML as nested lists, so that the page parses no markup
 
 
-def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
+def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
     """Each equation with its name, LaTeX, MathML and note; and for each family which equation is its own."""
     told = equations(network)
     rows = [
-        {"name": row.name, "latex": row.latex, "math": _sides(row.left, row.right + row.condition), "note": row.note}
+        {
+            "name": row.name,
+            "latex": row.latex,
+            "math": _render_sides(row.left, row.right + row.condition),
+            "note": row.note,
+        }
         for row in told.rows
     ]
     which = [-1] * len(network.specs)
@@ -192,13 +209,13 @@ def formulas(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
     return rows, which
 
 
-def _sides(left: str, right: str) -> list[Any] | None:
+def _render_sides(left: str, right: str) -> list[Any] | None:
     """The two sides of an equation, each a formula of its own, so that they can stand below one another."""
-    sides = mathml(left), mathml(f"= {right}")
+    sides = to_mathml(left), to_mathml(f"= {right}")
     return None if None in sides else list(sides)
 
 
-def mathml(latex: str) -> list[Any] | None:
+def to_mathml(latex: str) -> list[Any] | None:
     """A formula as MathML: `[tag, marks, text or parts]`; None where the converter does not know the LaTeX.
 
     >>> mathml("x^2")[2][0][2][0]
@@ -210,21 +227,21 @@ def mathml(latex: str) -> list[Any] | None:
         root = ElementTree.fromstring(convert(latex, display="block"))
     except Exception:  # a stranger's TPM may write what no converter knows: the page shows its LaTeX
         return None
-    return _told(root)
+    return _element_to_lists(root)
 
 
-def _told(element: ElementTree.Element) -> list[Any]:
+def _element_to_lists(element: ElementTree.Element) -> list[Any]:
     tag = element.tag.rpartition("}")[2]
-    marks = {name: value for name, value in element.attrib.items() if name in MARKS}
-    children = _joined([_told(child) for child in element])
-    if tag == "munder" and len(children) == 2 and children[1][2] == BRACE:  # few fonts can stretch a brace
+    marks = {name: value for name, value in element.attrib.items() if name in MATHML_ATTRIBUTES}
+    children = _merge_upright_letters([_element_to_lists(child) for child in element])
+    if tag == "munder" and len(children) == 2 and children[1][2] == UNDERBRACE:  # few fonts can stretch a brace
         return ["mrow", {"class": "brace"}, children[:1]]
     if children:
-        return [tag if tag in TAGS else "mrow", marks, children]
-    return [tag if tag in TAGS else "mtext", marks, element.text or ""]
+        return [tag if tag in MATHML_TAGS else "mrow", marks, children]
+    return [tag if tag in MATHML_TAGS else "mtext", marks, element.text or ""]
 
 
-def _joined(parts: list[list[Any]]) -> list[list[Any]]:
+def _merge_upright_letters(parts: list[list[Any]]) -> list[list[Any]]:
     """Upright letters side by side as one name."""
     found: list[list[Any]] = []
     for part in parts:

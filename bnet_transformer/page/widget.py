@@ -16,30 +16,30 @@ import traitlets
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
-from bnet_transformer.page.page import script, style
+from bnet_transformer.page.page import bundle_script, render_style_sheet
 
 
 class Widget(anywidget.AnyWidget):
     """The page of a sentence, live. `sentence` is the sentence as it stands, after what was clicked."""
 
-    _esm = script("host")
-    _css = style()
+    _esm = bundle_script("host")
+    _css = render_style_sheet()
     about = traitlets.Dict().tag(sync=True)
     block = traitlets.Bytes().tag(sync=True)
 
     def __init__(self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]]) -> None:
-        self.start = self.sentence = sentence
+        self.initial_sentence = self.sentence = sentence
         self._describe = describe
         about, block = describe(sentence)
         super().__init__(about=about, block=block)
-        self.on_msg(self._heard)
+        self.on_msg(self._handle_message)
 
-    def _heard(self, _: object, content: object, __: object) -> None:
+    def _handle_message(self, _: object, content: object, __: object) -> None:
         """Do what the front end asks, show it, and say that it is done, or why not."""
         told = content if isinstance(content, Mapping) else {}
         answer: dict[str, object] = {"id": told.get("id")}
         try:
-            sentence = changed(self.sentence, self.start, told)
+            sentence = apply_message(self.sentence, self.initial_sentence, told)
             about, block = self._describe(sentence)
         except Exception as error:
             self.send(answer | {"error": str(error) or type(error).__name__})
@@ -52,19 +52,19 @@ class Widget(anywidget.AnyWidget):
         self.send(answer)
 
 
-def changed(sentence: Any, start: Any, told: Mapping[str, Any]) -> Any:
+def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, Any]) -> Any:
     """The sentence after one message; `start` is the sentence before any."""
-    match dict(told):
+    match dict(message):
         case {"do": pairs}:
-            return sentence.do({name: _value(sentence, setting) for name, setting in pairs})
+            return sentence.do({name: _setting_value(sentence, setting) for name, setting in pairs})
         case {"undo": []}:
-            return start
+            return initial_sentence
         case {"undo": names}:
             return sentence.undo(*names)
-    raise BNetError("message", expected="do, with names and settings, or undo, with names", actual=dict(told))
+    raise BNetError("message", expected="do, with names and settings, or undo, with names", actual=dict(message))
 
 
-def _value(sentence: Any, setting: Mapping[str, object]) -> object:
+def _setting_value(sentence: Any, setting: Mapping[str, object]) -> object:
     """What a node is set to; the value of another node is that of the sentence as it stands."""
     kind = setting.get("set")
     check_choice("setting", kind, ("zero", "node", "state"))

@@ -14,112 +14,112 @@ from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.canvas import PAGE, Canvas
-from bnet_transformer.plots.heat import Map, Numbers, framed, heat_map, heat_maps
-from bnet_transformer.plots.tables import Series, bars
+from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
+from bnet_transformer.plots.heat import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
+from bnet_transformer.plots.tables import BarSeries, draw_bars
 from bnet_transformer.tpm.arrays import to_numpy
 
-SHOWN = ("pi", "theta", "history")
-NOISY = 120  # more steps than this are drawn pale, with their running mean over them
+FIT_VIEWS = ("pi", "theta", "history")
+MAX_UNSMOOTHED_STEPS = 120  # more steps than this are drawn pale, with their running mean over them
 
 
-def trained(result: Trained[Any], canvas: Canvas) -> None:
+def plot_training(result: Trained[Any], canvas: Canvas) -> None:
     """The loss at each step, and on held-out sentences."""
-    ax = canvas.axes(4.6, 2.5)
-    _curve(canvas, ax, result.losses, "loss")
+    ax = canvas.add_axes(4.6, 2.5)
+    _draw_curve(canvas, ax, result.losses, "loss")
     if result.held_out:
         steps, values = zip(*result.held_out, strict=True)
-        _points(canvas, ax, steps, values, "held out")
-    canvas.curve_axes(ax, "step", "loss", 7)
-    canvas.legend(ax, loc="best")
+        _draw_points(canvas, ax, steps, values, "held out")
+    canvas.style_curve_axes(ax, "step", "loss", 7)
+    canvas.add_legend(ax, loc="best")
 
 
-def fit(
+def plot_fit(
     result: Fit[Any], canvas: Canvas, *, show: str | None = None, owner: str | None = None, share: float = 0.9
 ) -> None:
     """The shares `pi` of the heads of every selector and how the fit went; or one of them; or a table `theta`.
 
     `owner` chooses one selector, or one table. Where there is a posterior, its intervals hold a `share` of it.
     """
-    check_choice("show", show, (None, *SHOWN))
+    check_choice("show", show, (None, *FIT_VIEWS))
     check_share("share", share)
     if owner is not None and show == "history":
         raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", actual=owner)
     if show == "theta":
-        _theta(result, canvas, owner, share)
+        _plot_theta(result, canvas, owner, share)
         return
     has = {"pi": result.selectors, "history": result.bounds or result.measured}
     able = [name for name, found in has.items() if found]
-    wanted = [show] if show is not None else able[:1] if canvas.given is not None else able
+    wanted = [show] if show is not None else able[:1] if canvas.user_axes is not None else able
     if not wanted or any(each not in able for each in wanted):
         allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
         raise BNetError(
             "show", expected="what this fit has", actual=show or "neither pi nor a history", allowed=allowed
         )
-    chosen = _chosen(result, owner) if "pi" in wanted else []
-    if canvas.given is not None and len(chosen) > 1:
-        canvas.note(f"{chosen[0]} of the selectors {', '.join(chosen)}; owner= chooses another.")
+    chosen = _choose_selectors(result, owner) if "pi" in wanted else []
+    if canvas.user_axes is not None and len(chosen) > 1:
+        canvas.add_note(f"{chosen[0]} of the selectors {', '.join(chosen)}; owner= chooses another.")
         chosen = chosen[:1]
     count = len(chosen) + ("history" in wanted)
     across = min(2 if count == 4 else 3, count)
     rows = math.ceil(count / across)
-    wide = PAGE if across > 1 else 3.6 if chosen else 4.6
-    panels = canvas.panels(rows, across, wide, 2.5 * rows)
+    wide = PAGE_WIDTH if across > 1 else 3.6 if chosen else 4.6
+    panels = canvas.add_panels(rows, across, wide, 2.5 * rows)
     for selector, ax in zip(chosen, panels, strict=False):
-        _pi(result, canvas, ax, selector, share)
+        _plot_pi(result, canvas, ax, selector, share)
     if "history" in wanted:
-        _history(result, canvas, panels[len(chosen)])
+        _plot_history(result, canvas, panels[len(chosen)])
     for ax in panels[count:]:
         ax.set_visible(False)
-    canvas.headline("" if count == 1 else f"{result.method} of {result.sentences:,} sentences")
-    canvas.note(f"Approximate: {result.approximate}." if result.approximate else "")
+    canvas.set_title("" if count == 1 else f"{result.method} of {result.sentences:,} sentences")
+    canvas.add_note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 
-def heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
+def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     """The share of each head, dead ones hatched; or the cosines between the heads' matrices."""
     check_choice("show", show, ("usage", "cosine"))
     if show == "usage":
-        ax = canvas.axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
-        _usage(canvas, ax, result)
-        canvas.headline(f"{result.live} live heads of {len(result.usage)}, {result.effective:.2f} in effect")
+        ax = canvas.add_axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
+        _plot_usage(canvas, ax, result)
+        canvas.set_title(f"{result.live} live heads of {len(result.usage)}, {result.effective:.2f} in effect")
         return
     if not result.cosine:
         raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
-    maps = [Map(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
+    maps = [HeatMapData(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     told: Any = {"what": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
-        heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
-        canvas.headline(maps[0].name)
+        draw_heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
+        canvas.set_title(maps[0].name)
         return
-    heat_maps(canvas, maps, **told, across=min(4, len(maps)), limits=(-1.0, 1.0))
-    canvas.headline("How alike the heads are")
+    draw_heat_maps(canvas, maps, **told, num_columns=min(4, len(maps)), limits=(-1.0, 1.0))
+    canvas.set_title("How alike the heads are")
 
 
-def comparison(result: Comparison, canvas: Canvas) -> None:
+def plot_comparison(result: Comparison, canvas: Canvas) -> None:
     """How many sentences a head of each fit answers for, the matches framed."""
     overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
     told: Any = {"what": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
-    ax = heat_map(canvas, Map(overlap, rows, columns), **told, square=True)
+    ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **told, square=True)
     for head, match in enumerate(result.match):
         if match >= 0:
-            framed(canvas, ax, head, match)
-    canvas.headline(f"Adjusted Rand index {result.agreement:.2f}")
-    canvas.note(f"Red frames: matched heads. Gain {result.gain:+.3g} ± {result.gain_error:.2g} nats a sentence.")
+            frame_cell(canvas, ax, head, match)
+    canvas.set_title(f"Adjusted Rand index {result.agreement:.2f}")
+    canvas.add_note(f"Red frames: matched heads. Gain {result.gain:+.3g} ± {result.gain_error:.2g} nats a sentence.")
 
 
-def check(result: Check, canvas: Canvas) -> None:
+def plot_check(result: Check, canvas: Canvas) -> None:
     """Each statistic of the data, in standard deviations of the draws from their mean."""
     names = list(result.observed)
     spread = np.array([result.spread[name] for name in names])
     away = np.array([result.observed[name] - result.mean[name] for name in names])
     z = np.divide(away, spread, out=np.where(away == 0, 0.0, np.nan), where=spread > 0)
-    ax = canvas.axes(4.8, 0.26 * len(names) + 1.0)
+    ax = canvas.add_axes(4.8, 0.26 * len(names) + 1.0)
     ax.axvspan(-2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 deviations of the draws")
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
     ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
-    canvas.words(ax, "y", names, 0.26 * len(names))
+    canvas.set_tick_labels(ax, "y", names, 0.26 * len(names))
     far = max(3.0, float(np.nanmax(np.abs(z), initial=0.0)) * 1.15)
     ax.set_xlim(-far, far)
     ax.set_ylim(len(names) - 0.4, -0.6)
@@ -127,13 +127,13 @@ def check(result: Check, canvas: Canvas) -> None:
     right.set_yticks(range(len(names)), labels=[f"p = {result.p[name]:.2f}" for name in names])
     right.tick_params(length=0, labelsize=6.5, labelcolor=canvas.colours["grey"])
     right.spines["right"].set_visible(False)
-    canvas.named(ax, "deviations from the mean of the draws")
-    canvas.legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    canvas.set_axis_labels(ax, "deviations from the mean of the draws")
+    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     still = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
-    canvas.note(f"Not drawn, since all draws agree: {', '.join(still)}." if still else "")
+    canvas.add_note(f"Not drawn, since all draws agree: {', '.join(still)}." if still else "")
 
 
-def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
+def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     """The FLOPs, parameters or bytes of each node template, the costly first."""
     options = ("flops", "parameters", "value_bytes", "parameter_bytes")
     check_choice("show", show, options)
@@ -144,18 +144,20 @@ def cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
     scale, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if numbers[0] >= s)
     told = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
     what = told.get(show, show)
-    series = Series(numbers[:25] / scale)
+    series = BarSeries(numbers[:25] / scale)
     of = f"{unit + ' ' if unit else ''}{what}"
-    bars(canvas, [series], [row.template for row in rows[:25]], what=of, of="template")
+    draw_bars(canvas, [series], [row.template for row in rows[:25]], value_label=of, category_label="template")
     if show == "flops" and result.unknown:
-        canvas.note(f"FLOPs not known of {', '.join(result.unknown)}.")
+        canvas.add_note(f"FLOPs not known of {', '.join(result.unknown)}.")
     if len(rows) > 25:
-        canvas.note(f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {of}.")
+        canvas.add_note(
+            f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {of}."
+        )
     words = ", ".join(f"{n:,}" for n in result.words.values())
-    canvas.headline(f"{result.name}, {words} words, batch {result.batch}")
+    canvas.set_title(f"{result.name}, {words} words, batch {result.batch}")
 
 
-def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
+def _choose_selectors(result: Fit[Any], owner: str | None) -> list[str]:
     """The selectors that are drawn: all, one of each owner of a table; or that of one owner."""
     by_owner: dict[str, str] = {}
     for name in result.selectors:
@@ -165,24 +167,33 @@ def _chosen(result: Fit[Any], owner: str | None) -> list[str]:
     return list(by_owner.values()) if owner is None else [by_owner[owner]]
 
 
-def _pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
+def _plot_pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
     found = result.heads_of(selector)
-    low, high = _interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
-    _usage(canvas, ax, found, low, high)
-    canvas.subtitle(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
-    canvas.note(f"Intervals of {share:.0%}." if low is not None else "")
+    low, high = _posterior_interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
+    _plot_usage(canvas, ax, found, low, high)
+    canvas.set_panel_title(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
+    canvas.add_note(f"Intervals of {share:.0%}." if low is not None else "")
 
 
-def _usage(canvas: Canvas, ax: Axes, found: Heads, low: Numbers | None = None, high: Numbers | None = None) -> None:
-    labels = [f"{k} (dead)" if k in found.dead else str(k) for k in range(len(found.usage))]
-    usage = to_numpy(found.usage.double()).reshape(-1)
-    bars(canvas, [Series(usage, low=low, high=high)], labels, what=f"P({found.selector})", of=found.selector, ax=ax)
+def _plot_usage(
+    canvas: Canvas, ax: Axes, heads: Heads, low: FloatArray | None = None, high: FloatArray | None = None
+) -> None:
+    labels = [f"{k} (dead)" if k in heads.dead else str(k) for k in range(len(heads.usage))]
+    usage = to_numpy(heads.usage.double()).reshape(-1)
+    draw_bars(
+        canvas,
+        [BarSeries(usage, low=low, high=high)],
+        labels,
+        value_label=f"P({heads.selector})",
+        category_label=heads.selector,
+        ax=ax,
+    )
 
 
-def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
+def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
     """The bound by step, and what each restart was measured at, on the sentences that the fit was judged on."""
     if result.bounds:
-        _curve(canvas, ax, result.bounds, "objective")
+        _draw_curve(canvas, ax, result.bounds, "objective")
     restarts = sorted({restart for _, restart, _ in result.measured})
     for restart in sorted(restarts, key=lambda each: each == result.restart):
         told = [(step, value) for step, each, value in result.measured if each == restart]
@@ -190,12 +201,12 @@ def _history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         kept = restart == result.restart
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        _points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    canvas.curve_axes(ax, "step", f"{result.judged_by} of a sentence, nats", 7)
-    canvas.legend(ax, loc="best")
+        _draw_points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
+    canvas.style_curve_axes(ax, "step", f"{result.judged_by} of a sentence, nats", 7)
+    canvas.add_legend(ax, loc="best")
 
 
-def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
+def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
     """The table of one choice, a row for each state of its parents."""
     tables = result.theta
     if owner is None:
@@ -205,29 +216,29 @@ def _theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) ->
         raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or "none")
     values = to_numpy(tables[owner].double())
     flat = values.reshape(-1, values.shape[-1])
-    low, high = _interval(result, f"{owner}.logits", share)
+    low, high = _posterior_interval(result, f"{owner}.logits", share)
     if low is not None and high is not None:
         low, high = low.reshape(flat.shape), high.reshape(flat.shape)
-        canvas.note(f"Intervals of {share:.0%}.")
+        canvas.add_note(f"Intervals of {share:.0%}.")
     rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
     columns = tuple(str(k) for k in range(flat.shape[1]))
-    found = Map(flat, tuple(rows), columns, low=low, high=high)
-    heat_map(canvas, found, what=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
+    found = HeatMapData(flat, tuple(rows), columns, low=low, high=high)
+    draw_heat_map(canvas, found, value_label=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
 
 
-def _interval(result: Fit[Any], name: str, share: float) -> tuple[Numbers | None, Numbers | None]:
+def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:
     if name not in result.samples:
         return None, None
     low, high = result.interval(name, share)
     return to_numpy(low.double()), to_numpy(high.double())
 
 
-def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:
+def _draw_curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:
     """A number at each step, counted from 1; a long curve pale, and its running mean."""
     steps = np.arange(1, len(values) + 1)
     numbers = np.asarray(values, dtype=float)
     tint = canvas.colours["accent"]
-    if len(values) <= NOISY:
+    if len(values) <= MAX_UNSMOOTHED_STEPS:
         ax.plot(steps, numbers, color=tint, linewidth=1.3, label=name)
         return
     window = max(5, len(values) // 40) | 1
@@ -237,7 +248,9 @@ def _curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None
     ax.plot(middle, inner, color=tint, linewidth=1.4, label=f"mean of {window} steps")
 
 
-def _points(canvas: Canvas, ax: Axes, steps: Sequence[int], values: Sequence[float], name: str, **style: Any) -> None:
+def _draw_points(
+    canvas: Canvas, ax: Axes, steps: Sequence[int], values: Sequence[float], name: str, **style: Any
+) -> None:
     """Numbers at some steps, joined."""
     marks = {"marker": "o", "markersize": 3.2, "linewidth": 1.1, "color": canvas.colours["second"], "linestyle": "--"}
     ax.plot(steps, values, label=name, **{**marks, **style})

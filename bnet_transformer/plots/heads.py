@@ -20,21 +20,28 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.corpus_roles import Roles
 from bnet_transformer.attention.heads.gates import Damage, Inclusion
 from bnet_transformer.attention.heads.reading import OTHER
-from bnet_transformer.plots.canvas import PAGE, SMALL, Canvas, scaled
-from bnet_transformer.plots.heat import Map, Numbers, heat_map, room, shared_limits, up_to
-from bnet_transformer.plots.tables import numbers_of
+from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
+from bnet_transformer.plots.heat import (
+    FloatArray,
+    HeatMapData,
+    draw_heat_map,
+    probability_limits,
+    shared_limits,
+    tick_label_width,
+)
+from bnet_transformer.plots.tables import to_float_array
 from bnet_transformer.tpm.arrays import to_numpy
 
-MAPS = {  # of each measure: its scale, the title, and which numbers are its errors
+MEASURES = {  # of each measure: its scale, the title, and which numbers are its errors
     "rho": ("share of sentences, rho", "Where heads are in", None),
     "log_bayes": ("log Bayes factor, nats", "Heads in some sentences against none", "error"),
     "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
     "ablation": ("ablation, nats", "One head off", "ablation_error"),
 }
-STEEP = 50.0  # times a middling number: past it colours and axes go by powers of ten
-LINES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
+LOG_SCALE_RATIO = 50.0  # times a middling number: past it colours and axes go by powers of ten
+LINE_STYLES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
 
-SIGNS = {
+RELATION_SIGNS = {
     "same": "=",
     "previous": "←",
     "next": "→",
@@ -46,69 +53,69 @@ SIGNS = {
     "later": "≫",
     "other": "·",
 }
-SURE = 0.9  # the probability of a role from which it is written without a question mark
-FAINTEST = 0.1  # how full the cell of a head is that reads by chance
+CONFIDENT_PROBABILITY = 0.9  # the probability of a role from which it is written without a question mark
+MIN_FILL = 0.1  # how full the cell of a head is that reads by chance
 
 
-def inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
+def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
     """A cell for each head: `rho` with its interval, the log Bayes factor, the importance or the ablation with errors;
     or `show="intervals"`: the `top` heads by rank, `rho` with its interval beside the log Bayes factor."""
-    check_choice("show", show, (*MAPS, "intervals"))
+    check_choice("show", show, (*MEASURES, "intervals"))
     check_int("top", top)
     s = "s" * (result.sentences != 1)
     said = f"by {result.sentences:,} sentence{s}"
     if show == "intervals":
-        _forest(result, canvas, top)
-        canvas.headline(f"Heads that matter, {said}")
+        _plot_forest(result, canvas, top)
+        canvas.set_title(f"Heads that matter, {said}")
     else:
-        _map(result, canvas, show)
-        canvas.headline(f"{MAPS[show][1]}, {said}")
+        _plot_measure(result, canvas, show)
+        canvas.set_title(f"{MEASURES[show][1]}, {said}")
     sigma = "" if result.sigma is None else f", sigma {result.sigma:.3g}"
-    canvas.note(f"{result.likelihood}{sigma}; {result.method}.")
+    canvas.add_note(f"{result.likelihood}{sigma}; {result.method}.")
 
 
-def _map(result: Inclusion, canvas: Canvas, show: str) -> None:
+def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
     """One measure, slice by head."""
-    what, _, errors = MAPS[show]
-    values = numbers_of(show, result.mean if show == "rho" else getattr(result, show))
-    error = None if errors is None else numbers_of("errors", getattr(result, errors))
+    what, _, errors = MEASURES[show]
+    values = to_float_array(show, result.mean if show == "rho" else getattr(result, show))
+    error = None if errors is None else to_float_array("errors", getattr(result, errors))
     heads = tuple(map(str, range(values.shape[1])))
-    found = Map(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
+    found = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
 
-    def write(ax: Axes, image: Any, wide: float, high: float) -> None:
-        if wide >= 0.27 and high >= 0.16:
-            _numbers(canvas, ax, image, values, error, high >= 0.3)
-        if show == "rho" and high >= 0.3:
-            _ranges(canvas, ax, image, result)
+    def write_cells(ax: Axes, image: Any, width: float, height: float) -> None:
+        if width >= 0.27 and height >= 0.16:
+            _write_cells(canvas, ax, image, values, error, height >= 0.3)
+        if show == "rho" and height >= 0.3:
+            _draw_intervals(canvas, ax, image, result)
 
-    norm = Normalize(0.0, 1.0) if show == "rho" else steep(values)
-    ax = heat_map(canvas, found, what=what, x="head", y="", norm=norm, write=write)
+    norm = Normalize(0.0, 1.0) if show == "rho" else choose_norm(values)
+    ax = draw_heat_map(canvas, found, value_label=what, x="head", y="", norm=norm, write_cells=write_cells)
     if isinstance(norm, SymLogNorm):
         assert norm.vmin is not None and norm.vmax is not None
         powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
         marks = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
         bar: Any = ax.child_axes[-1]
-        bar.set_yticks(marks, labels=[brief(each) for each in marks])
+        bar.set_yticks(marks, labels=[format_short(each) for each in marks])
         bar.minorticks_off()
-    _dead(result, canvas, ax, values, norm)
+    _frame_dead_heads(result, canvas, ax, values, norm)
     if any(line.get_label() == "interval" for line in ax.collections):
-        canvas.note(f"Beneath each mean its interval of {result.interval:.0%}, from 0 (left) to 1.")
+        canvas.add_note(f"Beneath each mean its interval of {result.interval:.0%}, from 0 (left) to 1.")
     if any("±" in text.get_text() for text in ax.texts):
         kind = "Monte Carlo error" if show == "log_bayes" else "standard error over the sentences"
-        canvas.note(f"±: {kind}.")
+        canvas.add_note(f"±: {kind}.")
 
 
-def steep(values: Numbers) -> Normalize:
+def choose_norm(values: FloatArray) -> Normalize:
     """A scale of colours from 0; by powers of ten where a few numbers are far above the others."""
     sizes = np.abs(values[np.isfinite(values)])
     most, middle = float(sizes.max(initial=0.0)), float(np.median(sizes)) if len(sizes) else 0.0
     low, high = shared_limits([values])
-    if middle <= 0 or most < STEEP * middle:
-        return scaled(low, high)
+    if middle <= 0 or most < LOG_SCALE_RATIO * middle:
+        return make_norm(low, high)
     return SymLogNorm(10.0 ** math.floor(math.log10(middle)), vmin=low, vmax=high, base=10)
 
 
-def brief(value: float) -> str:
+def format_short(value: float) -> str:
     """A number in few letters.
 
     >>> brief(0.934), brief(1.0), brief(-2.5), brief(26.05), brief(1234.5), brief(2.5e6)
@@ -123,53 +130,59 @@ def brief(value: float) -> str:
     return ("−" if value < 0 else "") + told
 
 
-def _numbers(canvas: Canvas, ax: Axes, image: Any, values: Numbers, error: Numbers | None, two: bool) -> None:
+def _write_cells(
+    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, has_two_lines: bool
+) -> None:
     """The number of each cell, its error beneath it where there is room for `two` lines."""
     for (i, j), value in np.ndenumerate(values):
-        style: Any = {"ha": "center", "va": "center_baseline", "color": canvas.contrast(image.cmap(image.norm(value)))}
-        canvas.write(ax, j, i - (0.16 if two else 0), brief(value), fontsize=6.5, **style)
-        if two and error is not None and error[i, j] >= 0.005:
-            canvas.write(ax, j, i + 0.24, f"±{brief(float(error[i, j]))}", fontsize=5.2, **style)
+        style: Any = {
+            "ha": "center",
+            "va": "center_baseline",
+            "color": canvas.contrasting_colour(image.cmap(image.norm(value))),
+        }
+        canvas.add_text(ax, j, i - (0.16 if has_two_lines else 0), format_short(value), fontsize=6.5, **style)
+        if has_two_lines and error is not None and error[i, j] >= 0.005:
+            canvas.add_text(ax, j, i + 0.24, f"±{format_short(float(error[i, j]))}", fontsize=5.2, **style)
 
 
-def _ranges(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> None:
+def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> None:
     """In each cell the interval of rho, from 0 at the left to 1 at the right, a dot for the mean."""
-    low, mean, high = (numbers_of("rho", each) for each in (result.low, result.mean, result.high))
+    low, mean, high = (to_float_array("rho", each) for each in (result.low, result.mean, result.high))
     tracks, lines, dots, colours = [], [], [], []
     for (i, j), value in np.ndenumerate(mean):
         at = i + 0.26
         tracks.append([(j - 0.4, at), (j + 0.4, at)])
         lines.append([(j - 0.4 + 0.8 * low[i, j], at), (j - 0.4 + 0.8 * high[i, j], at)])
         dots.append((j - 0.4 + 0.8 * value, at))
-        colours.append(canvas.contrast(image.cmap(image.norm(value))))
+        colours.append(canvas.contrasting_colour(image.cmap(image.norm(value))))
     ax.add_collection(LineCollection(tracks, colors=colours, linewidths=0.4, alpha=0.5, label="from 0 to 1"))
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.3, label="interval"))
     x, y = np.array(dots).T
     ax.scatter(x, y, s=7, c=colours, linewidths=0, zorder=3)
 
 
-def _dead(result: Inclusion, canvas: Canvas, ax: Axes, values: Numbers, norm: Normalize) -> None:
+def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: FloatArray, norm: Normalize) -> None:
     """A dashed frame around heads on which nothing hangs."""
-    colours = canvas.colour_map(norm)
+    colours = canvas.make_colour_map(norm)
     for i, j in result.dead:
-        edge = canvas.contrast(colours(norm(values[i, j])))
+        edge = canvas.contrasting_colour(colours(norm(values[i, j])))
         style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
         ax.add_patch(Rectangle((j - 0.45, i - 0.45), 0.9, 0.9, gid=f"dead_{i}_{j}", **style))
-    canvas.note("Dashed frame: nothing hangs on this head." if result.dead else "")
+    canvas.add_note("Dashed frame: nothing hangs on this head." if result.dead else "")
 
 
-def _forest(result: Inclusion, canvas: Canvas, top: int) -> None:
+def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     """The heads by rank, each with the interval of its rho, the prior's mean as a line, the log Bayes factor beside."""
     order = result.log_bayes.flatten().argsort(descending=True, stable=True)[:top]
     slices, heads = result.log_bayes.shape
     names = [f"{result.slices[k // heads]}_{k % heads}_*" for k in order.tolist()]
     low, mean, high, log, error = (
-        numbers_of("rho", each.flatten()[order])
+        to_float_array("rho", each.flatten()[order])
         for each in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
     long = max(1.0, 0.19 * len(names))
-    ax = canvas.axes(min(PAGE, 4.6 + room(names)), long + 0.8)
-    _, long = canvas.size(ax, (0.0, long))
+    ax = canvas.add_axes(min(PAGE_WIDTH, 4.6 + tick_label_width(names)), long + 0.8)
+    _, long = canvas.panel_size(ax, (0.0, long))
     at = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")
@@ -177,32 +190,34 @@ def _forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     ax.plot(mean, at, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
     step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * long)))
     for k in range(0, len(names), step):
-        spread = f" ±{brief(error[k])}" if error[k] >= 0.005 else ""
+        spread = f" ±{format_short(error[k])}" if error[k] >= 0.005 else ""
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
-        canvas.write(ax, 1.04, at[k], f"{brief(log[k])}{spread}", color=canvas.colours["grey"], **style)
+        canvas.add_text(ax, 1.04, at[k], f"{format_short(log[k])}{spread}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)
     ax.set_ylim(len(names) - 0.4, -0.6)
-    canvas.words(ax, "y", names, long)
-    canvas.named(ax, f"rho, with its interval of {result.interval:.0%}; log Bayes factor at the right")
+    canvas.set_tick_labels(ax, "y", names, long)
+    canvas.set_axis_labels(ax, f"rho, with its interval of {result.interval:.0%}; log Bayes factor at the right")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
     ax.set_axisbelow(True)
-    canvas.note("Dashed: the mean of rho before any sentence is seen.")
+    canvas.add_note("Dashed: the mean of rho before any sentence is seen.")
     every = slices * heads
-    canvas.note(f"The {len(names)} of the greatest log Bayes factor, of {every:,} heads." if len(names) < every else "")
+    canvas.add_note(
+        f"The {len(names)} of the greatest log Bayes factor, of {every:,} heads." if len(names) < every else ""
+    )
 
 
-def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
+def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
     """What sentences lose with so many heads off: a line for each measure by which heads are chosen, with a band of a
     standard error to each side. `log` asks for an axis by powers of ten; by default losses that are far apart have it.
     """
     check_choice("log", log, (None, True, False))
     measures, counts = (result.labels[axis] for axis in result.axes)
     x = np.array([int(count) for count in counts])
-    values, errors = numbers_of("loss", result.values), numbers_of("errors", result.error)
-    ax = canvas.axes(4.8, 2.8)
+    values, errors = to_float_array("loss", result.values), to_float_array("errors", result.error)
+    ax = canvas.add_axes(4.8, 2.8)
     marks = max(1, len(x) // 10)
-    for k, (measure, (colour, line, marker)) in enumerate(zip(measures, LINES, strict=True)):
+    for k, (measure, (colour, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
         tint = canvas.colours[colour]
         every = (k * marks // len(measures), marks)
         style: Any = {"linestyle": line, "marker": marker, "markevery": every, "markersize": 4, "linewidth": 1.3}
@@ -211,46 +226,48 @@ def damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
             ax.fill_between(x, values[k] - errors[k], values[k] + errors[k], color=tint, alpha=0.16, linewidth=0)
     sizes = np.abs(values[values != 0])
     least, most = (float(f(sizes)) for f in (np.min, np.max)) if len(sizes) else (1.0, 1.0)
-    if most > STEEP * float(np.median(sizes) if len(sizes) else 1.0) if log is None else log:
+    if most > LOG_SCALE_RATIO * float(np.median(sizes) if len(sizes) else 1.0) if log is None else log:
         even = 10.0 ** math.floor(math.log10(max(least, most * 1e-4)))  # around zero the axis is even
         ax.set_yscale("symlog", linthresh=even)
         ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    canvas.curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
-    canvas.legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL)
+    canvas.style_curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
+    canvas.add_legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL_FONT_SIZE)
     s = "s" * (result.sentences != 1)
-    canvas.headline(f"What heads are worth to {result.sentences:,} sentence{s}")
-    canvas.note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
+    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{s}")
+    canvas.add_note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
 
 
-def roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
+def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
     """The role of each head, its sign over its share; or with `relation` that relation's share of each head."""
     check_choice("relation", relation, (None, *result.relations))
     if relation is not None:
-        _share(result, canvas, relation)
+        _plot_relation(result, canvas, relation)
         return
-    signs = signs_of(result.relations)
-    colours = _colours(result.relations, canvas)
+    signs = assign_signs(result.relations)
+    colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
-    left = room(result.slices)
-    across, down = min(PAGE - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
-    ax = canvas.axes(across + left + 1.6, down + 0.9)
-    across, down = canvas.size(ax, (across, down))
-    _cells(result, canvas, ax, signs, colours, (across / columns, down / rows))
-    canvas.words(ax, "x", [str(head) for head in range(columns)], across)
-    canvas.words(ax, "y", result.slices, down)
+    left = tick_label_width(result.slices)
+    across, down = min(PAGE_WIDTH - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
+    ax = canvas.add_axes(across + left + 1.6, down + 0.9)
+    across, down = canvas.panel_size(ax, (across, down))
+    _draw_cells(result, canvas, ax, signs, colours, (across / columns, down / rows))
+    canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)], across)
+    canvas.set_tick_labels(ax, "y", result.slices, down)
     drawn = ", ".join(dict.fromkeys(name for name in result.selectors if name))
-    canvas.named(ax, f"state of {drawn}" if drawn else "head")
+    canvas.set_axis_labels(ax, f"state of {drawn}" if drawn else "head")
     there = {name for row in result.role for name in row}
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in there]
-    canvas.legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
+    canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     s = "s" * (result.sentences != 1)
-    canvas.headline(f"What heads read, by {result.sentences:,} sentence{s}")
-    canvas.note("In each cell the relation whose share of the reading is most above chance, over that share.")
-    canvas.note(f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {SURE:.0%}.")
+    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{s}")
+    canvas.add_note("In each cell the relation whose share of the reading is most above chance, over that share.")
+    canvas.add_note(
+        f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {CONFIDENT_PROBABILITY:.0%}."
+    )
 
 
-def signs_of(relations: tuple[str, ...]) -> dict[str, str]:
+def assign_signs(relations: tuple[str, ...]) -> dict[str, str]:
     """A sign for each relation: those of ours, and of others a letter that no other has.
 
     >>> signs_of(("previous", "verb", "vowel", "other"))
@@ -260,53 +277,60 @@ def signs_of(relations: tuple[str, ...]) -> dict[str, str]:
     for name in relations:
         letters = [*name, *name.upper(), *"0123456789"]
         free = next((x for x in letters if not x.isspace() and x not in found.values()), "?")
-        found[name] = SIGNS.get(name, free)
+        found[name] = RELATION_SIGNS.get(name, free)
     return found
 
 
-def _colours(relations: tuple[str, ...], canvas: Canvas) -> dict[str, str]:
+def _assign_colours(relations: tuple[str, ...], canvas: Canvas) -> dict[str, str]:
     """A colour for each relation: ours keep theirs, others take those left over, the rest of the reading is grey."""
-    places = {name: k for k, name in enumerate(SIGNS) if name in relations}
+    places = {name: k for k, name in enumerate(RELATION_SIGNS) if name in relations}
     for name in relations:
-        free = (k for k in range(len(relations) + len(SIGNS)) if k not in places.values())
+        free = (k for k in range(len(relations) + len(RELATION_SIGNS)) if k not in places.values())
         places.setdefault(name, next(free))
-    return {n: canvas.heads[k % len(canvas.heads)] for n, k in places.items()} | {OTHER: canvas.colours["prior"]}
+    return {n: canvas.head_colours[k % len(canvas.head_colours)] for n, k in places.items()} | {
+        OTHER: canvas.colours["prior"]
+    }
 
 
-def _cells(
-    result: Roles, canvas: Canvas, ax: Axes, signs: dict[str, str], colours: dict[str, str], side: tuple[float, float]
+def _draw_cells(
+    result: Roles,
+    canvas: Canvas,
+    ax: Axes,
+    signs: dict[str, str],
+    colours: dict[str, str],
+    cell_size: tuple[float, float],
 ) -> None:
     """A rectangle for each head, with its sign and share where there is room."""
     rows, columns = result.probability.shape
     strength, sure, share = (to_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
-    paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), side
+    paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), cell_size
     for t, h in np.ndindex(rows, columns):
         name = result.role[t][h]
-        full = FAINTEST + (1 - FAINTEST) * strength[t, h]
+        full = MIN_FILL + (1 - MIN_FILL) * strength[t, h]
         colour = tuple(full * np.array(to_rgb(colours[name])) + (1 - full) * paper)
         edge: Any = {"facecolor": colour, "edgecolor": canvas.colours["line"], "linewidth": 0.5}
         ax.add_patch(Rectangle((h - 0.46, t - 0.46), 0.92, 0.92, gid=f"head_{t}_{h}", **edge))
         both = wide >= 0.27 and high >= 0.26
-        style: Any = {"ha": "center", "va": "center", "color": canvas.contrast(colour)}
-        text = signs[name] + ("" if sure[t, h] >= SURE else "?")
-        canvas.write(ax, h, t - (0.16 if both else 0), text, fontsize=min(9.0, 60 * min(wide, high)), **style)
+        style: Any = {"ha": "center", "va": "center", "color": canvas.contrasting_colour(colour)}
+        text = signs[name] + ("" if sure[t, h] >= CONFIDENT_PROBABILITY else "?")
+        canvas.add_text(ax, h, t - (0.16 if both else 0), text, fontsize=min(9.0, 60 * min(wide, high)), **style)
         if both:
-            canvas.write(ax, h, t + 0.24, f"{share[t, h]:.2f}".lstrip("0"), fontsize=5.5, **style)
+            canvas.add_text(ax, h, t + 0.24, f"{share[t, h]:.2f}".lstrip("0"), fontsize=5.5, **style)
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
-    canvas.framed(ax)
+    canvas.draw_frame(ax)
 
 
-def _share(result: Roles, canvas: Canvas, relation: str) -> None:
+def _plot_relation(result: Roles, canvas: Canvas, relation: str) -> None:
     """The share of one relation in what each head reads."""
     r = result.relations.index(relation)
     mean, low, high, chance = (
-        numbers_of(relation, x[..., r]) for x in (result.mean, result.low, result.high, result.chance)
+        to_float_array(relation, x[..., r]) for x in (result.mean, result.low, result.high, result.chance)
     )
     heads = tuple(str(head) for head in range(mean.shape[1]))
-    found = Map(mean, result.slices, heads)
-    heat_map(canvas, found, what=f"share of {relation}", x="head", y="", limits=up_to([mean]))
-    canvas.headline(f"How much heads read the {relation} word" if relation != OTHER else "What else heads read")
-    canvas.note(
+    found = HeatMapData(mean, result.slices, heads)
+    draw_heat_map(canvas, found, value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
+    canvas.set_title(f"How much heads read the {relation} word" if relation != OTHER else "What else heads read")
+    canvas.add_note(
         f"By chance {chance.mean():.2f}. Intervals of {result.interval:.0%} are at most {(high - low).max():.2f} wide."
     )

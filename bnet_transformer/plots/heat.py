@@ -15,92 +15,92 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from bnet_transformer.errors import BudgetError
-from bnet_transformer.figures.fonts import width
-from bnet_transformer.figures.labels import shown
-from bnet_transformer.plots.canvas import LONGEST, PAGE, SIZE, SMALL, Canvas, scaled
+from bnet_transformer.figures.fonts import text_width
+from bnet_transformer.figures.labels import format_token
+from bnet_transformer.plots.canvas import FONT_SIZE, MAX_LABEL_LENGTH, PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
 
-Numbers = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 
-PANELS = 256
-FINE = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF
+MAX_PANELS = 256
+MAX_GAPPED_CELLS = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF
 
 
 @dataclass(frozen=True)
-class Map:
+class HeatMapData:
     """A matrix to colour: words along its rows and columns, its name (also a short one), what its row of panels is.
 
     `low` and `high` are drawn as an interval in each cell, `error` is written beneath its number.
     """
 
-    values: Numbers = field(repr=False)
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
+    values: FloatArray = field(repr=False)
+    row_labels: tuple[str, ...]
+    column_labels: tuple[str, ...]
     name: str = ""
-    row: str = ""
-    short: str = ""
-    low: Numbers | None = field(default=None, repr=False)
-    high: Numbers | None = field(default=None, repr=False)
-    error: Numbers | None = field(default=None, repr=False)
+    row_title: str = ""
+    short_name: str = ""
+    low: FloatArray | None = field(default=None, repr=False)
+    high: FloatArray | None = field(default=None, repr=False)
+    error: FloatArray | None = field(default=None, repr=False)
 
 
-def heat_map(
+def draw_heat_map(
     canvas: Canvas,
-    shown_map: Map,
+    data: HeatMapData,
     *,
-    what: str,
+    value_label: str,
     x: str,
     y: str,
     limits: tuple[float, float] | None = None,
     square: bool = False,
     norm: Normalize | None = None,
-    write: Callable[[Axes, Any, float, float], None] | None = None,
+    write_cells: Callable[[Axes, Any, float, float], None] | None = None,
 ) -> Axes:
     """One matrix in colours, words on both axes, numbers in the cells where there is room.
 
     `norm` is a scale of colours that is not even; `write` fills the cells itself: it is told the axes, what is
     coloured, and how many inches a cell is wide and high.
     """
-    rows, columns = shown_map.values.shape
-    longest = LONGEST if square else 2 * LONGEST
-    left, below = room(shown_map.rows, longest), room(shown_map.columns)
+    rows, columns = data.values.shape
+    longest = MAX_LABEL_LENGTH if square else 2 * MAX_LABEL_LENGTH
+    left, below = tick_label_width(data.row_labels, longest), tick_label_width(data.column_labels)
     if square:
-        across = down = min(PAGE - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
+        across = down = min(PAGE_WIDTH - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
     else:
-        across, down = min(PAGE - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
-    if shown_map.low is not None or shown_map.error is not None:
-        down = min(7.0, max(1.2, (0.34 if shown_map.low is None else 0.44) * rows))
-    ax = canvas.axes(across + left + 1.1, down + below + 0.75)
-    across, down = canvas.size(ax, (across, down))
-    image = coloured(canvas, ax, shown_map, limits, norm)
+        across, down = min(PAGE_WIDTH - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
+    if data.low is not None or data.error is not None:
+        down = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
+    ax = canvas.add_axes(across + left + 1.1, down + below + 0.75)
+    across, down = canvas.panel_size(ax, (across, down))
+    image = draw_cells(canvas, ax, data, limits, norm)
     if square:
         ax.set_aspect("equal")
-    canvas.words(ax, "x", shown_map.columns, across)
-    canvas.words(ax, "y", shown_map.rows, down, longest)
-    canvas.named(ax, x, y)
-    if write is not None:
-        write(ax, image, across / columns, down / rows)
-    elif shown_map.low is not None:
-        whiskers(canvas, ax, shown_map, image)
+    canvas.set_tick_labels(ax, "x", data.column_labels, across)
+    canvas.set_tick_labels(ax, "y", data.row_labels, down, longest)
+    canvas.set_axis_labels(ax, x, y)
+    if write_cells is not None:
+        write_cells(ax, image, across / columns, down / rows)
+    elif data.low is not None:
+        draw_intervals(canvas, ax, data, image)
     elif across / columns >= 0.27 and down / rows >= 0.16:
-        write_numbers(canvas, ax, shown_map.values, image, shown_map.error if down / rows >= 0.3 else None)
-    canvas.bar(image, what, [ax])
+        write_numbers(canvas, ax, data.values, image, data.error if down / rows >= 0.3 else None)
+    canvas.add_colour_bar(image, value_label, [ax])
     return ax
 
 
-def heat_maps(
+def draw_heat_maps(
     canvas: Canvas,
-    maps: Sequence[Map | None],
+    maps: Sequence[HeatMapData | None],
     *,
-    what: str,
+    value_label: str,
     x: str,
     y: str,
-    across: int,
+    num_columns: int,
     limits: tuple[float, float] | None = None,
     square: bool = True,
-    tall: float | None = None,
-    widest: float = 2.0,
-    numbers: bool = False,
-    thinned: bool = False,
+    aspect: float | None = None,
+    max_width: float = 2.0,
+    should_write_numbers: bool = False,
+    should_thin_labels: bool = False,
 ) -> list[Axes]:
     """Several matrices on one scale, `across` in a row, None for an empty place; words at the left and at the foot.
 
@@ -108,108 +108,119 @@ def heat_maps(
     and words as well, or with `thinned` as many of them as stand apart.
     """
     some = [each for each in maps if each is not None]
-    if len(some) > PANELS:
+    if len(some) > MAX_PANELS:
         allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
-        raise BudgetError("plot", expected=f"at most {PANELS} panels", actual=f"{len(some)}", allowed=allowed)
-    first, count = some[0], math.ceil(len(maps) / across)
+        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(some)}", allowed=allowed)
+    first, count = some[0], math.ceil(len(maps) / num_columns)
     names = ["" if each is None else each.name for each in maps]
-    titled = [k < across or names[k] != names[k - across] for k in range(len(maps))]
-    side = (PAGE - 1.1) / across - 0.1
-    words = max(len(first.columns), len(first.rows) / min(1.0, tall or 1.0))
-    worded = thinned or min(widest, side - room(first.rows) / across) * 72 / words >= 6.5
-    tall = tall or (1.0 if square else 0.8)
+    titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
+    side = (PAGE_WIDTH - 1.1) / num_columns - 0.1
+    words = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect or 1.0))
+    worded = (
+        should_thin_labels
+        or min(max_width, side - tick_label_width(first.row_labels) / num_columns) * 72 / words >= 6.5
+    )
+    aspect = aspect or (1.0 if square else 0.8)
     if worded:
-        left, below = room(first.rows), room(first.columns)
-        side = min(widest, (PAGE - 0.9 - left) / across)
-        high = count * (tall * side + 0.1) + 0.16 * sum(titled[::across]) + below + 0.4
-        panels = canvas.panels(count, across, side * across + left + 0.9, min(9.4, high), sharex=True, sharey=True)
+        left, below = tick_label_width(first.row_labels), tick_label_width(first.column_labels)
+        side = min(max_width, (PAGE_WIDTH - 0.9 - left) / num_columns)
+        high = count * (aspect * side + 0.1) + 0.16 * sum(titled[::num_columns]) + below + 0.4
+        panels = canvas.add_panels(
+            count, num_columns, side * num_columns + left + 0.9, min(9.4, high), sharex=True, sharey=True
+        )
     else:
         side = min(1.8, side)
-        panels = canvas.grid(count, across, (side, tall * side), (0.08, 0.22 if any(titled[across:]) else 0.08))
+        panels = canvas.add_panel_grid(
+            count, num_columns, (side, aspect * side), (0.08, 0.22 if any(titled[num_columns:]) else 0.08)
+        )
     limits = limits or shared_limits([each.values for each in some])
-    titles = _titles(canvas, maps, names, 72 * side)
+    titles = _panel_titles(canvas, maps, names, 72 * side)
     image: Any = None
     for k, ax in enumerate(panels):
         found = maps[k] if k < len(maps) else None
         if found is None:
             ax.set_visible(False)
             continue
-        image = coloured(canvas, ax, found, limits)
-        canvas.subtitle(ax, titles[k] if titled[k] else "")
-        canvas.named(ax, y=found.row if k % across == 0 else "")
+        image = draw_cells(canvas, ax, found, limits)
+        canvas.set_panel_title(ax, titles[k] if titled[k] else "")
+        canvas.set_axis_labels(ax, y=found.row_title if k % num_columns == 0 else "")
         if not worded:
             ax.set_xticks([])
             ax.set_yticks([])
             continue
         if square:
             ax.set_aspect("equal")
-        if numbers and side / len(first.columns) >= 0.27 and tall * side / len(first.rows) >= 0.16:
+        if (
+            should_write_numbers
+            and side / len(first.column_labels) >= 0.27
+            and aspect * side / len(first.row_labels) >= 0.16
+        ):
             write_numbers(canvas, ax, found.values, image)
-        foot = k + across >= len(maps) or maps[k + across] is None
-        if k % across == 0:
-            canvas.words(ax, "y", first.rows, tall * side * 0.95)
+        foot = k + num_columns >= len(maps) or maps[k + num_columns] is None
+        if k % num_columns == 0:
+            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * side * 0.95)
         if foot:
-            canvas.words(ax, "x", first.columns, side * 0.95)
-        ax.tick_params(labelleft=k % across == 0, labelbottom=foot)
-    canvas.around(x, y)
-    canvas.bar(image, what, panels)
+            canvas.set_tick_labels(ax, "x", first.column_labels, side * 0.95)
+        ax.tick_params(labelleft=k % num_columns == 0, labelbottom=foot)
+    canvas.set_shared_labels(x, y)
+    canvas.add_colour_bar(image, value_label, panels)
     return [ax for ax in panels if ax.get_visible()]
 
 
-def _titles(canvas: Canvas, maps: Sequence[Map | None], names: Sequence[str], points: float) -> list[str]:
+def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Sequence[str], points: float) -> list[str]:
     """What is written above each panel: its name, or the short one where names would run together."""
 
-    def apart(names: Sequence[str], longest: int = 60) -> bool:
-        return max(width(shown(name, longest), SIZE) for name in names) + 5 < points
+    def fits(names: Sequence[str], max_length: int = 60) -> bool:
+        return max(text_width(format_token(name, max_length), FONT_SIZE) for name in names) + 5 < points
 
     some = [each for each in maps if each is not None]
-    if not apart(names) and all(each.short for each in some):
-        canvas.note(f"Above each panel only its numbers: the last is {some[-1].name}.")
-        names = ["" if each is None else each.short for each in maps]
-    longest = next((n for n in range(60, 3, -1) if apart(names, n)), 3)
-    return [shown(name, longest) if name else "" for name in names]
+    if not fits(names) and all(each.short_name for each in some):
+        canvas.add_note(f"Above each panel only its numbers: the last is {some[-1].name}.")
+        names = ["" if each is None else each.short_name for each in maps]
+    longest = next((n for n in range(60, 3, -1) if fits(names, n)), 3)
+    return [format_token(name, longest) if name else "" for name in names]
 
 
-def coloured(
-    canvas: Canvas, ax: Axes, shown_map: Map, limits: tuple[float, float] | None, norm: Normalize | None = None
+def draw_cells(
+    canvas: Canvas, ax: Axes, data: HeatMapData, limits: tuple[float, float] | None, norm: Normalize | None = None
 ) -> Any:
     """The cells of a matrix, first row on top; blank where there is no number."""
-    values = np.ma.masked_invalid(shown_map.values)
-    norm = norm or scaled(*(limits or shared_limits([shown_map.values])))
+    values = np.ma.masked_invalid(data.values)
+    norm = norm or make_norm(*(limits or shared_limits([data.values])))
     rows, columns = values.shape
-    style: Any = {"cmap": canvas.colour_map(norm), "norm": norm}
+    style: Any = {"cmap": canvas.make_colour_map(norm), "norm": norm}
     image: Any
-    if max(rows, columns) > FINE:
+    if max(rows, columns) > MAX_GAPPED_CELLS:
         image = ax.imshow(values, aspect="auto", interpolation="nearest", **style)
     else:
         edges = (np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5)
         image = ax.pcolormesh(*edges, values, edgecolors=canvas.colours["paper"], linewidth=0.6, **style)
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
-    canvas.framed(ax)
+    canvas.draw_frame(ax)
     return image
 
 
-def framed(canvas: Canvas, ax: Axes, row: int, column: int) -> None:
+def frame_cell(canvas: Canvas, ax: Axes, row: int, column: int) -> None:
     """Frame one cell in red."""
     style: Any = {"edgecolor": canvas.colours["q"], "linewidth": 1.5, "fill": False, "gid": f"frame_{row}_{column}"}
     ax.add_patch(Rectangle((column - 0.46, row - 0.46), 0.92, 0.92, **style))
 
 
-def shared_limits(several: Sequence[Numbers]) -> tuple[float, float]:
+def shared_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
     """The ends of a scale: from 0 up, or even on both sides of 0 where a number is below it."""
-    every = np.concatenate([each.ravel() for each in several])
+    every = np.concatenate([each.ravel() for each in arrays])
     low, high = float(np.nanmin(every, initial=0.0)), float(np.nanmax(every, initial=0.0))
     return (-max(-low, high), max(-low, high)) if low < 0 else (0.0, high or 1.0)
 
 
-def up_to(several: Sequence[Numbers]) -> tuple[float, float]:
+def probability_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
     """The ends of a scale of probabilities: up to 1, or to a round number if all are small."""
-    most = max(float(np.nanmax(each, initial=0.0)) for each in several)
+    most = max(float(np.nanmax(each, initial=0.0)) for each in arrays)
     return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if most <= end)
 
 
-def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any, error: Numbers | None = None) -> None:
+def write_numbers(canvas: Canvas, ax: Axes, values: FloatArray, image: Any, error: FloatArray | None = None) -> None:
     """The number of each cell, in ink or paper, whichever is read better; its error beneath it."""
     most = float(np.nanmax(np.abs(values), initial=0.0))
     whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
@@ -219,29 +230,29 @@ def write_numbers(canvas: Canvas, ax: Axes, values: Numbers, image: Any, error: 
         text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
         text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
         text = text.replace("-", "−") if abs(value) >= 0.005 else "0"
-        colour = canvas.contrast(image.cmap(image.norm(value)))
+        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
         style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
-        canvas.write(ax, j, i if error is None else i - 0.14, text, fontsize=6.5, **style)
+        canvas.add_text(ax, j, i if error is None else i - 0.14, text, fontsize=6.5, **style)
         if error is not None and error[i, j] >= 0.005:
             spread = f"{error[i, j]:.2f}".lstrip("0") if most < 100 else f"{error[i, j]:.3g}"
-            canvas.write(ax, j, i + 0.24, f"±{spread}", fontsize=5.2, **style)
+            canvas.add_text(ax, j, i + 0.24, f"±{spread}", fontsize=5.2, **style)
 
 
-def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
+def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> None:
     """In each cell its interval, upright on one scale for all cells, a dot for the value, a thin line for zero."""
-    assert shown_map.low is not None and shown_map.high is not None
-    least, most = float(np.nanmin(shown_map.low, initial=0.0)), float(np.nanmax(shown_map.high, initial=0.0))
+    assert data.low is not None and data.high is not None
+    least, most = float(np.nanmin(data.low, initial=0.0)), float(np.nanmax(data.high, initial=0.0))
     span = (most - least) or 1.0
 
     def height(value: Any) -> Any:
         return 0.4 - 0.8 * (value - least) / span
 
     lines, zeros, colours, dots = [], [], [], []
-    for (i, j), value in np.ndenumerate(shown_map.values):
+    for (i, j), value in np.ndenumerate(data.values):
         if np.isnan(value):
             continue
-        colour = canvas.contrast(image.cmap(image.norm(value)))
-        lines.append([(j, i + height(shown_map.low[i, j])), (j, i + height(shown_map.high[i, j]))])
+        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
+        lines.append([(j, i + height(data.low[i, j])), (j, i + height(data.high[i, j]))])
         zeros.append([(j - 0.3, i + height(0.0)), (j + 0.3, i + height(0.0))])
         dots.append((j, i + height(value)))
         colours.append(colour)
@@ -251,10 +262,10 @@ def whiskers(canvas: Canvas, ax: Axes, shown_map: Map, image: Any) -> None:
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
     x, y = np.array(dots).T
     ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
-    canvas.note(f"In each cell the value (dot) and its interval, between {least:.2g} and {most:.2g}; thin line: 0.")
+    canvas.add_note(f"In each cell the value (dot) and its interval, between {least:.2g} and {most:.2g}; thin line: 0.")
 
 
-def room(words: Sequence[str], longest: int = LONGEST) -> float:
+def tick_label_width(labels: Sequence[str], max_length: int = MAX_LABEL_LENGTH) -> float:
     """The inches that words along an axis take, across."""
-    widest = sorted({shown(word, longest) for word in words}, key=lambda word: (len(word), word))[-3:]
-    return max(width(word, SMALL + 0.5) for word in widest) / 72 + 0.3
+    widest = sorted({format_token(word, max_length) for word in labels}, key=lambda word: (len(word), word))[-3:]
+    return max(text_width(word, SMALL_FONT_SIZE + 0.5) for word in widest) / 72 + 0.3

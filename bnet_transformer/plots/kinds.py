@@ -24,37 +24,37 @@ from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots import fits, heads, readings, sentences, sweeps, tables
-from bnet_transformer.plots.canvas import Canvas, settings
-from bnet_transformer.plots.tables import Table
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
+from bnet_transformer.plots.tables import LabelledArray
 
 # The first kind that a result is of draws it.
-PLOTS: Mapping[type, Callable[..., None]] = {
-    Table: tables.table,
-    Tensor: tables.array,
-    np.ndarray: tables.array,
-    Categorical: readings.categorical,
-    Distribution: readings.distribution,
-    Reads: readings.reads,
-    Tan: readings.tan,
-    TanTree: readings.tan_tree,
-    CorpusTan: readings.corpus_tan,
-    Counterfactual: readings.counterfactual,
-    Samples: readings.samples,
-    Sweep: sweeps.sweep,
-    Mediation: sweeps.mediation,
-    Fit: fits.fit,
-    Heads: fits.heads,
-    Comparison: fits.comparison,
-    Check: fits.check,
-    Inclusion: heads.inclusion,
-    Damage: heads.damage,
-    Roles: heads.roles,
-    Trained: fits.trained,
-    Cost: fits.cost,
-    sentences.AnySentence: sentences.sentence,
+PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
+    LabelledArray: tables.plot_labelled_array,
+    Tensor: tables.plot_array,
+    np.ndarray: tables.plot_array,
+    Categorical: readings.plot_categorical,
+    Distribution: readings.plot_distribution,
+    Reads: readings.plot_reads,
+    Tan: readings.plot_tan,
+    TanTree: readings.plot_tan_tree,
+    CorpusTan: readings.plot_corpus_tan,
+    Counterfactual: readings.plot_counterfactual,
+    Samples: readings.plot_samples,
+    Sweep: sweeps.plot_sweep,
+    Mediation: sweeps.plot_mediation,
+    Fit: fits.plot_fit,
+    Heads: fits.plot_heads,
+    Comparison: fits.plot_comparison,
+    Check: fits.plot_check,
+    Inclusion: heads.plot_inclusion,
+    Damage: heads.plot_damage,
+    Roles: heads.plot_roles,
+    Trained: fits.plot_training,
+    Cost: fits.plot_cost,
+    sentences.SentenceLike: sentences.plot_sentence,
 }
-NAMES: Mapping[type, str] = {sentences.AnySentence: "Sentence"}
-OTHERS = "what has values and axes, a list of Sentences"
+PUBLIC_NAMES: Mapping[type, str] = {sentences.SentenceLike: "Sentence"}
+UNTYPED_RESULTS = "what has values and axes, a list of Sentences"
 
 
 def plot(
@@ -72,22 +72,22 @@ def plot(
     >>> [panel.get_title() for panel in figure.axes[:2]]
     ['c = 0', 'c = 1']
     """
-    draw = _plot_of(result)
+    draw = _find_plot(result)
     known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
     check_names(f"option of a plot of {type(result).__name__}", options, known)
     canvas = Canvas(ax, theme, title)
-    with settings(canvas.colours["ink"]):
+    with plot_rc_context(canvas.colours["ink"]):
         draw(result, canvas, **options)
-        return canvas.finished()
+        return canvas.finish()
 
 
-def _plot_of(result: object) -> Callable[..., None]:
-    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.AnySentence) for each in result):
-        return sentences.sentences
-    for kind, draw in PLOTS.items():
+def _find_plot(result: object) -> Callable[..., None]:
+    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.SentenceLike) for each in result):
+        return sentences.plot_sentences
+    for kind, draw in PLOTS_BY_TYPE.items():
         if isinstance(result, kind):
             return draw
     if hasattr(result, "values") and hasattr(result, "axes"):
-        return tables.tabled
-    names = ", ".join([*(NAMES.get(kind, kind.__name__) for kind in PLOTS), OTHERS])
+        return tables.plot_array_result
+    names = ", ".join([*(PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE), UNTYPED_RESULTS])
     raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=f"{names}; draw is for graphs")

@@ -17,84 +17,86 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat import Map, heat_map, heat_maps, up_to
-from bnet_transformer.plots.tables import Series, bars, table, table_of, top_of
+from bnet_transformer.plots.heat import HeatMapData, draw_heat_map, draw_heat_maps, probability_limits
+from bnet_transformer.plots.tables import BarSeries, draw_bars, make_labelled_array, plot_labelled_array, select_top
 from bnet_transformer.reference import asking
 from bnet_transformer.tpm.arrays import to_numpy
 
-TOKENS = "tokens"
-ABSENT = "Blank: no arrow, word i does not read word j."
+TOKEN_WORDS = "tokens"
+BLANK_NOTE = "Blank: no arrow, word i does not read word j."
 
 
 @runtime_checkable
-class AnySentence(Protocol):
+class SentenceLike(Protocol):
     """A sentence, as plots ask it: of its words, its attention, its posteriors."""
 
     state: SentenceState
 
-    def attention(self, slice: int, *, role: str | None = None, words: str = TOKENS) -> Tensor:
+    def attention(self, slice: int, *, role: str | None = None, words: str = TOKEN_WORDS) -> Tensor:
         """The attention TPMs of a slice."""
 
     def posterior(self, name: Any, evidence: Mapping[str, object] | None = None) -> Tensor:
         """The posterior of a discrete node."""
 
 
-def sentence(
-    s: AnySentence,
+def plot_sentence(
+    s: SentenceLike,
     canvas: Canvas,
     *,
     slice: int | Collection[int] | None = None,
     head: int | None = None,
     role: str | None = None,
-    words: str = TOKENS,
+    words: str = TOKEN_WORDS,
     node: str | Sequence[str] | None = None,
     evidence: Mapping[str, object] | None = None,
     top: int = 20,
 ) -> None:
     """The attention TPMs of a slice, or of all; with `node`, its posterior given what is seen and the `evidence`."""
     if node is not None:
-        if slice is not None or head is not None or role is not None or words != TOKENS:
+        if slice is not None or head is not None or role is not None or words != TOKEN_WORDS:
             raise BNetError("node", expected="node= with evidence= and top=", actual="options of attention as well")
-        posterior(s, canvas, node, evidence, top)
+        plot_posterior(s, canvas, node, evidence, top)
         return
     if evidence is not None:
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
         raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
-    check_choice("words", words, (TOKENS, "words"))
+    check_choice("words", words, (TOKEN_WORDS, "words"))
     chosen = asking.parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
-    several = {t: attention_maps(s, t, head, role, words) for t in chosen}
+    several = {t: build_attention_maps(s, t, head, role, words) for t in chosen}
     maps = [each for found in several.values() for each in found]
     told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
     if any(bool(np.isnan(each.values).any()) for each in maps):
-        canvas.note(ABSENT)
-    limits = up_to([each.values for each in maps])
+        canvas.add_note(BLANK_NOTE)
+    limits = probability_limits([each.values for each in maps])
     if len(maps) == 1:
-        heat_map(canvas, maps[0], **told, limits=limits, square=True)
-        canvas.headline(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
+        draw_heat_map(canvas, maps[0], **told, limits=limits, square=True)
+        canvas.set_title(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
-    across, panels = laid_out(several)
-    heat_maps(canvas, panels, **told, across=across, limits=limits)
-    canvas.headline(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
+    across, panels = arrange_panels(several)
+    draw_heat_maps(canvas, panels, **told, num_columns=across, limits=limits)
+    canvas.set_title(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
 
 
-def laid_out(several: Mapping[int, list[Map]]) -> tuple[int, list[Map | None]]:
+def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int, list[HeatMapData | None]]:
     """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
-    widest = max(map(len, several.values()))
+    widest = max(map(len, maps_by_slice.values()))
     if widest == 1:
-        alone = [replace(maps[0], name=f"slice {t}", short="") for t, maps in several.items()]
+        alone = [replace(maps[0], name=f"slice {t}", short="") for t, maps in maps_by_slice.items()]
         return min(4, len(alone)), list(alone)
-    if len(several) == 1:
-        (maps,) = several.values()
+    if len(maps_by_slice) == 1:
+        (maps,) = maps_by_slice.values()
         return min(4, len(maps)), list(maps)
     across = widest if widest <= 16 else 8
-    panels: list[Map | None] = []
-    for t, maps in several.items():
+    panels: list[HeatMapData | None] = []
+    for t, maps in maps_by_slice.items():
         panels += [replace(each, row=f"slice {t}") for each in maps]
         panels += [None] * (-len(maps) % across)
     return across, panels
 
 
-def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | None, words: str) -> list[Map]:
+def build_attention_maps(
+    s: SentenceLike, slice_: int, head: int | None, role: str | None, words: str
+) -> list[HeatMapData]:
     """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
     world = s.state.model
     found = s.attention(slice_, role=role, words=words).double()
@@ -103,10 +105,10 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
         member.group.word_stack or "",
         world.network.get_source_stack(member),
     )  # of those that read, and that are read
-    rows, columns = (_words(s, stack, words) for stack in stacks)
-    names = _choices_and_plates(s, member, found.dim() - 2)
+    rows, columns = (_word_labels(s, stack, words) for stack in stacks)
+    names = _name_dims(s, member, found.dim() - 2)
     readable = torch.from_numpy(asking.compute_read_mask(world, member))
-    if words != TOKENS:
+    if words != TOKEN_WORDS:
         readable = asking.merge_words(readable.double(), s.state.encoded.group_subwords()) > 0
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
@@ -124,12 +126,12 @@ def attention_maps(s: AnySentence, slice_: int, head: int | None, role: str | No
             continue
         name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
         short = ", ".join(str(k) for k in told.values())
-        maps.append(Map(to_numpy(kept[states]), rows, columns, name, short=short))
+        maps.append(HeatMapData(to_numpy(kept[states]), rows, columns, name, short_name=short))
     return maps
 
 
-def posterior(
-    s: AnySentence, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
+def plot_posterior(
+    s: SentenceLike, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
 ) -> None:
     """Bars of one node, before and after the evidence; a heat map of two together."""
     check_int("top", top)
@@ -140,62 +142,64 @@ def posterior(
     given = ", ".join([*said, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
     what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
     if len(names) == 2:
-        called = {name: labels_of(s, name) for name in names}
-        table(table_of(s.posterior(names, evidence), names, labels=called, what=what), canvas)
+        called = {name: state_labels(s, name) for name in names}
+        plot_labelled_array(
+            make_labelled_array(s.posterior(names, evidence), names, labels=called, value_label=what), canvas
+        )
         return
-    series = [Series(to_numpy(s.posterior(names[0], evidence).double()), what)]
+    series = [BarSeries(to_numpy(s.posterior(names[0], evidence).double()), what)]
     if evidence:
         before = to_numpy(s.posterior(names[0]).double())
         prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
-        series = [Series(before, prior, colour="prior"), *series]
-    series, labels, told = top_of(series, labels_of(s, names[0]), top)
-    canvas.note(told)
-    bars(canvas, series, labels, what="probability" if evidence else what, of=names[0])
+        series = [BarSeries(before, prior, colour="prior"), *series]
+    series, labels, told = select_top(series, state_labels(s, names[0]), top)
+    canvas.add_note(told)
+    draw_bars(canvas, series, labels, value_label="probability" if evidence else what, category_label=names[0])
 
 
-def sentences(
-    several: Sequence[AnySentence], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
+def plot_sentences(
+    sentences_: Sequence[SentenceLike], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
 ) -> None:
     """The posterior of a node in each of several sentences, a row each."""
     if not isinstance(node, str):
         raise BNetError("node", expected="the name of one node", actual=node)
-    shares = [s.posterior(node, evidence) for s in several]
+    shares = [s.posterior(node, evidence) for s in sentences_]
     if len({len(share) for share in shares}) != 1:
         raise BNetError("sentences", expected=f"as many states of {node} in each", actual="different numbers")
-    said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in several]
-    labels = {"sentence": said, node: labels_of(several[0], node)}
-    seen = "evidence" if evidence or any(s.state.evidence for s in several) else ""
+    said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in sentences_]
+    labels = {"sentence": said, node: state_labels(sentences_[0], node)}
+    seen = "evidence" if evidence or any(s.state.evidence for s in sentences_) else ""
     what = f"P({node} | {seen})" if seen else f"P({node})"
-    found = table_of(torch.stack(shares), ("sentence", node), labels=labels, what=what)
-    table(found, canvas, sort=False)
+    found = make_labelled_array(torch.stack(shares), ("sentence", node), labels=labels, value_label=what)
+    plot_labelled_array(found, canvas, sort=False)
 
 
-def labels_of(s: AnySentence, name: str) -> list[str]:
+def state_labels(s: SentenceLike, name: str) -> list[str]:
     """What the states of a node are called: by their labels or words, else by their numbers."""
     node = s.state.ground.id(name)
     found = s.state.labels(node)
     return list(found) if found is not None else [str(k) for k in range(s.state.model.count_states(node))]
 
 
-def _words(s: AnySentence, stack: str, words: str) -> tuple[str, ...]:
+def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
     tokens = tuple(s.state.tokens[stack])
-    if words == TOKENS:
+    if words == TOKEN_WORDS:
         return tokens
     return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.group_subwords())
 
 
-def _choices_and_plates(s: AnySentence, member: NodeSpec, dims: int) -> list[str]:
+def _name_dims(s: SentenceLike, spec: NodeSpec, num_dims: int) -> list[str]:
     """What the dims before the words are: open choices, then plates."""
     world = s.state.model
-    plates = [axis for axis in world.ground.axes(member.group) if axis != WORD]
-    if len(plates) == dims:
+    plates = [axis for axis in world.ground.axes(spec.group) if axis != WORD]
+    if len(plates) == num_dims:
         return plates
-    node = int(world.ground.select_nodes(member.group)[0])
+    node = int(world.ground.select_nodes(spec.group)[0])
     free = reference.find_open_choices(
         world, reference.attention_parents(world, node), reference.get_fixed(world, s.state.evidence)
     )
     families = list(dict.fromkeys(world.ground.group_of(each).name for each in free))
     for choices in (families, [world.ground.name(each) for each in free]):
-        if len(choices) + len(plates) == dims:
+        if len(choices) + len(plates) == num_dims:
             return [*choices, *plates]
-    return [f"choice {k}" for k in range(dims - len(plates))] + plates
+    return [f"choice {k}" for k in range(num_dims - len(plates))] + plates

@@ -13,25 +13,25 @@ from bnet_transformer._core.checks import check_choice, check_fraction, check_in
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat import Map, Numbers, heat_map, heat_maps, room
-from bnet_transformer.plots.tables import Series, bars, numbers_of
+from bnet_transformer.plots.heat import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
+from bnet_transformer.plots.tables import BarSeries, draw_bars, to_float_array
 from bnet_transformer.tpm.arrays import to_numpy
 
-FEW = 12  # cells whose direct and indirect effects stand side by side as bars
-STACKED = 12  # panels that stand one above the other on a page
-THIN = 3  # panels that stand so even if not all words can be told
-FINEST = 160  # rows or columns up to which a stroke can be seen
-LEAST = 0.02  # of the greatest effect: what is weaker gets no stroke
-LONG = 44  # letters of the name of a cell or a path
-WIDE = 5.6  # inches for the panels of a row
-READABLE = 6.7  # points between words
+MAX_BAR_CELLS = 12  # cells whose direct and indirect effects stand side by side as bars
+MAX_STACKED_PANELS = 12  # panels that stand one above the other on a page
+MAX_THINNED_PANELS = 3  # panels that stand so even if not all words can be told
+MAX_STROKE_CELLS = 160  # rows or columns up to which a stroke can be seen
+MIN_STROKE_EFFECT = 0.02  # of the greatest effect: what is weaker gets no stroke
+MAX_NAME_LENGTH = 44  # letters of the name of a cell or a path
+PANELS_WIDTH = 5.6  # inches for the panels of a row
+MIN_WORD_PITCH = 6.7  # points between words
 
-RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
-Ends = tuple[Numbers, Numbers] | None
+IntervalEnds = tuple[FloatArray, FloatArray] | None
 
 
-def sweep(
+def plot_sweep(
     result: Sweep,
     canvas: Canvas,
     *,
@@ -50,41 +50,47 @@ def sweep(
     check_choice("intervals", intervals, (None, True, False))
     check_int("top", top)
     if len(result.axes) > 3:
-        raise _too_many(result, 3)
-    drawn = _wanted(result, intervals, restored)
-    values = numbers_of("effects", result.restored if restored else result.values)
-    errors = None if restored or result.examples == 1 else numbers_of("errors", result.error)
+        raise _axes_limit_error(result, 3)
+    drawn = _should_draw_intervals(result, intervals, restored)
+    values = to_float_array("effects", result.restored if restored else result.values)
+    errors = None if restored or result.examples == 1 else to_float_array("errors", result.error)
     what = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
-    unit, told = _unit(values)
-    ends = _ends(result, confidence, unit) if drawn else None
+    unit, told = _choose_unit(values)
+    ends = _scale_interval(result, confidence, unit) if drawn else None
     ax = None
     if len(result.axes) < 2:
-        ax = _bars(canvas, result, [_series(result, values * unit, ends)], what + told, top)
+        ax = _draw_bars(canvas, result, [_make_series(result, values * unit, ends)], what + told, top)
     elif len(result.axes) == 2:
         low, high = ends or (None, None)
         error = None if errors is None else errors * unit
-        found = Map(values * unit, *_named(result, (0, 1)), low=low, high=high, error=error)
-        ax = heat_map(canvas, found, what=what + told, **_around(result, (0, 1)), limits=_limits(found.values))
-        _strokes(canvas, [ax], [values])
+        found = HeatMapData(values * unit, *_get_labels(result, (0, 1)), low=low, high=high, error=error)
+        ax = draw_heat_map(
+            canvas,
+            found,
+            value_label=what + told,
+            **_axis_options(result, (0, 1)),
+            limits=symmetric_limits(found.values),
+        )
+        _draw_strokes(canvas, [ax], [values])
     else:
         by = result.axes.index("head") if "head" in result.axes else 0
         axis, rest = result.axes[by], tuple(dim for dim in range(3) if dim != by)
         each = list(np.moveaxis(values * unit, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
-        _panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
+        _draw_panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
     order = ", to first order" if result.first_order else ""
-    canvas.headline(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
-    canvas.note("Blank: no such cell." if len(result.names) < values.size else "")
+    canvas.set_title(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
+    canvas.add_note("Blank: no such cell." if len(result.names) < values.size else "")
     if drawn:
-        canvas.note(_drawn(result, confidence))
+        canvas.add_note(_interval_note(result, confidence))
     elif errors is not None:
         most, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
         written = ax is not None and any("±" in each.get_text() for each in ax.texts)
-        canvas.note(f"±: the standard error {over}." if written else f"Standard errors {over}: at most {most:.2g}.")
+        canvas.add_note(f"±: the standard error {over}." if written else f"Standard errors {over}: at most {most:.2g}.")
 
 
-def mediation(
-    result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = FEW
+def plot_mediation(
+    result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = MAX_BAR_CELLS
 ) -> None:
     """Direct and indirect effects side by side: bars of few cells, of a list and of paths; heat maps of many.
 
@@ -94,30 +100,30 @@ def mediation(
     check_int("top", top)
     total = f"{float(result.total.mean()):.3g}".replace("-", "−")
     if show is not None:
-        sweep(result.of(show), canvas, confidence=confidence, top=top)
-        canvas.note(f"The {show if show == 'interaction' else f'{show} effect'}; the total effect is {total}.")
+        plot_sweep(result.of(show), canvas, confidence=confidence, top=top)
+        canvas.add_note(f"The {show if show == 'interaction' else f'{show} effect'}; the total effect is {total}.")
         return
     parts = {name: result.of(name) for name in ("direct", "indirect")}
-    values = {name: numbers_of(name, part.values) for name, part in parts.items()}
-    unit, told = _unit(*values.values())
+    values = {name: to_float_array(name, part.values) for name, part in parts.items()}
+    unit, told = _choose_unit(*values.values())
     values = {name: each * unit for name, each in values.items()}
-    if len(result.axes) > 1 and len(result.names) > FEW:
+    if len(result.axes) > 1 and len(result.names) > MAX_BAR_CELLS:
         if len(result.axes) > 2:
-            raise _too_many(result, 2)
-        _panels(canvas, result, values, (0, 1), f"effect{told}", 2)
-        canvas.note("Blank: no such cell." if len(result.names) < values["direct"].size else "")
+            raise _axes_limit_error(result, 2)
+        _draw_panels(canvas, result, values, (0, 1), f"effect{told}", 2)
+        canvas.add_note("Blank: no such cell." if len(result.names) < values["direct"].size else "")
     else:
         several = result.examples > 1
-        ends = {name: _ends(part, confidence, unit) if several else None for name, part in parts.items()}
+        ends = {name: _scale_interval(part, confidence, unit) if several else None for name, part in parts.items()}
         styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
-        series = [_series(result, each, ends[name], name=name, **styles[name]) for name, each in values.items()]
-        _bars(canvas, result, series, f"effect{told}", top)
-        canvas.note(_drawn(parts["direct"], confidence) if several else "")
-    canvas.headline(f"through {result.at}", above_legend=True)
-    canvas.note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
+        series = [_make_series(result, each, ends[name], name=name, **styles[name]) for name, each in values.items()]
+        _draw_bars(canvas, result, series, f"effect{told}", top)
+        canvas.add_note(_interval_note(parts["direct"], confidence) if several else "")
+    canvas.set_title(f"through {result.at}", is_above_legend=True)
+    canvas.add_note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
 
 
-def _wanted(result: Sweep, intervals: bool | None, restored: bool) -> bool:
+def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool) -> bool:
     """Whether intervals are drawn: of bars where there are some; of a heat map where they are asked for."""
     refused = {"a single example": result.examples == 1, "restored=True": restored, "3 axes": len(result.axes) == 3}
     why = next((told for told, is_so in refused.items() if is_so), None)
@@ -126,30 +132,32 @@ def _wanted(result: Sweep, intervals: bool | None, restored: bool) -> bool:
     return why is None and (len(result.axes) < 2 if intervals is None else intervals)
 
 
-def _drawn(result: Sweep, confidence: float) -> str:
+def _interval_note(result: Sweep, confidence: float) -> str:
     return f"Intervals of {confidence:.0%}, bootstrapped over {result.examples:,} examples."
 
 
-def _unit(*several: Numbers) -> tuple[float, str]:
+def _choose_unit(*arrays: FloatArray) -> tuple[float, str]:
     """What numbers are multiplied by where all are small, and how that is told."""
-    most, power = _limits(*several)[1], 0
+    most, power = symmetric_limits(*arrays)[1], 0
     while most * 10**power < 0.1 and power < 15:
         power += 3
-    return 10.0**power, f", in 10{str(-power).translate(RAISED)}" if power else ""
+    return 10.0**power, f", in 10{str(-power).translate(SUPERSCRIPTS)}" if power else ""
 
 
-def _ends(result: Sweep, confidence: float, unit: float) -> Ends:
+def _scale_interval(result: Sweep, confidence: float, unit: float) -> IntervalEnds:
     low, high = result.interval(confidence)
     return to_numpy(low) * unit, to_numpy(high) * unit
 
 
-def _series(result: Sweep | Mediation, values: Numbers, ends: Ends, **style: Any) -> Series:
+def _make_series(result: Sweep | Mediation, values: FloatArray, interval: IntervalEnds, **style: Any) -> BarSeries:
     """The cells in a row."""
-    low, high = (None if ends is None else np.array([ends[k][index] for index in result.names]) for k in (0, 1))
-    return Series(np.array([values[index] for index in result.names]), low=low, high=high, **style)
+    low, high = (None if interval is None else np.array([interval[k][index] for index in result.names]) for k in (0, 1))
+    return BarSeries(np.array([values[index] for index in result.names]), low=low, high=high, **style)
 
 
-def _bars(canvas: Canvas, result: Sweep | Mediation, series: Sequence[Series], what: str, top: int) -> Axes:
+def _draw_bars(
+    canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int
+) -> Axes:
     """Bars of cells by their names, or by the labels of their one axis; of many the strongest, in their order."""
     labels, of = list(result.names.values()), "cell"
     if len(result.axes) == 1:
@@ -157,43 +165,50 @@ def _bars(canvas: Canvas, result: Sweep | Mediation, series: Sequence[Series], w
         labels = [result.labels[of][k] for (k,) in result.names]
     if len(labels) > top:
         kept = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
-        canvas.note(f"The {top} strongest of {len(labels):,}.")
+        canvas.add_note(f"The {top} strongest of {len(labels):,}.")
         if of == "word":
             labels = [f"{place} {label}" for place, label in zip(result.places_along(of), labels, strict=True)]
-        series, labels = [each.part(kept) for each in series], [labels[k] for k in kept]
-    return bars(canvas, series, labels, what=what, of=of, longest=LONG)
+        series, labels = [each.select(kept) for each in series], [labels[k] for k in kept]
+    return draw_bars(canvas, series, labels, value_label=value_label, category_label=of, max_length=MAX_NAME_LENGTH)
 
 
-def _panels(
+def _draw_panels(
     canvas: Canvas,
     result: Sweep | Mediation,
-    values: Mapping[str, Numbers],
+    values: Mapping[str, FloatArray],
     dims: tuple[int, ...],
-    what: str,
-    most: int,
+    value_label: str,
+    max_columns: int,
 ) -> None:
     """Small heat maps on one scale, at `most` so many in a row: fewer where words would find no room."""
-    maps = [Map(each, *_named(result, dims), name, short=name.split()[-1]) for name, each in values.items()]
+    maps = [
+        HeatMapData(each, *_get_labels(result, dims), name, short_name=name.split()[-1])
+        for name, each in values.items()
+    ]
     rows, columns = maps[0].values.shape
-    count = min(most, len(maps))
-    fits = [k for k in range(1, count + 1) if (WIDE - room(maps[0].rows)) / k * 72 / columns >= READABLE]
-    thinned = not fits and len(maps) <= THIN
-    across = 1 if thinned else max([k for k in fits if -(-len(maps) // k) <= STACKED], default=count)
-    around = _around(result, dims)
+    count = min(max_columns, len(maps))
+    fits = [
+        k
+        for k in range(1, count + 1)
+        if (PANELS_WIDTH - tick_label_width(maps[0].row_labels)) / k * 72 / columns >= MIN_WORD_PITCH
+    ]
+    thinned = not fits and len(maps) <= MAX_THINNED_PANELS
+    across = 1 if thinned else max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
+    around = _axis_options(result, dims)
     tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
-    limits = _limits(*values.values())
-    style: Any = {"limits": limits, "tall": tall, "widest": WIDE, "numbers": True, "thinned": thinned}
-    panels = heat_maps(canvas, maps, what=what, across=across, **around, **style)
-    _strokes(canvas, panels, list(values.values()))
+    limits = symmetric_limits(*values.values())
+    style: Any = {"limits": limits, "tall": tall, "widest": PANELS_WIDTH, "numbers": True, "thinned": thinned}
+    panels = draw_heat_maps(canvas, maps, value_label=value_label, num_columns=across, **around, **style)
+    _draw_strokes(canvas, panels, list(values.values()))
 
 
-def _named(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _get_labels(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What stands along the rows and the columns."""
     rows, columns = (result.labels[result.axes[dim]] for dim in dims)
     return rows, columns
 
 
-def _around(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
+def _axis_options(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
     """What the rows and the columns are, and whether both are words."""
     y, x = (result.axes[dim] for dim in dims)
     both = "read" in (x, y)
@@ -201,34 +216,36 @@ def _around(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
     return {"x": told.get(x, x), "y": told.get(y, y), "square": both and "word" in (x, y)}
 
 
-def _limits(*several: Numbers) -> tuple[float, float]:
+def symmetric_limits(*arrays: FloatArray) -> tuple[float, float]:
     """The ends of the colours: even on both sides of 0."""
-    most = max(float(np.nanmax(np.abs(each), initial=0.0)) for each in several) or 1.0
+    most = max(float(np.nanmax(np.abs(each), initial=0.0)) for each in arrays) or 1.0
     return -most, most
 
 
-def _strokes(canvas: Canvas, panels: Sequence[Axes], several: Sequence[Numbers]) -> None:
+def _draw_strokes(canvas: Canvas, panels: Sequence[Axes], arrays: Sequence[FloatArray]) -> None:
     """A stroke in each cell below 0, where no number and no interval says so: colour is not the only sign."""
-    most = _limits(*several)[1]
+    most = symmetric_limits(*arrays)[1]
     drawn = False
-    for ax, values in zip(panels, several, strict=True):
+    for ax, values in zip(panels, arrays, strict=True):
         told = bool(ax.texts) or any(each.get_label() == "interval" for each in ax.collections)
-        below = np.argwhere(np.nan_to_num(values) < -LEAST * most)
-        if told or not len(below) or max(values.shape) > FINEST:
+        below = np.argwhere(np.nan_to_num(values) < -MIN_STROKE_EFFECT * most)
+        if told or not len(below) or max(values.shape) > MAX_STROKE_CELLS:
             continue
         image = next(iter([*ax.collections, *ax.images]))
-        colours = [canvas.contrast(image.cmap(image.norm(image.norm.vmax * values[i, j] / most))) for i, j in below]
+        colours = [
+            canvas.contrasting_colour(image.cmap(image.norm(image.norm.vmax * values[i, j] / most))) for i, j in below
+        ]
         lines = [[(j - 0.22, i), (j + 0.22, i)] for i, j in below]
         ax.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, label="below 0"))
         drawn = True
-    canvas.note("A stroke in a cell: below 0." if drawn else "")
+    canvas.add_note("A stroke in a cell: below 0." if drawn else "")
 
 
-def _too_many(result: Sweep | Mediation, most: int) -> BNetError:
+def _axes_limit_error(result: Sweep | Mediation, max_axes: int) -> BNetError:
     """The error for a table of more axes than a page has."""
     axis = result.axes[0]
     allowed = f".where({axis}={result.places_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
     if isinstance(result, Mediation) and len(result.axes) == 3:
         allowed += "; or show='indirect', and so for each part"
     got = f"{len(result.axes)}: {', '.join(result.axes)}"
-    return BNetError("plot", expected=f"at most {most} axes", actual=got, allowed=allowed)
+    return BNetError("plot", expected=f"at most {max_axes} axes", actual=got, allowed=allowed)
