@@ -117,9 +117,9 @@ def _theirs() -> tuple[Any, Any]:
     """MiniLM as `transformers` has it, and its tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
-    from bnet_transformer.pretrained.source import package_folder
+    from bnet_transformer.pretrained.source import find_package_folder
 
-    folder: Path = package_folder("minilm")
+    folder: Path = find_package_folder("minilm")
     return AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 

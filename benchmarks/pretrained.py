@@ -13,7 +13,7 @@ import torch
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, fresh, interleaved, peak_memory, ratios, runs_of
 from benchmarks.limits import Work, limit_of, of_the_limit
-from bnet_transformer.pretrained.source import package_folder
+from bnet_transformer.pretrained.source import find_package_folder
 
 SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text(encoding="utf-8").splitlines()
 
@@ -47,7 +47,7 @@ def minilm_attentions() -> list[Figure]:
 def minilm_load() -> list[Figure]:
     """From the start of loading to the first sentence's last state, and the peak of resident memory, each in a fresh
     process that has imported its library; the file is in the disk cache."""
-    return _loads(_load, package_folder("minilm"))
+    return _loads(_load, find_package_folder("minilm"))
 
 
 def llama_forward() -> list[Figure]:
@@ -267,7 +267,7 @@ def _pair(
     from transformers import AutoModel
 
     net = bt.from_pretrained("minilm")
-    model = AutoModel.from_pretrained(package_folder("minilm"), attn_implementation=attention).eval()
+    model = AutoModel.from_pretrained(find_package_folder("minilm"), attn_implementation=attention).eval()
     module = net.module().eval()
     x: Any
     mask: Any

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import bnet_transformer as bt
 from bnet_transformer.cli import main
 from bnet_transformer.cli.group import COMMANDS
-from bnet_transformer.cli.signatures import of_source
+from bnet_transformer.cli.signatures import read_source_signature
 
 
 def run(*arguments, **options):
@@ -273,7 +273,7 @@ def test_options_are_those_of_the_functions_that_they_call():
         for name in options.names:
             called = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
             wanted = inspect.signature(called).parameters
-            found = of_source(options.file, name)
+            found = read_source_signature(options.file, name)
             assert found.keys() <= wanted.keys() and set(options.only) <= found.keys(), (options.file, name)
             for own in options.only or found:
                 assert found[own].help, f"no help: {name} {own} in {options.file}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.cli.outputs import json_of
+from bnet_transformer.cli.outputs import format_json
 from bnet_transformer.interventions import Zero
 from tests.test_cli import one_line, run
 
@@ -274,4 +274,4 @@ def test_bad_questions_are_one_line_and_code_2(here):
 def test_json_has_null_for_what_is_no_number():
     table = pd.DataFrame({"a": [1.5, math.nan]})
     told_ = {"a": torch.tensor([1.0, math.inf]), "b": table, "c": (None, True, 2), "d": math.nan}
-    assert json_of(told_) == '{"a": [1.0, null], "b": [{"a": 1.5}, {"a": null}], "c": [null, true, 2], "d": null}'
+    assert format_json(told_) == '{"a": [1.0, null], "b": [{"a": 1.5}, {"a": null}], "c": [null, true, 2], "d": null}'

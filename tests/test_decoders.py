@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.models._sublayers import Sublayers
+from bnet_transformer.models._sublayers import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
 from tests.hugging import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
@@ -43,7 +43,7 @@ KNOWN = [
 
 def rotary_of(kind, told):
     """The rotary positions that a family reads from a config."""
-    return FAMILIES[kind].options(told, None, None).rotary
+    return FAMILIES[kind].config_to_options(told, None, None).rotary
 
 
 @pytest.mark.parametrize(("kind", "told", "wanted"), KNOWN)
@@ -80,13 +80,13 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told,
 def test_what_no_equation_says_is_refused(kind, told, match):
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "num_hidden_layers": 2, **told}
     if match is None:  # heads of a width of their own, an odd one, which cannot be paired
-        net = Sublayers(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
-        stack = bt.Stack(net.slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
+        net = BlockBuilder(8, bias=False, heads=2, hidden=4, norm="pre", key_dim=5, score=Dot(None, Rotary()))
+        stack = bt.Stack(net.build_slice(bt.Reach("causal")), [bt.Node("x", Given(8), plates=["word"])])
         with pytest.raises(bt.BNetError, match="an even width"):
             bt.BNet(bt.Declaration([stack], plates=net.plates))
         return
     with pytest.raises(bt.BNetError, match=match):
-        FAMILIES[kind].options(sizes, None, None)
+        FAMILIES[kind].config_to_options(sizes, None, None)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_no_equation_says_is_refused(kind, told, match):
 )
 def test_windows(kind, told, reach):
     sizes = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 2}
-    assert FAMILIES[kind].options({**sizes, **told}, None, None).reach == reach
+    assert FAMILIES[kind].config_to_options({**sizes, **told}, None, None).reach == reach
 
 
 @pytest.mark.parametrize(

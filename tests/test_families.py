@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.pretrained import FAMILIES, Family, from_pretrained, register
+from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, config, random_model
 
 IDS = [3, 4, 5, 6]
@@ -260,14 +260,14 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
     """ELECTRA is BERT under another name, whose words may be narrower: a family that the package does not have."""
     monkeypatch.delitem(FAMILIES, "electra", raising=False)
     bert = FAMILIES["bert"]
-    electra = Family(
+    electra = ModelFamily(
         name="electra",
         prefix="electra.",
         config=bert.config,
         modules=bert.modules,
         unsupported={"embedding_size": 12},
         buffers=bert.buffers,
-        in_lens=False,
+        in_transformer_lens=False,
     )
     try:
         assert register(electra) is electra and register(electra) is electra
@@ -278,7 +278,7 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
         for t, state in enumerate(theirs):
             torch.testing.assert_close(s[f"x_{t}_2"], state[0, 2].detach(), rtol=1e-9, atol=1e-9)
         with pytest.raises(bt.BNetError, match="a name that no other family has; got bert"):
-            register(Family(name="bert", prefix="", config={}, modules={}))
+            register(ModelFamily(name="bert", prefix="", config={}, modules={}))
         with pytest.raises(bt.BNetError, match="expected a Family"):
             register("bert")
     finally:

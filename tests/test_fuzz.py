@@ -26,7 +26,7 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.learning import lines_of
+from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.dataset import map_tokens
 from bnet_transformer.declare import io as store
 from tests.keeping import same
@@ -200,7 +200,7 @@ def seeds_stream() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    found = lines_of(shared.Source((), str(path)))
+    found = read_examples(shared.TextSource((), str(path)))
     assert found.texts and all(found.texts)
 
 

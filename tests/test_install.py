@@ -75,10 +75,10 @@ def test_the_import_says_nothing_and_warns_of_nothing():
 
 
 def _folder_of_vocabulary(folder):
-    from bnet_transformer.pretrained.source import folder_tokenizer
+    from bnet_transformer.pretrained.source import read_folder_tokenizer
 
     (folder / "vocab.txt").write_text("[CLS]\n", encoding="utf-8")
-    return folder_tokenizer(folder)
+    return read_folder_tokenizer(folder)
 
 
 def _fitted(_):

@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.families import FAMILIES
-from bnet_transformer.pretrained.keys import entries
+from bnet_transformer.pretrained.keys import map_parameters
 from bnet_transformer.tpm import Given, Weight
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
 
@@ -191,7 +191,7 @@ def test_hugging_face_holds_what_our_nodes_hold(pretrained):
     if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
         unnamed = {ours for ours in unnamed if not re.search(r"_\d+_", ours)}
         assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
-    if FAMILIES[net.declaration.name].where("q").within:  # the columns of all heads do not lie side by side
+    if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads do not lie side by side
         apart = {ours for ours in unnamed if re.match(r"[qkv]_\d+_\*_", ours)}
         assert apart == {ours for ours, _ in named(net) if re.match(r"[qkv]_\d+_\*_", ours)}
         unnamed -= apart
@@ -204,7 +204,7 @@ def test_a_key_holds_what_our_parameter_holds(pretrained):
     """Every parameter has a key that the model has, whose tensor is ours; every weight that is read has ours."""
     model, net = pretrained
     held = model.state_dict()
-    views = {entry.name: entry.view for entry in entries(net.network, FAMILIES[net.declaration.name])}
+    views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}
     for parameter, value in net.parameters.items():
         key = to_hugging_face(net, parameter)
         assert views[parameter](held[key]).equal(value)

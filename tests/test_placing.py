@@ -7,8 +7,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
-from bnet_transformer.pretrained.keys import brought
-from bnet_transformer.pretrained.source import held, model_to_source
+from bnet_transformer.pretrained.keys import dispatch_weights
+from bnet_transformer.pretrained.source import model_to_source, wrap_state_dict
 from tests.hugging import GPT2, MPNET, T5, random_model
 from tests.test_families import TABLE
 
@@ -19,7 +19,7 @@ def split(model, devices):
     """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
     source = model_to_source(model, None)
     places = {name: torch.device(place) for name, place in devices.items()}
-    weights = brought(FAMILIES[model.config.model_type], source.weights, places)
+    weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, places)
     return source_to_net(replace(source, weights=weights), "auto")
 
 
@@ -52,9 +52,11 @@ def test_a_device_map_is_respected(tmp_path):
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
         assert net.sentence([3, 4])["norm_1"].equal(from_pretrained(model).sentence([3, 4])["norm_1"])
-    found = brought(FAMILIES["gpt2"], held("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP)
-    assert found.tensor("h.1.w").is_meta and found.tensor("h.10.w") is found.tensor("h.10.w")
-    assert not found.tensor("h.10.w").is_meta
+    found = dispatch_weights(
+        FAMILIES["gpt2"], wrap_state_dict("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP
+    )
+    assert found.get_tensor("h.1.w").is_meta and found.get_tensor("h.10.w") is found.get_tensor("h.10.w")
+    assert not found.get_tensor("h.10.w").is_meta
     shared = from_pretrained(tmp_path, device_map="cpu").parameters
     one = {shared[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
     assert len(one) == 1  # three parts of one tensor
@@ -95,7 +97,7 @@ def test_auto_is_the_only_device(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     from bnet_transformer.pretrained import keys
 
-    assert keys._only().type == "meta"
+    assert keys._get_single_accelerator().type == "meta"
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     with pytest.raises(bt.BNetError, match="auto does not choose among several; got 2 devices meta"):
         from_pretrained(model, device_map="auto")
@@ -106,7 +108,9 @@ def test_auto_is_the_only_device(monkeypatch):
 
     places = {"": torch.device("cpu")}
     with pytest.raises(bt.BNetError, match="expected room on cpu; got none for w"):
-        brought(FAMILIES["gpt2"], held("test", {"w": torch.ones(2).as_subclass(Stuck)}), places).tensor("w")
+        dispatch_weights(
+            FAMILIES["gpt2"], wrap_state_dict("test", {"w": torch.ones(2).as_subclass(Stuck)}), places
+        ).get_tensor("w")
 
 
 def test_weights_are_brought_to_a_type():

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
-from bnet_transformer.pretrained.keys import entries, short, weights_to_parameters
-from bnet_transformer.pretrained.source import held
+from bnet_transformer.pretrained.keys import canonical_key, map_parameters, weights_to_parameters
+from bnet_transformer.pretrained.source import wrap_state_dict
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
@@ -148,12 +148,12 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         weight = weight * present[..., None]
     (other * weight).sum().backward()
     mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {short(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
+    held = {canonical_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
     checked = 0
-    for entry in entries(net.network, family):
-        keys = [short(family, key) for key in entry.keys]
+    for entry in map_parameters(net.network, family):
+        keys = [canonical_key(family, key) for key in entry.keys]
         theirs = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
             assert theirs is None or not theirs.any()
@@ -193,7 +193,7 @@ def test_former_keys_and_prefixes_are_read(tmp_path):
         if "decoder" not in key:
             tensors[former.removeprefix("bert.")] = value.detach().clone()
     tensors["embeddings.position_ids"] = torch.arange(11)
-    found, left = weights_to_parameters(net.network, FAMILIES["bert"], held("test", tensors))
+    found, left = weights_to_parameters(net.network, FAMILIES["bert"], wrap_state_dict("test", tensors))
     assert not left and all(value.equal(net.parameters[name]) for name, value in found.items())
 
 
@@ -210,9 +210,9 @@ SENTENCES = (Path(__file__).parent / "sentences.txt").read_text(encoding="utf-8"
 
 
 def test_minilm_on_real_sentences_is_transformers(minilm):
-    from bnet_transformer.pretrained.source import package_folder
+    from bnet_transformer.pretrained.source import find_package_folder
 
-    folder = package_folder("minilm")
+    folder = find_package_folder("minilm")
     model, tokenizer = T.AutoModel.from_pretrained(folder).eval(), T.AutoTokenizer.from_pretrained(folder)
     module = minilm.module().eval()
     assert len(set(SENTENCES)) == 200
@@ -230,9 +230,9 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
     """`do` of a head's vectors against a hook that zeroes its columns of what enters transformers' output map."""
-    from bnet_transformer.pretrained.source import package_folder
+    from bnet_transformer.pretrained.source import find_package_folder
 
-    model = T.AutoModel.from_pretrained(package_folder("minilm")).eval()
+    model = T.AutoModel.from_pretrained(find_package_folder("minilm")).eval()
     s = minilm.sentence("The cat sat on the mat")
     ids = torch.tensor([s.state.encoded.given["token"].tolist()])
 

@@ -93,14 +93,14 @@ def test_configs_are_read_alike_without_transformers(monkeypatch):
     theirs = []
     for family, raw in told:
         settings = {key: value for key, value in raw.items() if key != "model_type"}
-        theirs.append(family.options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
-        assert family.options(load_config(family, raw, "test"), None, None) == theirs[-1], raw
+        theirs.append(family.config_to_options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
+        assert family.config_to_options(load_config(family, raw, "test"), None, None) == theirs[-1], raw
     for module in [each for each in sys.modules if each.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
     for (family, raw), options in zip(told, theirs, strict=True):
         assert load_config(family, raw, "test") == raw
-        assert family.options(raw, None, None) == options, raw
+        assert family.config_to_options(raw, None, None) == options, raw
 
 
 def test_alternative_names_are_those_of_the_config_classes():

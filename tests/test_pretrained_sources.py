@@ -170,7 +170,7 @@ def test_what_a_config_leaves_out_is_what_transformers_means():
     for kind, family in FAMILIES.items():
         whole = T.AutoConfig.for_model(kind).to_dict()
         named = {name: whole[name] for name in family.unsupported if name in whole}
-        assert family.options(named, None, None) == family.options(whole, None, None)
+        assert family.config_to_options(named, None, None) == family.config_to_options(whole, None, None)
 
 
 def test_activations_are_those_of_transformers():

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.keys import entries
+from bnet_transformer.pretrained.keys import map_parameters
 from tests.hugging import BART, T5, D, T, config, random_model
 from tests.test_pretrained_configs import check_logits
 
@@ -74,7 +74,7 @@ def check_tables(name, model, letters):
     net = from_pretrained(model)
     check_logits(net, model, SENTENCE, 1e-9)
     held = model.state_dict()
-    views = {entry.name: entry.view for entry in entries(net.network, bt.pretrained.FAMILIES[name])}
+    views = {entry.name: entry.view for entry in map_parameters(net.network, bt.pretrained.FAMILIES[name])}
     for parameter, value in net.parameters.items():
         theirs = to_hugging_face(net, parameter)
         assert views[parameter](held[theirs]).equal(value), (letters, parameter)

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
-from bnet_transformer.pretrained.keys import entries, short
+from bnet_transformer.pretrained.keys import canonical_key, map_parameters
 from bnet_transformer.tpm import Buckets
 from tests.hugging import BART, T5, D, T, config, random_model
 
@@ -103,10 +103,10 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     (other * weight).sum().backward()
     mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
     gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
-    held = {short(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    held = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
-    for entry in entries(net.network, family):
-        grads = [held[short(family, key)] for key in entry.keys if short(family, key) in held]
+    for entry in map_parameters(net.network, family):
+        grads = [held[canonical_key(family, key)] for key in entry.keys if canonical_key(family, key) in held]
         if grads and gradients[entry.name] is not None:
             checked.add(entry.name)
             found = entry.view(grads[0])
@@ -212,7 +212,7 @@ def _kept(seen, name):
 def test_a_key_holds_what_our_parameter_holds(k):
     model = one_slice(k)
     net, held = from_pretrained(model), model.state_dict()
-    views = {entry.name: entry.view for entry in entries(net.network, FAMILIES[net.declaration.name])}
+    views = {entry.name: entry.view for entry in map_parameters(net.network, FAMILIES[net.declaration.name])}
     for parameter, value in net.parameters.items():
         key = to_hugging_face(net, parameter)
         assert views[parameter](held[key]).equal(value) and parameter in from_hugging_face(net, key)

@@ -124,7 +124,7 @@ def test_tables_as_csv(words: list[str]) -> None:
     table = pd.DataFrame({"word": words, "share": range(len(words))})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.csv")
-        outputs.Result({}, (), lambda: table).write(str(path), {})
+        outputs.CommandResult({}, (), lambda: table).write(str(path), {})
         rows = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))
     assert rows == [["word", "share"], *([word, str(k)] for k, word in enumerate(words))]
 

@@ -20,7 +20,7 @@ COMMANDS = {  # each with the module that has it
     **{"draw": "nets", "explore": "nets", "ask": "questions", "sweep": "questions", "fit": "learning"},
     **{"heads": "questions", "train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
-BUG, BAD, INTERRUPTED = 1, 2, 130
+EXIT_BUG, EXIT_INVALID_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 EXTRAS = {
     "tokenizers": "pretrained",
     "transformers": "pretrained",
@@ -30,11 +30,11 @@ EXTRAS = {
     "anywidget": "notebook",
     "h5py": "hdf5",
 }
-NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "bad allocation")
-SETTINGS = {"help_option_names": ["-h", "--help"]}
+OUT_OF_MEMORY_PATTERNS = ("can't allocate memory", "out of memory", "bad_alloc", "bad allocation")
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
-class Commands(click.Group):
+class LazyGroup(click.Group):
     """The commands, imported when they are used; what they raise is told as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,33 +58,33 @@ class Commands(click.Group):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _warn
+                warnings.showwarning = _print_warning
                 sys.exit(super().main(told, *more, **{**extra, "standalone_mode": False}) or 0)
         except Exception as error:  # an interrupt is a click.Abort
-            _leave(error, debug)
+            _exit_with_error(error, debug)
 
 
-def _leave(error: Exception, debug: bool) -> Never:
+def _exit_with_error(error: Exception, show_traceback: bool) -> Never:
     """Tell by what error a command ended, and leave."""
-    line, code = line_of(error)
+    line, code = format_error(error)
     if isinstance(error, OSError):  # a pipe that is closed, a disk that is full: what is left is not written
         with suppress(OSError, AttributeError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     with suppress(OSError):
-        if debug:
-            click.echo(seen("".join(traceback.format_exception(error))), err=True, nl=False)
-        elif code == BUG:
+        if show_traceback:
+            click.echo(escape_control("".join(traceback.format_exception(error))), err=True, nl=False)
+        elif code == EXIT_BUG:
             line += " (--debug shows where)"
         click.echo(line, err=True)
     sys.exit(code)
 
 
-def _warn(message: Warning | str, *_: object, **__: object) -> None:
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     """A warning is one line too."""
-    click.echo(f"Warning: {seen(' '.join(str(message).split()))}", err=True)
+    click.echo(f"Warning: {escape_control(' '.join(str(message).split()))}", err=True)
 
 
-@click.group(cls=Commands, context_settings=SETTINGS, invoke_without_command=True)
+@click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
 @click.version_option(package_name="bnet-transformer")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; may stand anywhere.")
 @click.pass_context
@@ -101,7 +101,7 @@ class Interrupted(KeyboardInterrupt):
     """An interrupt, with what is kept."""
 
 
-def seen(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Text for a terminal, which shows it: what it would obey or hide is told by its code; lines stay lines.
 
     >>> seen("a\x1b[2Jb")
@@ -110,7 +110,7 @@ def seen(text: str) -> str:
     return INVISIBLE_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def line_of(error: BaseException) -> tuple[str, int]:
+def format_error(error: BaseException) -> tuple[str, int]:
     """The line that tells an error, and the exit code.
 
     >>> line_of(BNetError("slices", expected="a whole number", got="x"))
@@ -118,14 +118,14 @@ def line_of(error: BaseException) -> tuple[str, int]:
     >>> line_of(KeyboardInterrupt())
     ('interrupted', 130)
     """
-    stopped = _interrupt(error)
+    stopped = _find_interrupt(error)
     if stopped is not None:
-        return str(stopped) or "interrupted", INTERRUPTED
-    told, code = _told(error)
-    return f"Error: {seen(' '.join(told.split()))}", code
+        return str(stopped) or "interrupted", EXIT_INTERRUPTED
+    told, code = _describe_error(error)
+    return f"Error: {escape_control(' '.join(told.split()))}", code
 
 
-def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
+def _find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
     """The interrupt that an error is, or came of: an import that is interrupted may say that it failed."""
     met: set[int] = set()
     while error is not None and id(error) not in met:
@@ -138,23 +138,26 @@ def _interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
     return None
 
 
-def _told(error: BaseException) -> tuple[str, int]:
+def _describe_error(error: BaseException) -> tuple[str, int]:
     if isinstance(error, click.UsageError):
         where = "" if error.ctx is None else f" ({error.ctx.command_path} --help)"
-        return error.format_message() + where, BAD
+        return error.format_message() + where, EXIT_INVALID_INPUT
     if isinstance(error, click.ClickException):
-        return error.format_message(), BAD
+        return error.format_message(), EXIT_INVALID_INPUT
     if isinstance(error, BNetError):
-        return str(error), BAD
+        return str(error), EXIT_INVALID_INPUT
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
         if name in EXTRAS:
-            return f'{name} is not installed: pip install "bnet-transformer[{EXTRAS[name]}]"', BAD
-        return f"{name or error} is not installed, and bnet-transformer needs it: pip install bnet-transformer", BUG
-    if isinstance(error, MemoryError) or any(part in str(error).lower() for part in NO_MEMORY):
-        return "out of memory: take fewer or shorter sentences, or a smaller net", BUG
+            return f'{name} is not installed: pip install "bnet-transformer[{EXTRAS[name]}]"', EXIT_INVALID_INPUT
+        return (
+            f"{name or error} is not installed, and bnet-transformer needs it: pip install bnet-transformer",
+            EXIT_BUG,
+        )
+    if isinstance(error, MemoryError) or any(part in str(error).lower() for part in OUT_OF_MEMORY_PATTERNS):
+        return "out of memory: take fewer or shorter sentences, or a smaller net", EXIT_BUG
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}", BAD
+        return f"{error.filename}: {error.strerror}", EXIT_INVALID_INPUT
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "no space left to write to", BAD
-    return f"{type(error).__name__}: {format_value(str(error), 400)}", BUG
+        return "no space left to write to", EXIT_INVALID_INPUT
+    return f"{type(error).__name__}: {format_value(str(error), 400)}", EXIT_BUG

@@ -10,9 +10,16 @@ import click
 
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.group import Interrupted
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, plotted, rows_of
-from bnet_transformer.cli.shared import Source
-from bnet_transformer.cli.signatures import Derived, Options, is_whole
+from bnet_transformer.cli.outputs import (
+    PICTURE_SUFFIXES,
+    TABLE_SUFFIXES,
+    CommandResult,
+    Output,
+    format_table,
+    make_plotter,
+)
+from bnet_transformer.cli.shared import TextSource
+from bnet_transformer.cli.signatures import ForwardedOptions, SignatureCommand, is_integer
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -21,37 +28,41 @@ if TYPE_CHECKING:
     from bnet_transformer.learning.checkpoint import Checkpoints
     from bnet_transformer.learning.fit import Fit
 
-UNSEEN = "_"
-DECLARED = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
-OBSERVED = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}
-SMALL = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}
-STEPS = 300
-HANDED_ON = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
+UNOBSERVED = "_"
+DECLARED_OPTIONS = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
+OBSERVED_DESCRIPTIONS = {
+    "next": "the next words",
+    "words": "a word for each word",
+    "label": "a label for each sentence",
+}
+SMALL_DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}
+DEFAULT_STEPS = 300
+TRAIN_OPTIONS = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
 
 
 @dataclass(frozen=True)
-class Lines:
+class TextExamples:
     """Sentences, and (`told`) what stands behind the tab of each, where there is one."""
 
     texts: tuple[str, ...]
-    told: tuple[str, ...] | None
+    targets: tuple[str, ...] | None
 
-    def observed(self, wanted: str | None) -> str:
+    def infer_observed(self, requested: str | None) -> str:
         """What is observed of a sentence: its next words; behind a tab a word for each of its words, or a label."""
-        if self.told is None:
-            if wanted not in (None, "next"):
+        if self.targets is None:
+            if requested not in (None, "next"):
                 raise BNetError("--observe", expected="lines with a tab, and what is observed behind it", actual="none")
             return "next"
-        if wanted == "next":
+        if requested == "next":
             raise BNetError("--observe next", expected="lines without a tab", actual="what is observed behind one")
-        each = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.told, strict=True)]
-        if wanted == "words" and not all(each):
+        each = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.targets, strict=True)]
+        if requested == "words" and not all(each):
             k = each.index(False)
             wanted_ = "as many words behind the tab as before it (_ for one that is not observed)"
-            raise BNetError(f"sentence {k}", expected=wanted_, actual=f"{self.texts[k]} | {self.told[k]}")
-        return wanted or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
+            raise BNetError(f"sentence {k}", expected=wanted_, actual=f"{self.texts[k]} | {self.targets[k]}")
+        return requested or ("words" if all(each) and any(" " in text for text in self.texts) else "label")
 
-    def pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
+    def build_pairs(self, observed: str, network: Network) -> list[tuple[Any, Any]]:
         """Sentences with what is observed of each; a number that is a label or a word of the net is a name."""
         if observed == "next":
             parted = [text.split() for text in self.texts]
@@ -64,27 +75,29 @@ class Lines:
         known = {word for words in network.vocabularies.values() for word in words or ()}
         known.update(label for m in network.specs for label in getattr(m.tpm, "labels", None) or ())
 
-        def state(part: str) -> object:
-            return part if part in known else -1 if part == UNSEEN else int(part) if is_whole(part) else part
+        def parse_state(part: str) -> object:
+            return part if part in known else -1 if part == UNOBSERVED else int(part) if is_integer(part) else part
 
-        states = [list(map(state, t.split())) if observed == "words" else state(t) for t in self.told or ()]
+        states = [
+            list(map(parse_state, t.split())) if observed == "words" else parse_state(t) for t in self.targets or ()
+        ]
         return list(zip(self.texts, states, strict=True))
 
 
-def lines_of(source: Source) -> Lines:
+def read_examples(source: TextSource) -> TextExamples:
     """The sentences of the command line or of a file, parted at the tab."""
-    parted = source.parted()
+    parted = source.read_columns()
     if all(len(parts) == 1 for parts in parted):
-        return Lines(tuple(text for (text,) in parted), None)
+        return TextExamples(tuple(text for (text,) in parted), None)
     for k, parts in enumerate(parted):
         if len(parts) != 2 or not all(parts):
             got = f"{len(parts)} parts in sentence {k}"
             raise BNetError("SENTENCES", expected="one tab in each, or in none", actual=got)
-    return Lines(tuple(parts[0] for parts in parted), tuple(parts[1] for parts in parted))
+    return TextExamples(tuple(parts[0] for parts in parted), tuple(parts[1] for parts in parted))
 
 
 @dataclass(frozen=True)
-class Kept:
+class RunOptions:
     """Where a run is kept, and how it goes on.
 
     Args:
@@ -99,7 +112,7 @@ class Kept:
     resume: bool = False
     changed: bool = False
 
-    def checkpoints(self) -> Checkpoints | None:
+    def make_checkpoints(self) -> Checkpoints | None:
         """The config of the checkpoints; None without a folder."""
         from bnet_transformer.learning.checkpoint import Checkpoints
 
@@ -109,37 +122,37 @@ class Kept:
             raise BNetError("--resume", expected="--checkpoint with a folder", actual="none")
         return None
 
-    def interrupted(self, *said: str) -> Interrupted:
+    def make_interrupt(self, *messages: str) -> Interrupted:
         """The interrupt of a run: what is kept, and how it goes on."""
-        said += () if self.checkpoint is None else (f"--resume goes on from {self.checkpoint}",)
-        return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(said)])))
+        messages += () if self.checkpoint is None else (f"--resume goes on from {self.checkpoint}",)
+        return Interrupted(": ".join(filter(None, ["interrupted", "; ".join(messages)])))
 
 
-def _saved(model: str, declared: Mapping[str, Any]) -> BNet:
+def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     """The net of a model, which is declared already."""
     if declared:
         got = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
         raise BNetError("--model", expected="no option of a new net beside it", actual=got)
-    return shared.net_of(model)
+    return shared.load_model(model)
 
 
 @click.command(
     "fit",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Fit the heads of a net to text.",
-    formats=(".fit", ".json", *PICTURES, ".safetensors"),
-    declared=[Options("models/bayesuvius.py", ("bayesuvius",), DECLARED, "A new net: ", {"dim": 16})],
+    formats=(".fit", ".json", *PICTURE_SUFFIXES, ".safetensors"),
+    declared=[ForwardedOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
-        Options("learning/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        Options("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
+        ForwardedOptions("learning/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
+        ForwardedOptions("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
     ],
 )
 def fit(
-    source: Source,
-    to: Output,
+    source: TextSource,
+    output: Output,
     declared: dict[str, Any],
     options: dict[str, Any],
-    kept: Kept,
+    run_options: RunOptions,
     model: str | None = None,
     observe: Literal["next", "words", "label"] | None = None,
     method: Literal["map", "em", "svi", "nuts"] = "map",
@@ -155,51 +168,51 @@ def fit(
         observe: The next words; or, behind a tab in each line, a word for each word, or a label.
         method: The greatest posterior density, expectation maximisation, variational inference, or samples.
     """
-    data = lines_of(source)
-    to.check()
-    checkpoints = kept.checkpoints()
-    observed = data.observed(observe)
-    judges = None if kept.held_out is None else lines_of(Source((), kept.held_out))
+    data = read_examples(source)
+    output.check()
+    checkpoints = run_options.make_checkpoints()
+    observed = data.infer_observed(observe)
+    judges = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
     if model is None:
-        net = _new_net(data, observed, declared, options.get("seed", 0))
+        net = _build_net(data, observed, declared, options.get("seed", 0))
     else:
-        net = _saved(model, declared)
-        _check_splits(net, observed)
+        net = _load_saved_net(model, declared)
+        _check_splits_text(net, observed)
     from bnet_transformer.learning.fit import run
 
-    how = shared.config_of(type(run.resolve_method(method)), options, tuple(run.METHODS), f"--method {method}")
+    how = shared.make_config(type(run.resolve_method(method)), options, tuple(run.METHODS), f"--method {method}")
     if judges is not None:
-        options["held_out"] = judges.pairs(judges.observed(observed), net.network)
-    found = run.fit(net, data.pairs(observed, net.network), method=how, checkpoints=checkpoints, **options)
-    to.tell("fit", _result(found, observed), model=model, observed=observed)
+        options["held_out"] = judges.build_pairs(judges.infer_observed(observed), net.network)
+    found = run.fit(net, data.build_pairs(observed, net.network), method=how, checkpoints=checkpoints, **options)
+    output.write_result("fit", _make_result(found, observed), model=model, observed=observed)
     if not found.finished:
-        raise kept.interrupted("this is the best so far")
+        raise run_options.make_interrupt("this is the best so far")
 
 
-def _new_net(data: Lines, observed: str, declared: dict[str, Any], seed: int) -> BNet:
+def _build_net(data: TextExamples, observed: str, declared: dict[str, Any], seed: int) -> BNet:
     """The chapter's net of a text: its words, and a readout of what is observed."""
     from bnet_transformer.models.bayesuvius import bayesuvius
     from bnet_transformer.tpm import Categorical
 
-    words = _words(data.texts)
+    words = _list_words(data.texts)
     mask = "causal" if observed == "next" else None
     if observed == "next":
         readout = Categorical(len(words))
     else:
-        told = _words(data.told or ()) if observed == "words" else data.told or ()
-        labels = tuple(sorted({*told} - {UNSEEN}))
+        told = _list_words(data.targets or ()) if observed == "words" else data.targets or ()
+        labels = tuple(sorted({*told} - {UNOBSERVED}))
         if not labels:
             raise BNetError("sentences", expected="something that is observed", actual="_ alone")
         readout = Categorical(len(labels), labels=labels, pool="mean" if observed == "label" else None)
     return bayesuvius(**{"dim": 16, **declared}, mask=mask, vocabulary=words, observe=readout, seed=seed)
 
 
-def _words(texts: Sequence[str]) -> list[str]:
+def _list_words(texts: Sequence[str]) -> list[str]:
     """The words of texts, in the order in which they are met."""
     return list(dict.fromkeys(word for text in texts for word in text.split()))
 
 
-def _check_splits(net: BNet, observed: str) -> None:
+def _check_splits_text(net: BNet, observed: str) -> None:
     """Refuse a net without words; next words are those of text that is split on spaces."""
     from bnet_transformer.data.task import check_has_words
 
@@ -212,43 +225,49 @@ def _check_splits(net: BNet, observed: str) -> None:
         )
 
 
-def _result(found: Fit[BNet], observed: str) -> Result:
+def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     """What is told of a fit; the fitted net or the whole fit, by suffix."""
-    heads = {name: found.heads_of(name) for name in found.selectors}
+    heads = {name: fitted.heads_of(name) for name in fitted.selectors}
     names = ("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate", "learned")
-    told = {name: getattr(found, name) for name in (*names, "divergent", "bounds", "measured")}
+    told = {name: getattr(fitted, name) for name in (*names, "divergent", "bounds", "measured")}
     told["heads"] = {name: each.to_dataframe().reset_index() for name, each in heads.items()}
     told["effective"] = {name: each.effective for name, each in heads.items()}
-    judged = f"judged on {found.judged_on} by the {found.judged_by}"
-    said = [f"{found.sentences} sentences, {OBSERVED[observed]}, by {found.method}; {judged}"]
-    if found.bounds:
-        said.append(f"bound of a sentence: {found.bounds[0]:.3f} at first, {found.bounds[-1]:.3f} at last")
+    judged = f"judged on {fitted.judged_on} by the {fitted.judged_by}"
+    said = [f"{fitted.sentences} sentences, {OBSERVED_DESCRIPTIONS[observed]}, by {fitted.method}; {judged}"]
+    if fitted.bounds:
+        said.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")
     for name, each in heads.items():
         said.append(f"{name}: {each.live} live heads of {len(each.usage)}, {each.effective:.2f} in effect")
-        said += rows_of(each.to_dataframe().reset_index())
-    said += [f"approximate: {found.approximate}"] if found.approximate else []
-    save = lambda out: (found if out.lower().endswith(".fit") else found.net).save(out)  # noqa: E731
-    return Result(told, said, None, plotted(found), save)
+        said += format_table(each.to_dataframe().reset_index())
+    said += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
+    save = lambda out: (fitted if out.lower().endswith(".fit") else fitted.net).save(out)  # noqa: E731
+    return CommandResult(told, said, None, make_plotter(fitted), save)
 
 
 @click.command(
     "train",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Train a decoder, or a saved net.",
-    formats=(*TABLES, *PICTURES, ".safetensors"),
-    declared=[Options("models/decoder.py", ("decoder",), (*SMALL, "hidden"), "A new decoder: ", SMALL)],
+    formats=(*TABLE_SUFFIXES, *PICTURE_SUFFIXES, ".safetensors"),
+    declared=[
+        ForwardedOptions(
+            "models/decoder.py", ("decoder",), (*SMALL_DECODER, "hidden"), "A new decoder: ", SMALL_DECODER
+        )
+    ],
     options=[
-        Options("learning/training/loop.py", ("train",), HANDED_ON),
-        Options("learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
-        Options("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
+        ForwardedOptions("learning/training/loop.py", ("train",), TRAIN_OPTIONS),
+        ForwardedOptions(
+            "learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")
+        ),
+        ForwardedOptions("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
     ],
 )
 def train(
-    source: Source,
-    to: Output,
+    source: TextSource,
+    output: Output,
     declared: dict[str, Any],
     options: dict[str, Any],
-    kept: Kept,
+    run_options: RunOptions,
     model: str | None = None,
     steps: int | None = None,
 ) -> None:
@@ -263,47 +282,47 @@ def train(
         model: A net to train, in place of a new decoder.
         steps: How many steps, 300 unless --epochs tells it.
     """
-    data = lines_of(source)
-    judges = None if kept.held_out is None else lines_of(Source((), kept.held_out))
-    to.check()
-    net = _new_decoder(data, declared, options) if model is None else _saved(model, declared)
-    options["checkpoints"] = kept.checkpoints()
+    data = read_examples(source)
+    judges = None if run_options.held_out is None else read_examples(TextSource((), run_options.held_out))
+    output.check()
+    net = _build_decoder(data, declared, options) if model is None else _load_saved_net(model, declared)
+    options["checkpoints"] = run_options.make_checkpoints()
     from bnet_transformer.learning.training import configs, loop
 
-    options["optimizer"] = shared.config_of(configs.AdamW, options)
-    options["early_stopping"] = shared.config_of(configs.EarlyStopping, options)
-    options["steps"] = STEPS if steps is None and "epochs" not in options else steps
+    options["optimizer"] = shared.make_config(configs.AdamW, options)
+    options["early_stopping"] = shared.make_config(configs.EarlyStopping, options)
+    options["steps"] = DEFAULT_STEPS if steps is None and "epochs" not in options else steps
     if judges is not None:
-        options["held_out"] = _examples(net, judges)
+        options["held_out"] = _make_examples(net, judges)
     try:
-        found = loop.train(net, _examples(net, data), **options)
+        found = loop.train(net, _make_examples(net, data), **options)
     except KeyboardInterrupt as error:
-        raise kept.interrupted() from error
+        raise run_options.make_interrupt() from error
     names = ("steps", "losses", "held_out")
     told = {"sentences": len(data.texts), **{name: getattr(found, name) for name in names}}
     measured = f", held out {found.held_out[-1][1]:.3f}" if found.held_out else ""
     loss = f"loss {found.losses[0]:.3f} at first, {found.losses[-1]:.3f} at last{measured}"
     said = [f"{found.steps} steps on {len(data.texts)} sentences: {loss}"]
-    to.tell(
+    output.write_result(
         "train",
-        Result(told, said, lambda: found.to_dataframe().reset_index(), plotted(found), found.net.save),
+        CommandResult(told, said, lambda: found.to_dataframe().reset_index(), make_plotter(found), found.net.save),
         model=model,
     )
 
 
-def _new_decoder(data: Lines, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
+def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[str, Any]) -> BNet:
     """A decoder of a text: its words, and those at the ends of sentences."""
-    if data.told is not None:
+    if data.targets is not None:
         raise BNetError("SENTENCES", expected="lines without a tab, for a decoder tells next words", actual="tabs")
     from bnet_transformer.models.decoder import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]
-    words = list(dict.fromkeys([*_words(data.texts), *ends]))
-    return decoder(**SMALL | declared, vocabulary=words, seed=options.get("seed", 0))
+    words = list(dict.fromkeys([*_list_words(data.texts), *ends]))
+    return decoder(**SMALL_DECODER | declared, vocabulary=words, seed=options.get("seed", 0))
 
 
-def _examples(net: BNet, data: Lines) -> list[object]:
+def _make_examples(net: BNet, data: TextExamples) -> list[object]:
     """The sentences, with what is observed of them where that is told."""
-    if data.told is None:
-        return [shared.words_of(net, text) for text in data.texts]
-    return list(data.pairs(data.observed(None), net.network))
+    if data.targets is None:
+        return [shared.split_stacks(net, text) for text in data.texts]
+    return list(data.build_pairs(data.infer_observed(None), net.network))

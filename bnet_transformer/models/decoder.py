@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Declaration, Stack
-from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
+from bnet_transformer.models._sublayers import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
 from bnet_transformer.tpm import TPM
 
 
@@ -68,13 +68,15 @@ def decoder(
     tensor([[1., 0., 0.],
             [1., 0., 0.]])
     """
-    net = Sublayers(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
-        net.slice(reach_of(mask)),
-        net.words(vocabulary, positions_of(positions, dim, words), tied=tied),
-        [*net.finish(), *net.readout(readout, vocabulary, pool, transform, tied=tied)],
+        net.build_slice(parse_mask(mask)),
+        net.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
+        [*net.build_final_norm(), *net.build_readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
-        vocabulary=listed_words(vocabulary),
+        vocabulary=list_words(vocabulary),
     )
-    return BNet(Declaration([stack], net.table(vocabulary, tied=tied), net.plates, name="decoder"), seed=seed)
+    return BNet(
+        Declaration([stack], net.build_embedding_table(vocabulary, tied=tied), net.plates, name="decoder"), seed=seed
+    )

@@ -16,10 +16,10 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Declaration, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import Sublayers, Vocabulary, is_tied, listed_words, positions_of, reach_of
+from bnet_transformer.models._sublayers import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
 from bnet_transformer.tpm import TPM
 
-MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}
+DEFAULT_MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}
 
 
 def encoder_decoder(
@@ -57,31 +57,34 @@ def encoder_decoder(
     >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
     torch.Size([2, 2, 3])
     """
-    net = Sublayers(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     told = vocabulary if target_vocabulary is None else target_vocabulary
     tied = is_tied(tie, told)
-    placed = positions_of(positions, dim, words)
-    reaches, many = _reaches(mask), _slices(slices)
+    placed = get_positions(positions, dim, words)
+    reaches, many = _parse_masks(mask), _parse_slices(slices)
     enc = Stack(
-        net.slice(reaches["enc"]),
-        net.words(vocabulary, placed, tied=tied and target_vocabulary is None),
-        net.finish(),
+        net.build_slice(reaches["enc"]),
+        net.build_embedding(vocabulary, placed, tied=tied and target_vocabulary is None),
+        net.build_final_norm(),
         slices=many["enc"],
         name="enc",
-        vocabulary=listed_words(vocabulary),
+        vocabulary=list_words(vocabulary),
     )
     dec = Stack(
-        net.slice(reaches["dec"], reaches["cross"]),
-        net.words(told, placed, tied=tied),
-        [*net.finish(), *net.readout(readout, told, tied=tied)],
+        net.build_slice(reaches["dec"], reaches["cross"]),
+        net.build_embedding(told, placed, tied=tied),
+        [*net.build_final_norm(), *net.build_readout(readout, told, tied=tied)],
         slices=many["dec"],
         name="dec",
-        vocabulary=listed_words(told),
+        vocabulary=list_words(told),
     )
-    return BNet(Declaration([enc, dec], net.table(told, tied=tied), net.plates, name="encoder-decoder"), seed=seed)
+    return BNet(
+        Declaration([enc, dec], net.build_embedding_table(told, tied=tied), net.plates, name="encoder-decoder"),
+        seed=seed,
+    )
 
 
-def _slices(slices: object) -> dict[str, int]:
+def _parse_slices(slices: object) -> dict[str, int]:
     """How many slices each stack has."""
     told = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
     if {*told} != {"enc", "dec"}:
@@ -89,11 +92,11 @@ def _slices(slices: object) -> dict[str, int]:
     return {name: check_int(f"slices of {name!r}", value) for name, value in told.items()}
 
 
-def _reaches(mask: Mapping[str, object] | None) -> dict[str, Reach]:
+def _parse_masks(mask: Mapping[str, object] | None) -> dict[str, Reach]:
     """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
     given = check_mapping("mask", mask)
-    check_names("mask", given, MASKS)
-    reaches = {name: reach_of(value, f"mask of {name!r}") for name, value in {**MASKS, **given}.items()}
+    check_names("mask", given, DEFAULT_MASKS)
+    reaches = {name: parse_mask(value, f"mask of {name!r}") for name, value in {**DEFAULT_MASKS, **given}.items()}
     if reaches["cross"].kind not in ("every", "mask"):
         expected = "which of the encoder's words a word reads: the words of two sentences have no common order"
         allowed = "None, a table of booleans [decoder's word, encoder's word]"

@@ -15,7 +15,7 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import HEADS, WORD, observed
+from bnet_transformer.models._sublayers import HEADS, WORD, build_observation
 from bnet_transformer.tpm import TPM, Attention, Bilinear, Concat, Dot, Given, Linear, ResNet, Weight
 
 
@@ -44,27 +44,27 @@ def geometric(
     dim, blocks = check_int("dim", dim), check_int("blocks", blocks)
     check_choice("add", add, (True, False))
     if heads is None:
-        nodes, plates = _correlated(dim, add), []
+        nodes, plates = _build_correlation(dim, add), []
         nodes.append(Node("x", ResNet(blocks, activation), ["a"], WORD))
     else:
         heads = check_int("heads", heads)
         if dim % heads:
             raise BNetError("heads", expected=f"a divisor of dim, which is {dim}", actual=heads)
-        nodes, plates = _side_by_side(dim, heads, add), [Plate("head", heads)]
+        nodes, plates = _build_multi_head_attention(dim, heads, add), [Plate("head", heads)]
         nodes.append(Node("resnet", ResNet(blocks, activation), ["mix"], WORD))
         nodes.append(Node("x", ResNet(1, "identity"), ["resnet"], WORD))
-    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], observed(observe), slices=slices)
+    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], build_observation(observe), slices=slices)
     return BNet(Declaration([stack], plates=plates, name="geometric"), seed=seed)
 
 
-def _correlated(dim: int, add: bool) -> list[Node]:
+def _build_correlation(dim: int, add: bool) -> list[Node]:
     """`Z softmax_col(Z^T A Z)`: a word's column runs over the words that stand on the left of A."""
     every = Arrow("x", "every")
     mix = Attention(Bilinear(), over="queries", residual=add)
     return [Node("A", Weight((dim, dim))), Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD)]
 
 
-def _side_by_side(dim: int, heads: int, add: bool) -> list[Node]:
+def _build_multi_head_attention(dim: int, heads: int, add: bool) -> list[Node]:
     """Heads of a plate with queries, keys and values of their own, side by side."""
     attend = Attention(Dot(dim**-0.5), over="queries")
     return [

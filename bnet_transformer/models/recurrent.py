@@ -14,11 +14,11 @@ from bnet_transformer._core.checks import check_choice
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import WORD, Ends, Vocabulary, is_tied, listed_words
+from bnet_transformer.models._sublayers import WORD, StackBuilder, Vocabulary, is_tied, list_words
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
 
 CELLS = ("rnn", "lstm")
-GATES = {"input": "sigmoid", "forget": "sigmoid", "output": "sigmoid", "candidate": "tanh"}
+GATE_ACTIVATIONS = {"input": "sigmoid", "forget": "sigmoid", "output": "sigmoid", "candidate": "tanh"}
 
 
 def recurrent(
@@ -50,29 +50,32 @@ def recurrent(
     check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
         raise BNetError("activation", expected="None: the gates of an LSTM have their own", actual=activation)
-    ends, tied = Ends(dim, bias, features), is_tied(tie, vocabulary)
+    ends, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
-        _lstm(ends.dim, bias) if cell == "lstm" else _rnn(ends.dim, activation or "tanh", bias),
-        ends.words(vocabulary, None, tied=tied, mapped=False),
-        ends.readout(readout, vocabulary, pool, transform, tied=tied),
+        _build_lstm(ends.dim, bias) if cell == "lstm" else _build_rnn(ends.dim, activation or "tanh", bias),
+        ends.build_embedding(vocabulary, None, tied=tied, mapped=False),
+        ends.build_readout(readout, vocabulary, pool, transform, tied=tied),
         slices=slices,
-        vocabulary=listed_words(vocabulary),
+        vocabulary=list_words(vocabulary),
     )
-    return BNet(Declaration([stack], ends.table(vocabulary, tied=tied), name=cell), seed=seed)
+    return BNet(Declaration([stack], ends.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
 
 
-def _rnn(dim: int, activation: str, bias: bool) -> list[Node]:
+def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:
     """One slice: a word's next state, of its state and of the next state of the word before."""
-    return [Node("x", Recur(dim, activation, bias), ["x", _before("x")], WORD, shape=(dim,))]
+    return [Node("x", Recur(dim, activation, bias), ["x", _previous_word("x")], WORD, shape=(dim,))]
 
 
-def _lstm(dim: int, bias: bool) -> list[Node]:
+def _build_lstm(dim: int, bias: bool) -> list[Node]:
     """One slice: the gates and the candidate, the cell, the next state."""
-    gates = [Node(role, Recur(dim, s, bias), ["x", _before("x")], WORD, shape=(dim,)) for role, s in GATES.items()]
+    gates = [
+        Node(role, Recur(dim, s, bias), ["x", _previous_word("x")], WORD, shape=(dim,))
+        for role, s in GATE_ACTIVATIONS.items()
+    ]
     cell = Node("cell", Memory(), ["input", "candidate", "forget", Arrow("cell", "before")], WORD, shape=(dim,))
     return [*gates, cell, Node("x", Gated("tanh"), ["output", "cell"], WORD, shape=(dim,))]
 
 
-def _before(role: str) -> Arrow:
+def _previous_word(role: str) -> Arrow:
     """The state that this slice makes of the word before."""
     return Arrow(role, "before", slice="next")

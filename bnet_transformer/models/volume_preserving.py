@@ -16,7 +16,7 @@ from __future__ import annotations
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
-from bnet_transformer.models._sublayers import WORD, observed
+from bnet_transformer.models._sublayers import WORD, build_observation
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
 
 
@@ -49,19 +49,19 @@ def volume_preserving(
     if attention is not None:
         weight = Skew(dim, spread) if attention == "skew" else Weight((dim, dim), spread)
         nodes = [Node("A", weight), Node("a", Cayley(attention), [Arrow("x", "every"), "A"], WORD)]
-    nodes += _feed_forward("a" if attention else "x", steps(blocks, activation), spread)
-    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], observed(observe), slices=slices)
+    nodes += _build_feed_forward("a" if attention else "x", list_triangular_steps(blocks, activation), spread)
+    stack = Stack(nodes, [Node("x", Given(dim), plates=WORD)], build_observation(observe), slices=slices)
     return BNet(Declaration([stack], name="volume-preserving"), seed=seed)
 
 
-def steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
+def list_triangular_steps(blocks: int, activation: str) -> list[tuple[str, str, bool]]:
     """The triangular steps of a feed-forward map: side, activation, whether there is a bias."""
     linear = [("lower", "identity", False), ("upper", "identity", True)]
     curved = [("lower", activation, True), ("upper", activation, True)]
     return (linear + curved) * check_int("blocks", blocks) + linear
 
 
-def _feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
+def _build_feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
     """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one makes the state."""
     nodes: list[Node] = []
     for k, (side, activation, bias) in enumerate(steps):

@@ -16,28 +16,39 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare.network import build_structure
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
-from bnet_transformer.pretrained.declaration import SEGMENT, Both, options_to_declaration, settled
+from bnet_transformer.pretrained.declaration import (
+    SEGMENT_ROLE,
+    EncoderDecoderOptions,
+    options_to_declaration,
+    resolve_options,
+)
 from bnet_transformer.pretrained.families import FAMILIES, register
-from bnet_transformer.pretrained.family import Family, Where, load_config
-from bnet_transformer.pretrained.keys import FLOATING, has_readout, placed, weight_keys, weights_to_parameters
+from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.keys import (
+    FLOAT_DTYPES,
+    apply_device_map,
+    has_readout_weights,
+    index_keys,
+    weights_to_parameters,
+)
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
-    Source,
+    ModelSource,
     cached,
+    fetch_hub_folder,
+    find_package_folder,
     folder_to_source,
-    hub_folder,
     model_to_source,
-    package_folder,
-    tokenizer_text,
+    serialize_tokenizer,
 )
 
 __all__ = [
     "FAMILIES",
     "PACKAGES",
-    "Family",
-    "Where",
+    "ModelFamily",
+    "WeightLocation",
     "cached",
     "from_hugging_face",
     "from_lens",
@@ -47,7 +58,7 @@ __all__ = [
     "to_lens",
 ]
 
-TINY = Path(__file__).parent / "tiny.safetensors"
+TINY_FILE = Path(__file__).parent / "tiny.safetensors"
 
 
 def from_pretrained(
@@ -73,25 +84,25 @@ def from_pretrained(
         if tokenizer is not None or readout != "auto" or device_map is not None or dtype is not None:
             wanted = "no tokenizer=, no readout=, no device_map= and no dtype="
             raise BNetError("tiny", expected=wanted, actual="one of them")
-        return bnet.load_net(TINY)
+        return bnet.load_net(TINY_FILE)
     source = getattr(source, "_orig_mod", source)  # of a model that torch.compile wraps
-    found = _source(source, tokenizer)
+    found = _find_source(source, tokenizer)
     if tokenizer is not None:
-        found = replace(found, tokenizer=tokenizer_text(tokenizer))
-    if dtype is not None and dtype not in FLOATING:
-        raise BNetError("dtype", expected="a floating type", actual=dtype, allowed=", ".join(map(str, FLOATING)))
-    family = _family(found)
+        found = replace(found, tokenizer=serialize_tokenizer(tokenizer))
+    if dtype is not None and dtype not in FLOAT_DTYPES:
+        raise BNetError("dtype", expected="a floating type", actual=dtype, allowed=", ".join(map(str, FLOAT_DTYPES)))
+    family = _get_family(found)
     if hasattr(source, "state_dict"):
         check_modules(source)
     else:
-        found = replace(found, config=load_config(family, found.config, found.where))
-    return source_to_net(replace(found, weights=placed(family, found.weights, device_map, dtype)), readout)
+        found = replace(found, config=load_config(family, found.config, found.origin))
+    return source_to_net(replace(found, weights=apply_device_map(family, found.weights, device_map, dtype)), readout)
 
 
-def _source(source: object, tokenizer: object) -> Source:
+def _find_source(source: object, tokenizer: object) -> ModelSource:
     if isinstance(source, str | Path):
         if str(source) in PACKAGES:
-            return folder_to_source(package_folder(str(source)))
+            return folder_to_source(find_package_folder(str(source)))
         path = Path(source)
         if path.is_dir():
             return folder_to_source(path)
@@ -99,26 +110,26 @@ def _source(source: object, tokenizer: object) -> Source:
             raise FileError(str(path), expected="the folder of a model", actual="a file", allowed="bt.load reads a net")
         if isinstance(source, Path) or path.is_absolute() or str(source).startswith("."):
             raise FileError(str(path), expected="the folder of a model", actual="nothing there")
-        return folder_to_source(hub_folder(str(source)))
+        return folder_to_source(fetch_hub_folder(str(source)))
     if hasattr(source, "state_dict") and hasattr(getattr(source, "config", None), "to_dict"):
         return model_to_source(source, tokenizer)
     wanted = "a folder, an id, 'minilm', 'tiny', or a model of transformers"
     raise BNetError("source", expected=wanted, actual=source)
 
 
-def source_to_net(source: Source, readout: str | None) -> BNet:
+def source_to_net(source: ModelSource, readout: str | None) -> BNet:
     """The net of a model that was found."""
-    family = _family(source)
-    options = family.options(source.config, source.architecture, readout)
-    if source.encodes and readout == "auto" and not has_readout(family, source.weights):
+    family = _get_family(source)
+    options = family.config_to_options(source.config, source.architecture, readout)
+    if source.is_sentence_encoder and readout == "auto" and not has_readout_weights(family, source.weights):
         options = replace(options, readout=None)  # its config still names the class that it was trained from
-    options = settled(family, options, source.weights)
-    keys = weight_keys(family, source.weights)
+    options = resolve_options(family, options, source.weights)
+    keys = index_keys(family, source.weights)
     pools = set(source.pools)
-    if "pooler" in family.modules and options.readout != "class" and family.weight_of("pooler") in keys:
+    if "pooler" in family.modules and options.readout != "class" and family.get_weight_key("pooler") in keys:
         pools.add("pooler")
-    segments = SEGMENT if (options.segments or 0) > 1 else None
-    apart = isinstance(options, Both) and options.apart
+    segments = SEGMENT_ROLE if (options.segments or 0) > 1 else None
+    apart = isinstance(options, EncoderDecoderOptions) and options.separate_vocabularies
     text = source.tokenizer
     reader = None if text is None else Tokenizer(text, segments, options.start, first_stack_only=apart)
     vocabulary = None
@@ -128,20 +139,20 @@ def source_to_net(source: Source, readout: str | None) -> BNet:
     try:
         declare = family.declare or options_to_declaration
         network = build_structure(declare(family, options, vocabulary, pools))
-        parameters, left = weights_to_parameters(network, family, source.weights, options.tables)
+        parameters, left = weights_to_parameters(network, family, source.weights, options.tied_keys)
         network = network.with_parameters(parameters, check_finite=False)  # nothing is read from the file yet
     except DeclarationError as error:
-        raise FileError(source.where, expected="a sound model", actual=str(error.faults[0])) from error
+        raise FileError(source.origin, expected="a sound model", actual=str(error.faults[0])) from error
     if left and readout is not None:
         named = ", ".join(left[:6]) + (", …" if len(left) > 6 else "")
-        warnings.warn(f"{source.where}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
+        warnings.warn(f"{source.origin}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
     return BNet(replace(network, floating=network.dtype, tokenizer=reader))
 
 
-def _family(source: Source) -> Family:
+def _get_family(source: ModelSource) -> ModelFamily:
     """The family of a model that was found."""
     kind = source.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         allowed = "the families are " + ", ".join(FAMILIES)
-        raise BNetError(f"model_type of {source.where}", expected="a known family", actual=repr(kind), allowed=allowed)
+        raise BNetError(f"model_type of {source.origin}", expected="a known family", actual=repr(kind), allowed=allowed)
     return FAMILIES[kind]

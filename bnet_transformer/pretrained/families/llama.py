@@ -3,7 +3,7 @@ made of it: Mistral, Qwen2."""
 
 from dataclasses import replace
 
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 
 CONFIG: dict[str, str | tuple[str | None, object]] = {
     "dim": ("hidden_size", 4096),
@@ -19,7 +19,7 @@ CONFIG: dict[str, str | tuple[str | None, object]] = {
     "rotary_base": "rope_theta",
     "tied": ("tie_word_embeddings", False),
 }
-MODULES: dict[str, str | Where] = {
+MODULES: dict[str, str | WeightLocation] = {
     "embed": "embed_tokens",
     "norm1": "layers.{t}.input_layernorm",
     "q": "layers.{t}.self_attn.q_proj",
@@ -36,7 +36,7 @@ MODULES: dict[str, str | Where] = {
 }
 BUFFERS = ("layers.{t}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq")
 
-LLAMA = Family(
+LLAMA = ModelFamily(
     name="llama",
     prefix="model.",
     config=CONFIG,
@@ -46,8 +46,8 @@ LLAMA = Family(
     logits_bias=False,
     unsupported={"partial_rotary_factor": 1.0},
     buffers=BUFFERS,
-    in_lens=False,
-    form="rms",
+    in_transformer_lens=False,
+    norm_type="rms",
     gated=True,
     rotary=True,
     biased={"map": "attention_bias", "mix": "attention_bias", "ffn": "mlp_bias"},

@@ -6,8 +6,8 @@ bias by distance; RMS norms before the sublayers."""
 from collections.abc import Mapping
 from typing import Any
 
-from bnet_transformer.pretrained.declaration import TwoStacks
-from bnet_transformer.pretrained.family import Where
+from bnet_transformer.pretrained.declaration import EncoderDecoderFamily
+from bnet_transformer.pretrained.family import WeightLocation
 from bnet_transformer.tpm import Dot
 
 CONFIG: dict[str, str | tuple[str | None, object]] = {
@@ -22,7 +22,7 @@ CONFIG: dict[str, str | tuple[str | None, object]] = {
     "start": ("decoder_start_token_id", 2),
     "eps": (None, 1e-5),
 }
-DECODER = {"slices": "decoder_layers", "hidden": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
+DECODER_KEYS = {"slices": "decoder_layers", "hidden": "decoder_ffn_dim", "heads": "decoder_attention_heads"}
 ALIASES = {
     "num_attention_heads": "encoder_attention_heads",
     "hidden_size": "d_model",
@@ -30,7 +30,7 @@ ALIASES = {
 }
 
 
-def _bart_stack(name: str, long: str) -> dict[str, str | Where]:
+def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocation]:
     """The parts of a stack."""
     here = {
         "embed": "embed_tokens",
@@ -50,33 +50,33 @@ def _bart_stack(name: str, long: str) -> dict[str, str | Where]:
         "cross_mix": "layers.{t}.encoder_attn.out_proj",
         "cross_norm": "layers.{t}.encoder_attn_layer_norm",
     }
-    parts = here if name == "enc" else here | cross
-    return {f"{name}_{part}": f"{long}.{key}" for part, key in parts.items()}
+    parts = here if stack == "enc" else here | cross
+    return {f"{stack}_{part}": f"{module}.{key}" for part, key in parts.items()}
 
 
-STACKS = {"embed": "shared", **_bart_stack("enc", "encoder"), **_bart_stack("dec", "decoder")}
-LOGITS = Where("lm_head", bias=Where("final_logits_bias", bare=True, lead=1))
+STACK_MODULES = {"embed": "shared", **_list_bart_modules("enc", "encoder"), **_list_bart_modules("dec", "decoder")}
+LOGITS = WeightLocation("lm_head", bias=WeightLocation("final_logits_bias", is_tensor_key=True, leading_dims=1))
 
-BART = TwoStacks(
+BART = EncoderDecoderFamily(
     name="bart",
     prefix="model.",
     config=CONFIG,
-    decoder=DECODER,
+    decoder_keys=DECODER_KEYS,
     aliases=ALIASES,
     modules={
-        **STACKS,
-        "enc_position": Where("encoder.embed_positions", skip=2),
-        "dec_position": Where("decoder.embed_positions", skip=2),
+        **STACK_MODULES,
+        "enc_position": WeightLocation("encoder.embed_positions", row_offset=2),
+        "dec_position": WeightLocation("decoder.embed_positions", row_offset=2),
         "enc_x_0": "encoder.layernorm_embedding",
         "dec_x_0": "decoder.layernorm_embedding",
         "logits": LOGITS,
     },
     positions="learned",
     buffers=("shared.weight",),  # where each stack has a table of its own
-    in_lens=False,
+    in_transformer_lens=False,
 )
 
-MARIAN = TwoStacks(
+MARIAN = EncoderDecoderFamily(
     name="marian",
     prefix="model.",
     config={
@@ -85,49 +85,53 @@ MARIAN = TwoStacks(
         "start": ("decoder_start_token_id", 58100),
         "one_table": "share_encoder_decoder_embeddings",
     },
-    decoder={**DECODER, "states": "decoder_vocab_size"},
+    decoder_keys={**DECODER_KEYS, "states": "decoder_vocab_size"},
     aliases=ALIASES,
     modules={
-        **STACKS,
+        **STACK_MODULES,
         "enc_sinusoids": "encoder.embed_positions",
         "dec_sinusoids": "decoder.embed_positions",
         "logits": LOGITS,
     },
     positions="sinusoidal",
-    normed_words=False,
+    has_embed_norm=False,
     buffers=("shared.weight", "encoder.embed_positions.weight", "decoder.embed_positions.weight"),
-    in_lens=False,
+    in_transformer_lens=False,
 )
 
-SELF, CROSS, FFN = "{stack}.block.{t}.layer.0", "{stack}.block.{t}.layer.1", "{stack}.block.{t}.layer.{last}"
+SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = (
+    "{stack}.block.{t}.layer.0",
+    "{stack}.block.{t}.layer.1",
+    "{stack}.block.{t}.layer.{last}",
+)
 
 
-def _t5_stack(name: str, long: str, last: int) -> dict[str, str | Where]:
+def _list_t5_modules(stack: str, module: str, last_sublayer: int) -> dict[str, str | WeightLocation]:
     """The parts of a stack; its feed-forward map is the last of its sublayers."""
-    table = f"{long}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    table = f"{module}.block.0.layer.0.SelfAttention.relative_attention_bias"
     here = {
-        **{role: f"{SELF}.SelfAttention.{role}" for role in "qkv"},
-        "mix": f"{SELF}.SelfAttention.o",
-        "norm1": f"{SELF}.layer_norm",
-        **{f"cross_{role}": f"{CROSS}.EncDecAttention.{role}" for role in "qkv"},
-        "cross_mix": f"{CROSS}.EncDecAttention.o",
-        "cross_norm": f"{CROSS}.layer_norm",
-        "norm2": f"{FFN}.layer_norm",
-        "ffn_in": f"{FFN}.DenseReluDense.wi",
-        "ffn_gate": f"{FFN}.DenseReluDense.wi_0",
-        "ffn_in_gated": f"{FFN}.DenseReluDense.wi_1",
-        "ffn_out": f"{FFN}.DenseReluDense.wo",
+        **{role: f"{SELF_ATTENTION}.SelfAttention.{role}" for role in "qkv"},
+        "mix": f"{SELF_ATTENTION}.SelfAttention.o",
+        "norm1": f"{SELF_ATTENTION}.layer_norm",
+        **{f"cross_{role}": f"{CROSS_ATTENTION}.EncDecAttention.{role}" for role in "qkv"},
+        "cross_mix": f"{CROSS_ATTENTION}.EncDecAttention.o",
+        "cross_norm": f"{CROSS_ATTENTION}.layer_norm",
+        "norm2": f"{FEED_FORWARD}.layer_norm",
+        "ffn_in": f"{FEED_FORWARD}.DenseReluDense.wi",
+        "ffn_gate": f"{FEED_FORWARD}.DenseReluDense.wi_0",
+        "ffn_in_gated": f"{FEED_FORWARD}.DenseReluDense.wi_1",
+        "ffn_out": f"{FEED_FORWARD}.DenseReluDense.wo",
         "norm": "{stack}.final_layer_norm",
         "embed": "{stack}.embed_tokens",
     }
-    keys = {part: key.replace("{stack}", long).replace("{last}", str(last)) for part, key in here.items()}
+    keys = {part: key.replace("{stack}", module).replace("{last}", str(last_sublayer)) for part, key in here.items()}
     return {
-        **{f"{name}_{part}": key for part, key in keys.items() if last > 1 or "cross" not in part},
-        f"{name}_b": Where(table, transposed=True),
+        **{f"{stack}_{part}": key for part, key in keys.items() if last_sublayer > 1 or "cross" not in part},
+        f"{stack}_b": WeightLocation(table, transposed=True),
     }
 
 
-def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+def _derive_t5_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `T5Config` derives from others, where a config does not tell them.
 
     Tables are tied whatever a config says, unless the weights hold others: what it says is whether logits are scaled.
@@ -144,7 +148,7 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-T5 = TwoStacks(
+T5 = EncoderDecoderFamily(
     name="t5",
     prefix="",
     config={
@@ -162,7 +166,7 @@ T5 = TwoStacks(
         "scaled_logits": "scale_decoder_outputs",
         "start": ("decoder_start_token_id", None),
     },
-    decoder={"slices": "num_decoder_layers"},
+    decoder_keys={"slices": "num_decoder_layers"},
     aliases={
         "hidden_size": "d_model",
         "num_attention_heads": "num_heads",
@@ -171,23 +175,23 @@ T5 = TwoStacks(
     },
     modules={
         "embed": "shared",
-        **_t5_stack("enc", "encoder", 1),
-        **_t5_stack("dec", "decoder", 2),
+        **_list_t5_modules("enc", "encoder", 1),
+        **_list_t5_modules("dec", "decoder", 2),
         "logits": "lm_head",
     },
     norm="pre",
-    form="rms",
-    normed_words=False,
+    norm_type="rms",
+    has_embed_norm=False,
     logits_bias=False,
     biased={"map": False, "mix": False, "ffn": False},
     positions=None,
     score=Dot(1.0),
-    translate=_translate,
+    derive_settings=_derive_t5_settings,
     buffers=(
         "shared.weight",  # where each stack has a table of its own
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     ),
-    in_lens=False,
+    in_transformer_lens=False,
 )
 
 FAMILIES = (BART, MARIAN, T5)

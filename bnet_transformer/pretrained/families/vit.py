@@ -1,10 +1,10 @@
 """ViT (Dosovitskiy et al. 2020): a pre-norm encoder of images; a word is a patch, the first gathers the image."""
 
-from bnet_transformer.pretrained.family import Family, Where
+from bnet_transformer.pretrained.family import ModelFamily, WeightLocation
 
-SLICE = r"^encoder\.layer\.(\d+)\."
+LAYER_PATTERN = r"^encoder\.layer\.(\d+)\."
 
-VIT = Family(
+VIT = ModelFamily(
     name="vit",
     prefix="vit.",
     config={
@@ -17,9 +17,9 @@ VIT = Family(
         "qkv_bias": ("qkv_bias", True),
     },
     modules={
-        "embed": Where("embeddings.patch_embeddings.projection", flat=True),
-        "start": Where("embeddings.cls_token", bare=True, lead=2),
-        "position": Where("embeddings.position_embeddings", bare=True, lead=1),
+        "embed": WeightLocation("embeddings.patch_embeddings.projection", is_conv=True),
+        "start": WeightLocation("embeddings.cls_token", is_tensor_key=True, leading_dims=2),
+        "position": WeightLocation("embeddings.position_embeddings", is_tensor_key=True, leading_dims=1),
         "norm1": "layers.{t}.layernorm_before",
         "q": "layers.{t}.attention.q_proj",
         "k": "layers.{t}.attention.k_proj",
@@ -36,18 +36,18 @@ VIT = Family(
     unsupported={"pooler_act": "tanh"},
     biased={"map": "qkv_bias"},
     buffers=("embeddings.mask_token",),  # which stands for patches that are hidden: here none is
-    in_lens=False,
-    former={
-        rf"{SLICE}attention\.attention\.query": r"layers.\1.attention.q_proj",
-        rf"{SLICE}attention\.attention\.key": r"layers.\1.attention.k_proj",
-        rf"{SLICE}attention\.attention\.value": r"layers.\1.attention.v_proj",
-        rf"{SLICE}attention\.output\.dense": r"layers.\1.attention.o_proj",
-        rf"{SLICE}intermediate\.dense": r"layers.\1.mlp.fc1",
-        rf"{SLICE}output\.dense": r"layers.\1.mlp.fc2",
-        rf"{SLICE}layernorm": r"layers.\1.layernorm",
+    in_transformer_lens=False,
+    key_mapping={
+        rf"{LAYER_PATTERN}attention\.attention\.query": r"layers.\1.attention.q_proj",
+        rf"{LAYER_PATTERN}attention\.attention\.key": r"layers.\1.attention.k_proj",
+        rf"{LAYER_PATTERN}attention\.attention\.value": r"layers.\1.attention.v_proj",
+        rf"{LAYER_PATTERN}attention\.output\.dense": r"layers.\1.attention.o_proj",
+        rf"{LAYER_PATTERN}intermediate\.dense": r"layers.\1.mlp.fc1",
+        rf"{LAYER_PATTERN}output\.dense": r"layers.\1.mlp.fc2",
+        rf"{LAYER_PATTERN}layernorm": r"layers.\1.layernorm",
     },
-    last_normed=False,
-    in_image=True,
+    has_normed_last_state=False,
+    is_vision=True,
 )
 
 FAMILIES = (VIT,)
