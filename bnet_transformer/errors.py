@@ -145,7 +145,7 @@ def _safe_repr(value: object) -> str:
 def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> UnknownNameError:
     """The error for a `name` that is none of `names`, with the near ones.
 
-    >>> print(unknown("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
+    >>> print(unknown_name_error("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
     known = [each or "''" for each in dict.fromkeys(names)]

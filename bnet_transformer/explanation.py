@@ -1,6 +1,6 @@
 """Which algorithm would answer a question, why, and what it would cost; nothing is computed.
 
-`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_question` for methods of a sentence. Each
+`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each
 explainer of a sentence takes the arguments of the method of the same name.
 """
 

@@ -50,7 +50,7 @@ GRID = [
 
 
 def label_of(name: str) -> str:
-    """The label that `state_name` made into an identifier."""
+    """The label that `format_state_name` made into an identifier."""
     return re.sub("_([0-9a-f]*)_", lambda found: chr(int(found[1], 16)) if found[1] else "", name)
 
 

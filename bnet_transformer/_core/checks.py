@@ -18,7 +18,7 @@ def check_names(subject: str, given: Iterable[str], names: Collection[str]) -> N
 
 
 def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
-    """`value` as a whole number of at least `least`, or the error that says so."""
+    """`value` as a whole number of at least `minimum`, or the error that says so."""
     answer = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
     try:
         number = None if answer or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def check_seed(value: object) -> int:
 def check_sequence(
     subject: str, value: object, item_type: type, convert: Callable[[Any], Any] | None = None
 ) -> tuple[Any, ...]:
-    """`value` as a tuple of `kind`, each entry as it is `read`, or the error that says so."""
+    """`value` as a tuple of `item_type`, each entry as it is `convert`, or the error that says so."""
     items: list[Any] = []
     try:
         for item in None if isinstance(value, str | bytes | Mapping) else value:  # type: ignore[attr-defined]

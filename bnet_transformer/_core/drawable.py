@@ -1,4 +1,4 @@
-"""Figures by type: `picture` and `draw` know each result by its class.
+"""Figures by type: `make_picture` and `write_picture` know each result by its class.
 
 Results are made in packages that stand below `figures`. They are drawn by functions that `figures` registers here, so a result
 has the methods of `Drawable` and no package imports `figures` for them.
@@ -33,7 +33,7 @@ def write_picture(result: object, path: str | os.PathLike[str], **options: Any) 
     """Write the figure of a result; the suffix of the file says in which format.
 
     Args:
-        result: As in `picture`.
+        result: As in `make_picture`.
         path: The file.
         **options: The options of its figure.
     """
@@ -53,7 +53,7 @@ class Drawable:
             A `figures.Picture`.
 
         >>> import bnet_transformer as bt
-        >>> len(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree().picture().boxes)
+        >>> len(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree().make_picture().boxes)
         4
         """
         _load_figures()
@@ -63,11 +63,11 @@ class Drawable:
         """The figure as DOT to edit: its structure with labels and colours, without places.
 
         Args:
-            **options: Those of `picture`.
+            **options: Those of `make_picture`.
 
         Returns:
             A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
-            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+            notebook shows what `dot` draws, or the figure of `make_picture` where there is no `dot`.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).sentence("the cat").tan_tree().to_graphviz().source.splitlines()[0]
@@ -80,12 +80,12 @@ class Drawable:
 
         Args:
             path: The file.
-            **options: Those of `picture`.
+            **options: Those of `make_picture`.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").draw(f"{folder}/roles.svg")
+        ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").write_picture(f"{folder}/roles.svg")
         """
         _load_figures()
         write_picture(self, path, **options)

@@ -50,7 +50,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with replacing(f"{folder}/a.txt") as temporary:
+    ...     with atomic_write(f"{folder}/a.txt") as temporary:
     ...         _ = temporary.write_text("whole")
     ...     Path(folder, "a.txt").read_text()
     'whole'
@@ -112,7 +112,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """A file of tensors, with the hash of all that is in it; `head` has its "format" and "version"."""
+    """A file of tensors, with the hash of all that is in it; `header` has its "format" and "version"."""
     told = {**header, "sha256": _compute_sha256(header, tensors)}
     with atomic_write(path) as temporary:
         save_file(dict(tensors), temporary, metadata={METADATA_KEY: json.dumps(told)})
@@ -125,7 +125,7 @@ def read_tensors(
     version: int,
     compute_digest: DigestFunction | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The head and the tensors of a file, every bit of it compared with its hash, which `digest` makes of both."""
+    """The head and the tensors of a file, every bit of it compared with its hash, which `compute_digest` makes of both."""
     where = as_path(path)
     with open_safetensors(where, expected) as opened:
         head = read_header(where, opened, expected, file_format, version)

@@ -21,7 +21,7 @@ HashParts = tuple[str, Iterable[Any]]
 def compute_digest(obj: object) -> str:
     """A hash of every number, name and field, however deep it lies; mappings and sets have no order.
 
-    >>> digest_of({"a": [1.0, {2, 3}]}) == digest_of({"a": [1.0, {3, 2}]}) != digest_of({"a": [1.0, {2, 4}]})
+    >>> compute_digest({"a": [1.0, {2, 3}]}) == compute_digest({"a": [1.0, {3, 2}]}) != compute_digest({"a": [1.0, {2, 4}]})
     True
     """
     try:

@@ -27,7 +27,7 @@ def total_memory() -> int | None:
 def check_memory(subject: str, num_bytes: int, allowed: str) -> None:
     """Refuse, before anything is taken, what needs more bytes than there are.
 
-    >>> room_for("draws", 10**18, "fewer draws=")
+    >>> check_memory("draws", 10**18, "fewer draws=")
     Traceback (most recent call last):
     ...
     bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
@@ -42,7 +42,7 @@ def check_memory(subject: str, num_bytes: int, allowed: str) -> None:
 def translate_memory_errors(subject: str) -> Iterator[None]:
     """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
 
-    >>> with within_memory("a list"):
+    >>> with translate_memory_errors("a list"):
     ...     [0] * 10**17
     Traceback (most recent call last):
     ...
@@ -62,7 +62,7 @@ def translate_memory_errors(subject: str) -> Iterator[None]:
 
 
 def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
-    """A class whose every public method is told `within_memory`, under its own name."""
+    """A class whose every public method is told `translate_memory_errors`, under its own name."""
     for name, method in list(vars(cls).items()):
         if isfunction(method) and not name.startswith("_"):
             setattr(cls, name, translate_memory_errors(name)(method))

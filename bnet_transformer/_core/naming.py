@@ -32,7 +32,7 @@ _ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 def join_stem(stack: str, role: str) -> str:
     """The part of a ground name before its indices.
 
-    >>> stem_of("enc", "x"), stem_of("", "W_q")
+    >>> join_stem("enc", "x"), join_stem("", "W_q")
     ('enc_x', 'W_q')
     """
     return f"{stack}_{role}" if stack else role
@@ -41,16 +41,16 @@ def join_stem(stack: str, role: str) -> str:
 def join_name(stem: str, indices: Iterable[int]) -> str:
     """A ground name from its stem and indices.
 
-    >>> join("W_q", (1,)), join("q", (1, 3, 2)), join("c", ())
+    >>> join_name("W_q", (1,)), join_name("q", (1, 3, 2)), join_name("c", ())
     ('W_q_1', 'q_1_3_2', 'c')
     """
     return "_".join([stem, *map(str, indices)])
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """A ground name's stem and indices: `join` undone.
+    """A ground name's stem and indices: `join_name` undone.
 
-    >>> split("W_q_1"), split("enc_x_0_4"), split("c")
+    >>> split_name("W_q_1"), split_name("enc_x_0_4"), split_name("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
     """
     match = _NAME_PATTERN.fullmatch(name)
@@ -70,7 +70,7 @@ def format_label(
 ) -> str:
     """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
 
-    >>> label("x", slice=1, word=2, token="sat"), label("q", stack="enc", slice=0, plates=(3,), word=12), label("c")
+    >>> format_label("x", slice=1, word=2, token="sat"), format_label("q", stack="enc", slice=0, plates=(3,), word=12), format_label("c")
     ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
     """
     above = "" if slice is None else str(slice).translate(_SUPERSCRIPTS)
@@ -83,7 +83,7 @@ def format_label(
 def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
     """What is wrong with a role as a name, or None.
 
-    >>> role_fault("W_q"), role_fault("x_1")
+    >>> find_role_fault("W_q"), find_role_fault("x_1")
     (None, "the role 'x_1', which ends in _digits")
     """
     if not isinstance(role, str) or not _ROLE_PATTERN.fullmatch(role):
@@ -188,7 +188,7 @@ class Reach:
         return far if self.kind in KINDS_WITH_WIDTH and far < children else None
 
     def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
-        """Refuse word counts that the reach cannot join; `what` says of which arrow."""
+        """Refuse word counts that the reach cannot join; `prefix` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
             wanted = f"{fixed[0]} words that read {fixed[1]}"

@@ -48,8 +48,8 @@ class TokenizedText:
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer, from the text of a `tokenizer.json`; `segments` is the role of the node that takes the segments,
-    `start` the token with which the words of a decoder start. `apart`: it reads the words of the first stack alone, as
+    """A tokenizer, from the text of a `tokenizer.json`; `segments_role` is the role of the node that takes the segments,
+    `start_token_id` the token with which the words of a decoder start. `first_stack_only`: it reads the words of the first stack alone, as
     others have another vocabulary.
 
     Nothing is cut off and nothing is padded, whatever the file says.

@@ -21,7 +21,7 @@ _RANDOM_LOCK = threading.RLock()
 def enable_gradients() -> Iterator[None]:
     """Gradients, and tensors that are made on the host, under whatever modes of torch the caller stands.
 
-    >>> with torch.inference_mode(), with_gradients():
+    >>> with torch.inference_mode(), enable_gradients():
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
@@ -36,7 +36,7 @@ def fork_torch_rng(device: torch.device) -> Iterator[None]:
     model that runs, belong to the process.
 
     >>> before = torch.get_rng_state()
-    >>> with own_random(torch.device("cpu")):
+    >>> with fork_torch_rng(torch.device("cpu")):
     ...     _ = torch.rand(1)
     >>> before.equal(torch.get_rng_state())
     True
@@ -50,7 +50,7 @@ def preserve_python_rng() -> Iterator[None]:
     """Python's own random numbers are after it as they were: pgmpy draws some as it is imported.
 
     >>> before = random.getstate()
-    >>> with same_random():
+    >>> with preserve_python_rng():
     ...     _ = random.random()
     >>> before == random.getstate()
     True
@@ -63,10 +63,10 @@ def preserve_python_rng() -> Iterator[None]:
 
 
 def seed_rngs(seed: int, device: torch.device) -> None:
-    """The seed of what is drawn on the host and on the device; no other device is asked, as `own_random` keeps none.
+    """The seed of what is drawn on the host and on the device; no other device is asked, as `fork_torch_rng` keeps none.
 
-    >>> with own_random(torch.device("cpu")):
-    ...     reseed(0, torch.device("cpu"))
+    >>> with fork_torch_rng(torch.device("cpu")):
+    ...     seed_rngs(0, torch.device("cpu"))
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -108,7 +108,7 @@ def max_flow(transitions: Tensor) -> Tensor:
     """For each output word and source word, the greatest flow between them where transitions are capacities.
 
     Of `[..., slice, word, word]`. Through one slice it is the capacity, through two `sum_k min(A_1[i, k], A_0[k, j])`;
-    through more each pair is a flow of its own, of which at most `FLOWS` are sought.
+    through more each pair is a flow of its own, of which at most `MAX_FLOWS` are sought.
     """
     *lead, count, n, _ = transitions.shape
     if count == 1:
@@ -399,7 +399,7 @@ def iter_attention_by_state(
 
     Args:
         query: The sentence; its evidence does not count, for no reading depends on it where all choices are set.
-        choices: The open choices that decide the readings.
+        open_choices: The open choices that decide the readings.
         states: A state of each choice, `[S, choice]`.
         slices: The slices that read.
         role: The node that reads, where a slice has several.

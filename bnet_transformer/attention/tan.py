@@ -4,7 +4,7 @@ Over a corpus there are a discrete class and discrete codes of boxes, their cond
 tree. Given the words alone the boxes are functions of their parents, and all of this would be degenerate. Entropies are
 plug-in; corrected ones add (states met - 1) / 2N for each class (Miller and Madow). That mends entropies of few states.
 The joint entropy of all boxes cannot exceed log N, whatever is true: so the divergence is told only where there are
-`ENOUGH` sentences to each joint state that was met.
+`MIN_SENTENCES_PER_STATE` sentences to each joint state that was met.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class CorpusTan:
 
     `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
     `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
-    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `joint_states` (class and all
+    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `enumerate_joint_states` (class and all
     boxes) that were met, as `why_no_divergence` says.
     """
 

@@ -171,7 +171,7 @@ def sentence_to_networkx(
 def check_arrow_limit(
     ground: GroundGraph, selection: NodeSelection, limit: int | None = MAX_ARROWS, *, num_weak: int = 0
 ) -> None:
-    """Refuse more arrows than the limit, with the count, `weak` ones left out; no arrow is made for it."""
+    """Refuse more arrows than the limit, with the count, `num_weak` ones left out; no arrow is made for it."""
     if limit is None:
         return
     arrows = ground.count_arrows(selection) - num_weak

@@ -40,7 +40,7 @@ class ConditionalTable:
 
 @dataclass(frozen=True)
 class _TablePlan:
-    """A table that is to be made. `seen` is what evidence says of the node, where the variable stands for that."""
+    """A table that is to be made. `evidence` is what evidence says of the node, where the variable stands for that."""
 
     node: int
     name: str
@@ -57,7 +57,7 @@ def to_pgmpy(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> DiscreteBayesianNetwork:
-    """The discrete part as a pgmpy network. States are named as `state_name` says, unlabelled ones "0", "1", ...
+    """The discrete part as a pgmpy network. States are named as `format_state_name` says, unlabelled ones "0", "1", ...
 
     A node that `do` sets to a state is a root with a delta; ask `VariableElimination`, not `CausalInference`, whose
     `do` is wrong (pgmpy 1.1.2). Evidence that no state of a variable can carry (on a continuous or a deterministic
@@ -96,7 +96,7 @@ def to_bif(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> str:
-    """The discrete part in the BIF format, each probability to its last digit; see `to_pgmpy` and `state_name`.
+    """The discrete part in the BIF format, each probability to its last digit; see `to_pgmpy` and `format_state_name`.
 
     (pgmpy's BIFReader takes names that differ in case alone for one.)
     """
@@ -120,7 +120,7 @@ def to_bif(
 def format_state_name(text: str) -> str:
     """A label as a BIF identifier: letters stay, as do digits after the first place; any other character is `_hex_`.
 
-    >>> state_name("sat"), state_name("don't"), state_name("2nd")
+    >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
     ('sat', 'don_27_t', '_32_nd')
     """
     kept = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
@@ -168,7 +168,7 @@ def _plan_tables(
 ) -> list[_TablePlan]:
     """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
 
-    `known` is the evidence on continuous nodes, which settles what is below them.
+    `fixed` is the evidence on continuous nodes, which settles what is below them.
     """
     ground = model.ground
     families = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]

@@ -104,7 +104,7 @@ class Interrupted(KeyboardInterrupt):
 def escape_control(text: str) -> str:
     r"""Text for a terminal, which shows it: what it would obey or hide is told by its code; lines stay lines.
 
-    >>> seen("a\x1b[2Jb")
+    >>> escape_control("a\x1b[2Jb")
     'a\\x1b[2Jb'
     """
     return INVISIBLE_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
@@ -113,9 +113,9 @@ def escape_control(text: str) -> str:
 def format_error(error: BaseException) -> tuple[str, int]:
     """The line that tells an error, and the exit code.
 
-    >>> line_of(BNetError("slices", expected="a whole number", got="x"))
+    >>> format_error(BNetError("slices", expected="a whole number", got="x"))
     ('Error: slices: expected a whole number; got x', 2)
-    >>> line_of(KeyboardInterrupt())
+    >>> format_error(KeyboardInterrupt())
     ('interrupted', 130)
     """
     stopped = _find_interrupt(error)

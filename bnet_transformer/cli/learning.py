@@ -42,7 +42,7 @@ TRAIN_OPTIONS = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed
 
 @dataclass(frozen=True)
 class TextExamples:
-    """Sentences, and (`told`) what stands behind the tab of each, where there is one."""
+    """Sentences, and (`targets`) what stands behind the tab of each, where there is one."""
 
     texts: tuple[str, ...]
     targets: tuple[str, ...] | None

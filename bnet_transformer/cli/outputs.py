@@ -30,10 +30,10 @@ class CommandResult:
     """What a command found.
 
     Args:
-        told: What stands in JSON.
+        document: What stands in JSON.
         lines: What is printed.
-        table: The table of a csv file.
-        picture: The plot of a picture.
+        make_table: The table of a csv file.
+        make_plot: The plot of a picture.
         save: What writes a file of another suffix.
     """
 
@@ -44,7 +44,7 @@ class CommandResult:
     save: Callable[[str], object] | None = None
 
     def write(self, out: str, document: Mapping[str, Any]) -> None:
-        """Write a file; its suffix says what of the result, and of `told`, which is all that JSON holds."""
+        """Write a file; its suffix says what of the result, and of `document`, which is all that JSON holds."""
         suffix = Path(out).suffix.lower()
         if suffix == ".json":
             held = (format_json(document) + "\n").encode()
@@ -84,7 +84,7 @@ class Output:
 
         Args:
             count: The number of sentences; None where all are in one file, which has no number.
-            whole: The suffixes of files that may hold all sentences.
+            combined_suffixes: The suffixes of files that may hold all sentences.
         """
         for out in self.out:
             path = Path(out)
@@ -102,7 +102,7 @@ class Output:
                 raise BNetError(f"-o {out}", expected=wanted, actual="one file for all", allowed=allowed)
 
     def write_result(self, command: str, result: CommandResult, **fields: Any) -> None:
-        """Write the files of a result that is one for all sentences, and print it; `more` stands before it in JSON."""
+        """Write the files of a result that is one for all sentences, and print it; `fields` stands before it in JSON."""
         told = {"command": command, **fields, "files": self.out, **result.document}
         for out in self.out:
             result.write(out, told)
@@ -114,7 +114,7 @@ class Output:
         """Write and print the result of each sentence; a table without a {} in its name holds all.
 
         Args:
-            head: What stands before the results in JSON.
+            fields: What stands before the results in JSON.
             key: The key of the results in JSON.
             texts: What each result is of.
             results: The results.
@@ -195,7 +195,7 @@ def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
 def to_json_value(value: Any) -> Any:
     """A value as JSON has it: tensors and tables as lists, what is no finite number as null.
 
-    >>> plain({"a": (1, float("nan")), "b": "x"})
+    >>> to_json_value({"a": (1, float("nan")), "b": "x"})
     {'a': [1, None], 'b': 'x'}
     """
     if isinstance(value, Mapping):

@@ -176,7 +176,7 @@ def parse_values(option: str, texts: Sequence[str]) -> dict[str, object]:
 
 
 def parse_states(option: str, text: str) -> list[object]:
-    """States with commas between them, each as in `values`: a whole number, or a word, in quotes if it is "7"."""
+    """States with commas between them, each as in `parse_values`: a whole number, or a word, in quotes if it is "7"."""
     parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', text + ",")
     if not all(parts):
         raise BNetError(option, expected="states with commas between them", actual=text)
@@ -229,16 +229,16 @@ def make_config(
     """The config of some options, which are taken out of them.
 
     Args:
-        kind: The class of the config.
+        config_class: The class of the config.
         options: The options that were given, by their names in Python.
-        others: Configs that could be chosen in place of this one; their options are refused.
-        chosen: How this one is chosen on the command line, for the error.
+        alternatives: Configs that could be chosen in place of this one; their options are refused.
+        choice: How this one is chosen on the command line, for the error.
 
     Returns:
         The config with those options, and its defaults for all else.
 
     Raises:
-        BNetError: Where an option is one of `others` alone.
+        BNetError: Where an option is one of `alternatives` alone.
     """
     names = {field.name for field in fields(cast(Any, config_class))}
     for name in sorted(options):

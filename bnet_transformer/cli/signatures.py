@@ -1,7 +1,7 @@
 """Options of commands from signatures: types and defaults from annotations, help from the `Args:` of docstrings.
 
 Three kinds of signatures become options: that of the command's own function, frozen dataclasses that it takes as
-parameters, and functions and configs of the package (`Options`). The last are read from their source by `ast`, because
+parameters, and functions and configs of the package (`ForwardedOptions`). The last are read from their source by `ast`, because
 `--help` must not import torch.
 """
 
@@ -87,7 +87,7 @@ class SignatureParameter:
         """The argument of a parameter without a default, the option of one with a default.
 
         Args:
-            is_own: Whether the command itself declares it; of a library function, an option that is not given is None.
+            is_command: Whether the command itself declares it; of a library function, an option that is not given is None.
             formats: The suffixes that the command writes.
         """
         kind = self.get_click_type()
@@ -176,7 +176,7 @@ class ForwardedOptions:
         file: The file of the package that declares them.
         names: Functions or classes there; options of the same name are one.
         only: The options that are handed on; all by default.
-        note: What stands before the help of each.
+        help_prefix: What stands before the help of each.
         defaults: Defaults of the command in place of the library's.
     """
 
@@ -201,7 +201,7 @@ class ForwardedOptions:
 class SignatureCommand(click.Command):
     """A command whose parameters are those of its function: arguments (no default) and options (a default).
 
-    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `handed_on` is the mapping
+    A parameter that is annotated with a frozen dataclass stands for its fields; one named in `forwarded` is the mapping
     of those options that were given. It is the `cls` of `click.command`, which gives it all but the last two.
 
     Args:

@@ -1,7 +1,7 @@
 """The compiled reading: a declaration as batched tensor operations.
 
 Passes: `network_to_plan` (which families a question needs, which choices it enumerates), then `plan_to_values` (their
-values, family by family, in one layout). `Module` holds the parameters and runs both.
+values, family by family, in one layout). `CompiledModule` holds the parameters and runs both.
 """
 
 from bnet_transformer.compiler.course import ExecutionRequest

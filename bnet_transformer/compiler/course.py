@@ -1,6 +1,6 @@
-"""One run of the compiled net: what it is asked (`Request`), how its values lie (`Layout`), its state (`Course`).
+"""One run of the compiled net: what it is asked (`ExecutionRequest`), how its values lie (`TensorLayout`), its state (`ExecutionState`).
 
-Then what a TPM sees in it (`seen`): where its family stands, and the value in each slot, aligned with its own words.
+Then what a TPM sees in it (`gather_parents`): where its family stands, and the value in each slot, aligned with its own words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorLayout:
         return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
 
     def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
-        """A value with all dims before its last `own`: those that a TPM left out lead with size 1."""
+        """A value with all dims before its last `event_dim`: those that a TPM left out lead with size 1."""
         missing = self.rank + event_dim - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
@@ -62,19 +62,19 @@ class ExecutionRequest:
     Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 holds for all sentences.
 
     Args:
-        want: Families whose values are computed; of a random one, what its distribution is made of.
-        x: The words of each stack, or the `Inputs` that `Module.inputs` made of them.
+        outputs: Families whose values are computed; of a random one, what its distribution is made of.
+        x: The words of each stack, or the `ValidatedInputs` that `Module.inputs` made of them.
         mask: Which words are present, `[batch, word]` for each stack; all by default.
         given: Values of further input families.
         do: Values of families that are set.
         observed: Values of random families that were seen. They act as `do` does; only messages tell them apart.
         patched: Values for some nodes of a family, and which nodes, `[batch, *plates, word]`.
-        rows: Attention weights by which some nodes mix, `[batch, *plates, word, word read]`, and which nodes.
+        attention_rows: Attention weights by which some nodes mix, `[batch, *plates, word, word read]`, and which nodes.
         gates: Factors of the values of families, `[batch, *plates]`; zero shuts a head off.
-        nudges: What is added to the values of families (by their numbers), in the layout of the run.
+        perturbations: What is added to the values of families (by their numbers), in the layout of the run.
         enumerate_too: Choices that are enumerated though no value depends on them.
-        left: Families that are not computed, though all that they read is.
-        readings: Families whose `P(j | i)` is kept.
+        deferred: Families that are not computed, though all that they read is.
+        record_attention: Families whose `P(j | i)` is kept.
         training: Whether TPMs are in training mode; the module's own mode by default.
         check_values: Whether states, ids and masks are looked at, to refuse wrong ones; the module's mode by default.
     """
@@ -100,8 +100,8 @@ class ExecutionRequest:
 class ExecutionState:
     """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
 
-    `places` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
-    values of a family are multiplied, and its `nudges` are added to them. Some parameters may lie `apart` from the
+    `positions` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
+    values of a family are multiplied, and its `perturbations` are added to them. Some parameters may lie `is_multi_device` from the
     inputs, on other devices.
     """
 

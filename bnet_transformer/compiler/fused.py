@@ -31,7 +31,7 @@ def compute_fused(
 ) -> Tensor | None:
     """The value of a node by a fused operation, where there is one.
 
-    `whole` says that every word reads every word, `causal` that it reads those up to itself: no mask is needed then.
+    `is_full` says that every word reads every word, `is_causal` that it reads those up to itself: no mask is needed then.
     """
     tpm = spec.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
@@ -295,7 +295,7 @@ class AttentionDims:
     only_v: tuple[int, ...]
 
     def flatten(self, x: Tensor, private: tuple[int, ...], *, is_leading: bool = False) -> Tensor:
-        """`[both, word * own, feature]` of `[*lead, word, feature]`; `first`: `own * word`."""
+        """`[both, word * own, feature]` of `[*lead, word, feature]`; `is_leading`: `own * word`."""
         rank = len(self.sizes)
         x = x.reshape(*[1] * (rank + 2 - x.dim()), *x.shape)
         x = x.expand(*(n if d in self.shared else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)

@@ -139,7 +139,7 @@ class CompiledModule(nn.Module):
             The state with the values, by family, and the plan that it followed.
 
         Raises:
-            ReadingError: Where one batched pass cannot compute it; `find_needs` says so beforehand.
+            ReadingError: Where one batched pass cannot compute it; `find_requirements` says so beforehand.
 
         >>> import bnet_transformer as bt
         >>> module = bt.bayesuvius(dim=4).module()
@@ -224,7 +224,7 @@ class CompiledModule(nn.Module):
         fold: bool = False,
         word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan of a question, made once; `words` are for the messages of what cannot be planned."""
+        """The plan of a question, made once; `build_length_inputs` are for the messages of what cannot be planned."""
         options: dict[str, Any] = {"fold": fold, "left": deferred, "patched": patched, "passed": transient}
         return self.memoize(
             ("plan", outputs, known, enumerate_too, *options.values()),
@@ -279,7 +279,7 @@ class CompiledModule(nn.Module):
         )
 
     def validate_inputs(self, x: StackTensors | None, given: Mapping[str, Tensor] | None) -> ValidatedInputs:
-        """What a batch gives, checked; a `Request` takes it in place of `x` and `given`."""
+        """What a batch gives, checked; a `ExecutionRequest` takes it in place of `x` and `given`."""
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
             raise BNetError("x", expected="None: the net has no words", actual="a tensor", allowed="given=, do=")

@@ -41,7 +41,7 @@ def find_folds(
     retained: set[int],
     known: Collection[int],
 ) -> dict[int, Fold]:
-    """The attentions of a plan that are cheaper when the maps around them are folded in; `kept` are wanted."""
+    """The attentions of a plan that are cheaper when the maps around them are folded in; `retained` are wanted."""
     order = [index for group in components for index in group]
     spread = _find_value_dims(network, order, enumerated)
     readers = dict.fromkeys(order, 0)
@@ -169,8 +169,8 @@ def network_to_plan(
     """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
 
     `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
-    `left` are not computed, but all that they read is; the deterministic families `passed` are computed, and not kept.
-    Some nodes of the families `patched` are set. `words` of each stack are for the messages.
+    `deferred` are not computed, but all that they read is; the deterministic families `transient` are computed, and not kept.
+    Some nodes of the families `patched` are set. `build_length_inputs` of each stack are for the messages.
     """
     output_ids = tuple(network.graph.get_group(name).index for name in outputs)
     needs = find_requirements(
@@ -215,12 +215,12 @@ def find_requirements(
 
     Args:
         network: The net.
-        wanted: Families whose values, or whose parents' values, are asked for.
+        outputs: Families whose values, or whose parents' values, are asked for.
         known: Families whose value comes from outside (inputs, `do`, evidence).
         enumerate_too: Choices that are enumerated though no value depends on them.
         patched: Families of which some nodes are set.
-        passed: Deterministic families that are computed and not kept.
-        words: How many words each stack has, for the message alone.
+        transient: Deterministic families that are computed and not kept.
+        word_counts: How many words each stack has, for the message alone.
     """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)

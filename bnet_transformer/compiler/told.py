@@ -45,7 +45,7 @@ def check_value(
     batch: int | None,
     like: Tensor | None,
 ) -> None:
-    """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `form`.
+    """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `describe_shape`.
 
     `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
     """

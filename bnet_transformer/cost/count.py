@@ -207,7 +207,7 @@ def count_plan_flops(
     Args:
         network: The net.
         plan: What is computed.
-        words: How many words each stack has.
+        word_counts: How many words each stack has.
         known: Families whose values come from outside, and are not computed.
         batch: How many sentences are computed.
     """

@@ -121,7 +121,7 @@ class SymbolicCount:
 def format_order(monomials: Iterable[Monomial]) -> str:
     """The order of a sum of monomials.
 
-    >>> order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), order([()]), order([])
+    >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
     ('O(n^2 d + n d^2)', 'O(1)', '0')
     """
     found = set(monomials)
@@ -280,7 +280,7 @@ class FlopCounter:
     def get_parent_dims(self, spec: NodeSpec, computed: Mapping[int, Dims] | None = None) -> list[ParentDims]:
         """What a family sees in each of its slots.
 
-        At one word of a scan, `there` are the families of the group that have a word already.
+        At one word of a scan, `computed` are the families of the group that have a word already.
         """
         found = []
         for parent in spec.parents:
@@ -339,7 +339,7 @@ class FlopCounter:
     def _count_products(
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], *, excluded: Dims = NO_DIMS
     ) -> SymbolicCount | None:
-        """As the TPM says, without the dims of `drop`."""
+        """As the TPM says, without the dims of `excluded`."""
         products = spec.tpm.products(*spec.tpm_parents)
         if products is None:
             return None

@@ -110,11 +110,11 @@ class Batch:
             raise BNetError("which", expected=wanted, actual=which) from error
 
     def shard(self, rank: int, world_size: int) -> Batch:
-        """The share of one of `world` processes: every `world`-th sentence.
+        """The share of one of `world_size` processes: every `world_size`-th sentence.
 
         Args:
             rank: the number of the process, from 0.
-            world: how many processes there are.
+            world_size: how many processes there are.
 
         Returns:
             The share. Where there are fewer sentences than processes, it may be a sentence of which nothing is
@@ -149,7 +149,7 @@ class Batch:
         return self.mask[stack].long().sum(-1).cpu()
 
     def trim(self, network: Network, word_counts: Mapping[str, int]) -> Batch:
-        """Sentences of one length without their padding; `lengths` has the words of each stack."""
+        """Sentences of one length without their padding; `build_length_inputs` has the words of each stack."""
 
         def trim_value(name: str, value: Tensor) -> Tensor:
             family = network.graph.get_group(name)
@@ -221,7 +221,7 @@ def split_missing(value: Tensor) -> Evidence:
 
 
 def _fill_missing(evidence: Evidence) -> Tensor:
-    """The inverse of `split_gaps`."""
+    """The inverse of `split_missing`."""
     value, observed = evidence.value, evidence.observed
     if observed is None:
         return value

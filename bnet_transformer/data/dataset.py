@@ -50,8 +50,8 @@ class Dataset:
         example: the function from a place to its example.
         batch: how many examples a step has.
         seed: what decides the order of the examples.
-        fresh: the function from a step to its batch, where there is one.
-        whole: all examples as one batch, where they came so; no example is then looked at.
+        make_batch: the function from a step to its batch, where there is one.
+        full_batch: all examples as one batch, where they came so; no example is then looked at.
     """
 
     task: Task
@@ -119,11 +119,11 @@ def read_batch(
         data: a list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
             observed), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), or a `Batch` or a
             `Dataset`, which are taken as they are. A tuple is a pair; a sentence is a list.
-        what: the name of the data in messages.
+        subject: the name of the data in messages.
         observed: whether something must be observed ("required"), may be ("optional": also the next words of a net that
             tells them), or is left out ("none").
         missing: whether NaN in every number of a word says that the word was not observed.
-        option: how the caller turns `missing` on, for the error; None where there is no such option.
+        missing_option: how the caller turns `missing` on, for the error; None where there is no such option.
         mask_padding: whether all padding has a mask; by default only where a word could read it.
 
     Returns:
@@ -165,7 +165,7 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
     Args:
         network: the net.
         data: a list or an array of sentences, or what says beside them what is observed, which is left out.
-        what: the name of the data in messages.
+        subject: the name of the data in messages.
 
     Raises:
         BNetError: where data are of another form, or a sentence is; the message has its number.
@@ -213,8 +213,8 @@ def read_dataset(
         batch: how many examples a step has.
         seed: what decides the order of the examples.
         words: how many words a window of a stream has.
-        what: the name of the data in messages.
-        wanted: the forms that messages name.
+        subject: the name of the data in messages.
+        expected: the forms that messages name.
 
     Returns:
         The data set. Arrays stay as they are: of a file, only the examples of a step are read.

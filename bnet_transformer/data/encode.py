@@ -213,7 +213,7 @@ def _tokenize(
 def split_by_stack(
     subject: str, value: object, stacks: Sequence[str], given_stack: str | None = None
 ) -> dict[str, Any]:
-    """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `told` one."""
+    """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `given_stack` one."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:

@@ -42,7 +42,7 @@ class ExampleReader:
         stop: a word that goes behind it.
         inputs_only: whether nothing is observed; what a mapping has of readouts is then left out.
         missing: whether NaN in all numbers of a word says that it was not observed; None where any NaN of it does.
-        option: how a caller turns `missing` on, for the error.
+        missing_option: how a caller turns `missing` on, for the error.
     """
 
     task: Task
@@ -171,7 +171,7 @@ class ExampleReader:
     def check_observed(
         self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
     ) -> None:
-        """Refuse what is observed of a readout in another form, or states that it has not; `lead` dims come first."""
+        """Refuse what is observed of a readout in another form, or states that it has not; `leading` dims come first."""
         if readout is None:
             return
         family, discrete = readout.group, readout.tpm.kind == "discrete"
@@ -254,7 +254,7 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
         reader: how what is observed is read; its readouts are the random nodes.
         data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
             name: its column may stand alone.
-        what: the name of the data in messages.
+        subject: the name of the data in messages.
 
     Returns:
         The values of input nodes, and what is observed of random ones, both `[sentence, *plates, *shape]` by name.

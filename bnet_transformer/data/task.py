@@ -138,7 +138,7 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
 
     Args:
         network: the net.
-        generates: whether words are to be generated, which changes what the errors advise.
+        is_generation: whether words are to be generated, which changes what the errors advise.
 
     Returns:
         The task, which has at least one readout.

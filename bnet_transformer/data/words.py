@@ -24,11 +24,11 @@ class WordEncoder:
 
     Args:
         stack: the name of the stack.
-        member: the input family that the words fill.
+        spec: the input family that the words fill.
         vocabulary: the words by id; None where there are none.
-        longest: how many words there may be at most, because positions are learned; None without a bound.
+        max_length: how many words there may be at most, because positions are learned; None without a bound.
         tokenizer: what splits text into words of the vocabulary; None to split it at spaces.
-        exact: how many words there must be, because a mask is a table; None for any number.
+        exact_length: how many words there must be, because a mask is a table; None for any number.
         seed: the seed of the net, which decides the vectors of words without a vocabulary.
     """
 
@@ -122,7 +122,7 @@ class WordEncoder:
 
         Args:
             words: how many words there are.
-            begun: whether more words may follow; fewer than a mask's table asks for are then no fault.
+            is_prefix: whether more words may follow; fewer than a mask's table asks for are then no fault.
 
         Raises:
             BNetError: for more words than there are learned positions, or another number than that of a mask's table.
@@ -137,7 +137,7 @@ class WordEncoder:
             raise BNetError(self.name, expected=wanted, actual=f"{words} words")
 
     def encode_vectors(self, vectors: object, subject: str | None = None) -> Tensor:
-        """Encode words that are vectors, or the patches of an image; messages call them `what`."""
+        """Encode words that are vectors, or the patches of an image; messages call them `subject`."""
         subject = subject or self.name
         value, image = to_reals(subject, vectors), self.spec.tpm.image
         if image is not None and value.dim() != 2:
@@ -224,7 +224,7 @@ def split_words(subject: str, sentence: object) -> list[str] | None:
     """The words of text, or of a list or an array of words; None of anything else.
 
     Args:
-        what: the name of the sentence in messages.
+        subject: the name of the sentence in messages.
         sentence: what was given.
 
     Raises:
@@ -252,7 +252,7 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
 
 
 def to_integers(subject: str, value: object, expected: str = "text, a list of words, or ids") -> Tensor:
-    """Whole numbers as a tensor of ids, `int64`; messages call them `what`."""
+    """Whole numbers as a tensor of ids, `int64`; messages call them `subject`."""
     try:
         ids = copy_to_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
@@ -263,7 +263,7 @@ def to_integers(subject: str, value: object, expected: str = "text, a list of wo
 
 
 def to_reals(subject: str, value: object) -> Tensor:
-    """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `what`."""
+    """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `subject`."""
     if value is None:
         raise BNetError(subject, expected="real numbers", actual=value)
     try:

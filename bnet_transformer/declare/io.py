@@ -229,7 +229,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 
 def from_json_data(data: object, location: str) -> Any:
-    """The value of JSON data. It imports the classes that are named: ask `strangers` first."""
+    """The value of JSON data. It imports the classes that are named: ask `find_untrusted_classes` first."""
     if isinstance(data, list):
         return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
     if not isinstance(data, dict):

@@ -160,7 +160,7 @@ class Network:
 
         Args:
             index: The family.
-            words: How many words each stack has: a state may be a word that is read.
+            word_counts: How many words each stack has: a state may be a word that is read.
         """
         member = self.specs[index]
         return word_counts[self.get_source_stack(member)] if member.tpm.states is None else member.tpm.states
@@ -203,7 +203,7 @@ class Network:
         return self.specs[self.graph.get_group(name).index]
 
     def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
-        """The same net with other parameters (those named; the others stay); their `numbers` are looked at or not."""
+        """The same net with other parameters (those named; the others stay); their `check_finite` are looked at or not."""
         given = check_mapping("parameters", parameters)
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
@@ -388,9 +388,9 @@ def check_parameters(
     *,
     check_finite: bool = True,
 ) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or (where `numbers` matter) not finite.
+    """Refuse parameters that are missing, of another shape, not floating, or (where `check_finite` matter) not finite.
 
-    Logits (`tables`) may be -inf, but not all logits of a row.
+    Logits (`logit_names`) may be -inf, but not all logits of a row.
     """
     faults = []
     for name, shape in shapes.items():

@@ -2,7 +2,7 @@ r"""The reading *equations*: the TPM of every node template in LaTeX, told per w
 with words as columns, or in index notation.
 
 Passes: `groups` (slices with equal equations are told once), `tell` (a group becomes a row, in the letters of
-`Letters`), `meanings` (what the letters stand for). Each TPM writes its own right-hand side (`TPM.latex`); no
+`Notation`), `meanings` (what the letters stand for). Each TPM writes its own right-hand side (`TPM.latex`); no
 architecture and no TPM is known here by name.
 """
 

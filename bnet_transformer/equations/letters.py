@@ -2,7 +2,7 @@ r"""Which letters stand for what: roles, plates, stacks, sets of words, masks; n
 
 A role with a one-letter part shows that letter, the rest as subscripts (`W_q` is `W_q`, `cross_q` is
 `q_{\mathrm{cross}}`); any other stands upright (`\mathrm{norm1}`). A matrix of all words has the capital
-letter; a bold one where that means something else, a spare one where another role has it. `meanings` says below the
+letter; a bold one where that means something else, a spare one where another role has it. `describe_notation` says below the
 equations what the letters stand for: what the indices run over, and how words stand in matrices.
 """
 

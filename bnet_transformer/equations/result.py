@@ -131,7 +131,7 @@ _NARROW = frozenset("ijl.,:;()[]|'")
 def estimate_width(latex: str) -> float:
     """About how wide a formula is, in letters.
 
-    >>> width("x") < width("x_i^t") < width(r"x_i^t + x_j^t") < 8
+    >>> estimate_width("x") < estimate_width("x_i^t") < estimate_width(r"x_i^t + x_j^t") < 8
     True
     """
     return _measure(iter(_TOKEN.findall(latex)))

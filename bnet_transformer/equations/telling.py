@@ -51,7 +51,7 @@ def equations(network: Network, form: str = "word") -> Equations:
 
 @dataclass(frozen=True)
 class SharedEquation:
-    """The members, one a slice, that one equation tells; `part` where they are not all of the template."""
+    """The members, one a slice, that one equation tells; `is_partial` where they are not all of the template."""
 
     network: Network
     notation: Notation

@@ -119,7 +119,7 @@ def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
 
 
 def _format_attributes(html_label: str = "", **attributes: str) -> str:
-    """Attributes; `markup` is a label in Graphviz's own."""
+    """Attributes; `html_label` is a label in Graphviz's own."""
     found = [f"label=<{html_label}>"] if html_label else []
     for name, value in attributes.items():
         if value:

@@ -42,7 +42,7 @@ class WeightItem:
 @dataclass(frozen=True)
 class GridSpacing:
     """How much room a grid leaves: between rows (more where arrows go far), columns, weights and words, and boxes of
-    one cell (`inside`)."""
+    one cell (`box_gap`)."""
 
     row_gap: float = 30.0
     column_gap: float = 20.0

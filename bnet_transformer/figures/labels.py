@@ -30,7 +30,7 @@ class TextRun:
 def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str:
     r"""A word as it can be seen: unseen characters as escapes, long words cut with an ellipsis (None: whole).
 
-    >>> shown("a\nb"), shown(" "), shown("x" * 200, 5)
+    >>> format_token("a\nb"), format_token(" "), format_token("x" * 200, 5)
     ('a\\nb', '␣', 'xxxx…')
     """
     text = str(word)
@@ -48,7 +48,7 @@ def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str
 def escape_invisible(text: str) -> str:
     r"""The text with unseen characters, which files and readers stumble over, as escapes.
 
-    >>> visible("a\x00\u202eb")
+    >>> escape_invisible("a\x00\u202eb")
     'a\\x00\\u202eb'
     """
     if text.isprintable():
@@ -64,7 +64,7 @@ def escape_invisible(text: str) -> str:
 def has_non_latin(text: str) -> bool:
     """True for text with letters beyond Latin, which a font of Latin letters may lack.
 
-    >>> is_foreign("“naïve”…"), is_foreign("中文")
+    >>> has_non_latin("“naïve”…"), has_non_latin("中文")
     (False, True)
     """
     return any(letter > "\u024f" and not "\u2000" <= letter <= "\u206f" for letter in text)
@@ -73,7 +73,7 @@ def has_non_latin(text: str) -> bool:
 def parse_role(role: str) -> tuple[TextRun, list[str]]:
     """The letter of a role, and what of the role stands below it; without a letter, the whole role as a name.
 
-    >>> letter_of("W_q"), letter_of("embed")
+    >>> parse_role("W_q"), parse_role("embed")
     ((Run(text='W', style='math'), ['q']), (Run(text='embed', style='name'), []))
     """
     parts = [part for part in role.split("_") if part]
@@ -93,7 +93,7 @@ def format_node_label(
 ) -> tuple[TextRun, ...]:
     """A node's label: its letter, the word below, the slice and (in parentheses) other plates above, its token.
 
-    >>> plain(runs("W_q", slice=1)), plain(runs("x", slice=1, word=2, token="sat"))
+    >>> label_to_text(format_node_label("W_q", slice=1)), label_to_text(format_node_label("x", slice=1, word=2, token="sat"))
     ('W_q^1', 'x_2^1 “sat”')
     """
     letter, below = parse_role(role)

@@ -42,7 +42,7 @@ REACH_TEXTS = {
 
 
 def layout_ground_graph(network: Network, graph: nx.DiGraph, *, boxes: Mapping[str, str] | None = None) -> Picture:
-    """A ground graph as `ground_to_networkx` makes it; `boxes` frames nodes by the name of their box."""
+    """A ground graph as `ground_graph_to_networkx` makes it; `boxes` frames nodes by the name of their box."""
     family = {name: network.graph.by_name[_group_name(about)] for name, about in graph.nodes(data=True)}
     of_words = [m for m in network.specs if m.group.word_stack is not None and not m.group.plates]
     said = {m.group.name for m in of_words if network.is_state(m.group) or m.tpm.kind == "input"}  # tell their word
@@ -274,7 +274,7 @@ def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...]) -
 def _slice_lines(
     grid: Grid, groups: Mapping[str, NodeGroup], min_x: float = 0.0, *, is_always_shown: bool = False
 ) -> tuple[list[Frame], list[TextLine]]:
-    """A thin line beside the rows of each slice, with its number; `always` also beside the only one."""
+    """A thin line beside the rows of each slice, with its number; `is_always_shown` also beside the only one."""
     steps: dict[tuple[str, int], list[NodeBox]] = {}
     for name in grid.items_by_name:
         own = groups[name]

@@ -142,7 +142,7 @@ def resolve_highlight(highlight: object, names: Collection[str]) -> tuple[dict[s
 
     A star stands for any index, and a row of attention `j_0_1` for the node that reads by it.
 
-    >>> marks_of("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
+    >>> resolve_highlight("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
     {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
     """
     found, ways = _parse_highlight(highlight)

@@ -28,7 +28,7 @@ DASH_PATTERNS = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # the ends
 class NodeBox:
     """A node: its middle, its size, what its label says, and how its fill and border tell what it is.
 
-    `fill` is `paper`, `observed` or `do`; `border` is `double`, `single` or, of a mere point, `dot`. `under` outlines
+    `fill` is `paper`, `observed` or `do`; `border` is `double`, `single` or, of a mere point, `dot`. `num_stacked` outlines
     stand behind the node of a plate.
     """
 
@@ -209,7 +209,7 @@ def sample_curve(points: tuple[Point, ...]) -> Iterator[Point]:
 def cubic_curve(start: Point, end: Point, *, sideways: bool = False, bow: float = 0.5) -> tuple[Point, ...]:
     """One smooth curve that leaves and arrives upright, or sideways.
 
-    >>> curve((0, 0), (10, 40))
+    >>> cubic_curve((0, 0), (10, 40))
     ((0, 0), (0, 20.0), (10, 20.0), (10, 40))
     """
     (x0, y0), (x1, y1) = start, end
@@ -228,7 +228,7 @@ def level_line(source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
 
 
 def arch_curve(source: NodeBox, target: NodeBox, height: float, inset: float) -> tuple[Point, ...]:
-    """An arch below two boxes, from the bottom of one to that of the other; `shift` moves its ends to each other."""
+    """An arch below two boxes, from the bottom of one to that of the other; `inset` moves its ends to each other."""
     toward = 1 if target.x > source.x else -1
     y0, y1 = source.y + source.height / 2, target.y + target.height / 2
     x0, x1 = source.x + toward * inset, target.x - toward * inset

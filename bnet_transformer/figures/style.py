@@ -68,7 +68,7 @@ HEAD_COLOURS: Mapping[str, tuple[str, ...]] = {
 def get_palette(theme: str = "light") -> Mapping[str, str]:
     """The named colours of a theme, `light` or `dark`.
 
-    >>> palette("light")["q"], palette("dark")["paper"]
+    >>> get_palette("light")["q"], get_palette("dark")["paper"]
     ('#cc2f27', '#14171c')
     """
     check_choice("theme", theme, tuple(PALETTES))
@@ -78,7 +78,7 @@ def get_palette(theme: str = "light") -> Mapping[str, str]:
 def arrow_colour(parent: str, child: str) -> str:
     """The colour of an arrow by the roles at its ends: that of q, k or v where one of them is one.
 
-    >>> hue("x", "q"), hue("k", "x"), hue("enc.x", "cross_v"), hue("c", "W_q")
+    >>> arrow_colour("x", "q"), arrow_colour("k", "x"), arrow_colour("enc.x", "cross_v"), arrow_colour("c", "W_q")
     ('q', 'k', 'v', 'grey')
     """
     return _role_letter(child) or _role_letter(parent) or "grey"

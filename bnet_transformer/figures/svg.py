@@ -85,7 +85,7 @@ def quoteattr(text: str) -> str:
 def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode.
 
-    `printed` is for a program that knows no modes, and sets a text element in one font: that of its rarest letter.
+    `is_print` is for a program that knows no modes, and sets a text element in one font: that of its rarest letter.
     """
     wide, tall = picture.width, picture.height
     shown = min(1.0, MAX_SHOWN_WIDTH / wide) if wide else 1.0
@@ -118,7 +118,7 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
 
 
 class SvgColours:
-    """Colours as attributes: of one theme, or (`auto`) with classes that a style sheet turns dark."""
+    """Colours as attributes: of one theme, or (`has_dark_mode`) with classes that a style sheet turns dark."""
 
     def __init__(self, theme: str, is_print: bool = False) -> None:
         self.has_dark_mode = theme == "auto" and not is_print

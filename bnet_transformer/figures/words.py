@@ -34,7 +34,7 @@ TOKEN_SIZE = 9.0
 
 @dataclass(frozen=True)
 class StateAttention:
-    """`matrix[i, j]`: how much word i of state `into` reads word j of state `out`; `readable` says where an arrow is.
+    """`matrix[i, j]`: how much word i of state `target` reads word j of state `source`; `mask` says where an arrow is.
 
     A state is a stack and a number.
     """
@@ -72,7 +72,7 @@ def layout_attention_grid(
 ) -> tuple[Picture, list[str]]:
     """The grid of some words, and in words what is not drawn.
 
-    `stems` are those of the states of each stack, `marked` words that have a place in any case.
+    `stems` are those of the states of each stack, `highlighted` words that have a place in any case.
     """
     every = {end for reading in attentions for end in (reading.source, reading.target)}
     states = {stack: sorted(slice_ for own, slice_ in every if own == stack) for stack in words}
@@ -110,7 +110,7 @@ def _select_edges(
     and in words what is not drawn.
 
     If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses, and names
-    what fits: fewer reads, or (`parts`) some slices or words.
+    what fits: fewer reads, or (`can_filter`) some slices or words.
     """
     least, top, limit = options.min_weight, options.top, options.limit
     pairs = _collect_edges(attentions, words)
@@ -203,7 +203,7 @@ def _position_states(
 ) -> tuple[dict[tuple[str, int, int], Point], list[TextLine]]:
     """Where each state stands; its words at both ends, its slices along one side.
 
-    A place is `(across, along)`: where words stand side by side (`upright`) that is x and y, else y and x.
+    A place is `(across, along)`: where words stand side by side (`is_upright`) that is x and y, else y and x.
     """
     place: dict[tuple[str, int, int], Point] = {}
     texts: list[TextLine] = []

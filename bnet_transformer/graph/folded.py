@@ -1,6 +1,6 @@
 """The folded graph: one family for each node template and slice, with its plates, and the arrows between families.
 
-It knows no sentence yet: the word plate has no size here. `Ground` adds the words.
+It knows no sentence yet: the word plate has no size here. `GroundGraph` adds the words.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class TemplateGraph:
         """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
 
         Args:
-            families: Where the walk starts.
-            ends: Families above which it does not go, be they among those where it starts or not.
+            groups: Where the walk starts.
+            blocked_groups: Families above which it does not go, be they among those where it starts or not.
         """
         return self._transitive_closure(groups, True, blocked_groups)
 
@@ -169,7 +169,7 @@ class TemplateGraph:
 
         Args:
             name: The name of a node: `q_0_2` is word 2 of the family `q_0`.
-            words: How many words each stack has; any number where it does not say.
+            word_counts: How many words each stack has; any number where it does not say.
         """
         stem, indices = split_name(name) if isinstance(name, str) else ("", ())
         for family in self.by_stem.get(stem, ()):

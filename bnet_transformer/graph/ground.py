@@ -52,7 +52,7 @@ ALL_NODES = NodeSelection()
 class GroundGraph:
     """The ground graph: names, counts, arrows as arrays, and the questions that need only structure.
 
-    After surgery no arrow leads into the nodes of `cut`; those of `rows` keep some of theirs.
+    After surgery no arrow leads into the nodes of `cut_nodes`; those of `retained_parents` keep some of theirs.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class GroundGraph:
 
         Args:
             nodes: All nodes that lose their incoming arrows.
-            rows: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
+            retained_parents: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
         """
         ground = copy(self)
         ground._apply_surgery(nodes, self.retained_parents if retained_parents is None else retained_parents)
         return ground
 
     def _apply_surgery(self, cut_nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents]) -> None:
-        """Take the arrows into the nodes of `cut`, and from those of `rows` what they do not keep."""
+        """Take the arrows into the nodes of `cut_nodes`, and from those of `retained_parents` what they do not keep."""
         self.cut_nodes, self.retained_parents = frozenset(cut_nodes), dict(retained_parents)
         self.cut_nodes_by_group = self.split_by_group(self.cut_nodes)
         self.partly_cut_by_group = self.split_by_group(

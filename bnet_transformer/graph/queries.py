@@ -240,7 +240,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_separator("x_0_0", "x_1_1")
+        >>> s.find_minimal_separator("x_0_0", "x_1_1")
         ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
         """
         question = self._build_query(x, y)
@@ -258,7 +258,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> print(s.active_trail("q_0_0", "k_0_1"))
+        >>> print(s.find_active_trail("q_0_0", "k_0_1"))
         q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
         """
         return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
@@ -272,7 +272,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
+        >>> s.has_path("x_0_1", "x_1_2"), s.has_path("q_0_1", "x_1_2")
         (True, False)
         """
         return has_path(self._graph, self._graph.id(x), self._graph.id(y))
@@ -287,7 +287,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.minimal_cut("c", "x_1_0")
+        >>> s.find_minimal_cut("c", "x_1_0")
         ['W_k_0', 'W_v_0', 'q_0_0']
         """
         source, target = self._graph.id(x), self._graph.id(y)
@@ -324,7 +324,7 @@ def parse_names(subject: str, names: object) -> tuple[str, ...]:
     """One name or several, as a tuple.
 
     Args:
-        what: What the names are for, as an error says it.
+        subject: What the names are for, as an error says it.
         names: A string, or several.
     """
     if isinstance(names, str):
@@ -348,7 +348,7 @@ def has_path(ground: GroundGraph, x: int, y: int) -> bool:
 def find_active_trail(
     ground: GroundGraph, query: SeparationQuery, functional_groups: Collection[int] = ()
 ) -> Trail | None:
-    """A shortest active trail from x to y given others, or None where they are separated (with these `functions`)."""
+    """A shortest active trail from x to y given others, or None where they are separated (with these `functional_groups`)."""
     if are_separated(ground, [query], functional_groups)[0]:
         return None
     thin = thin_graph(ground, [query.nodes])

@@ -50,7 +50,7 @@ class SeparationQuery:
 def are_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int] = ()
 ) -> NDArray[np.bool_]:
-    """For each question, whether it is so. `functions` are families whose nodes their parents determine: what is given
+    """For each question, whether it is so. `functional_groups` are families whose nodes their parents determine: what is given
     then closes under what it determines (D-separation: Geiger, Verma and Pearl 1990), as does what is set.
     """
     found = np.zeros(len(queries), dtype=bool)
@@ -85,7 +85,7 @@ def _are_chunk_separated(
 
 
 def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
-    """The nodes that what is given determines, itself among them; with no `functions`, itself alone."""
+    """The nodes that what is given determines, itself among them; with no `functional_groups`, itself alone."""
     if not functional_groups:
         return given
     # what is not determined: a root counts as free, whatever its TPM

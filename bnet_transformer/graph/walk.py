@@ -29,8 +29,8 @@ def ancestors(
     Args:
         ground: The ground graph.
         nodes: Where the walk starts.
-        ends: Families above whose nodes it does not go, be they among those where it starts or not.
-        stops: Nodes above which it does not go.
+        blocked_groups: Families above whose nodes it does not go, be they among those where it starts or not.
+        blocked_nodes: Nodes above which it does not go.
     """
     return _transitive_closure(ground, nodes, up=True, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
 
@@ -81,8 +81,8 @@ def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
 
 @dataclass(frozen=True)
 class CutMarks:
-    """What surgery took, by family: all arrows into the nodes marked in `nodes`, and into those marked in `rows` all
-    but the ones that the `full` graph keeps there."""
+    """What surgery took, by family: all arrows into the nodes marked in `cut_nodes`, and into those marked in `partly_cut` all
+    but the ones that the `ground` graph keeps there."""
 
     cut_nodes: Mapping[int, Marks]
     partly_cut: Mapping[int, Marks]
@@ -144,7 +144,7 @@ def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: 
 
     Args:
         ground: The ground graph.
-        bundle: The arrows.
+        edge: The arrows.
         marks: The marked nodes, `[*plates, word, lanes]`, of the child going up, of the parent going down.
         cut: What surgery took.
         up: Whether the walk goes from children to parents.

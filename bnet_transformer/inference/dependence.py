@@ -126,7 +126,7 @@ def _to_float64(model: GroundModel) -> GroundModel:
 
 @dataclass
 class _PerturbedSentence:
-    """The sentence with noise: `noise` of each root and random node, `told`, what stands for a node that is asked."""
+    """The sentence with noise: `noise` of each root and random node, `perturbed`, what stands for a node that is asked."""
 
     model: GroundModel
     given: frozenset[int]

@@ -54,7 +54,7 @@ def log_evidence(
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
     `do` sets whole families. `patched` sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`;
-    `rows` sets the attention weights of some nodes in the same form. `check=False` does not look at the result (on an
+    `attention_rows` sets the attention weights of some nodes in the same form. `check=False` does not look at the result (on an
     accelerator that waits for it): of evidence that is impossible it is then at most -5e29. `dtype` is the type of the
     result, by default that of log probabilities in the net; float64 keeps apart what differs by less than float32 can
     tell beside a large likelihood.

@@ -44,7 +44,7 @@ LOG_ZERO = -1e30  # the log probability of what cannot be: finite, so that sums 
 
 @dataclass(frozen=True)
 class Factor:
-    """`log P` of one family, or (`told`) of its evidence: the family says over which plates and words it lies."""
+    """`log P` of one family, or (`evidence`) of its evidence: the family says over which plates and words it lies."""
 
     spec: NodeSpec
     table: Tensor
@@ -80,7 +80,7 @@ def build_factors(
     Args:
         module: The compiled net.
         evidence: What was observed, by family.
-        query: The discrete family that is asked for, if any.
+        target: The discrete family that is asked for, if any.
         request: The sentences and their interventions; the families that are computed are found here.
         atol: The tolerance of evidence on families that are functions of their parents.
         budget: The most joint states of the choices on which one value depends.
@@ -135,9 +135,9 @@ def build_elimination_problem(
     Args:
         module: The compiled net.
         forms: Family -> whether its evidence is of all its nodes, and whether it is in real numbers.
-        query: The discrete family that is asked for, if any.
+        target: The discrete family that is asked for, if any.
         do: Families that are set.
-        some: Families of which some nodes, or the attention rows of some nodes, are set.
+        partial: Families of which some nodes, or the attention rows of some nodes, are set.
     """
     key = tuple(forms.items()), target, tuple(do), tuple(partial), _is_half_precision(module)
     return module.memoize(

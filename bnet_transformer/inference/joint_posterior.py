@@ -62,7 +62,7 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
 
     Args:
         query: Which nodes, given what evidence, in which sentence.
-        answers: Values of this sentence that were computed before, without evidence; they are not computed again.
+        evaluator: Values of this sentence that were computed before, without evidence; they are not computed again.
 
     Raises:
         BudgetError: Where more joint states than the budget have to be computed; says how many.
@@ -232,7 +232,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
-        reading: What is asked of a family that reads words (`Answers.reading_query`).
+        attention_query: What is asked of a family that reads words (`Answers.reading_query`).
     """
     world, member, answers = query.model, attention_query.spec, attention_query.evaluator
     shape = (*world.ground.shapes[member.group.index], world.ground.word_counts[world.network.get_source_stack(member)])
@@ -277,7 +277,7 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
-        answers: The values of the same sentence.
+        evaluator: The values of the same sentence.
         selection: The part of the ground graph.
 
     Returns:

@@ -102,11 +102,11 @@ class NodeQuery:
 
     Args:
         question: `"value"`, `"TPM"` or `"attention"`, for messages.
-        answers: The sentence that is asked.
+        evaluator: The sentence that is asked.
         table: `"value"`, `"logits"`, `"normal"` (mean and sigma) or `"reading"`.
-        member: The family.
+        spec: The family.
         node: The node; None for all nodes of the family.
-        above: For each node that is asked about the nodes whose values decide it.
+        dependencies: For each node that is asked about the nodes whose values decide it.
     """
 
     question: str
@@ -192,9 +192,9 @@ class NodeEvaluator:
 
     Args:
         module: The compiled net.
-        world: The sentence after its interventions.
+        model: The sentence after its interventions.
         evidence: Node -> observed state or value.
-        before: The answers of the sentence before an intervention: they have the values that it left as they were.
+        previous: The answers of the sentence before an intervention: they have the values that it left as they were.
         states: Choice -> many states of it, `[S]`, that are a batch: tables then lead with S.
     """
 
@@ -291,8 +291,8 @@ class NodeEvaluator:
 
         Args:
             table: `"value"`, `"logits"`, `"normal"` or `"reading"`.
-            members: The families.
-            families: The choices that have to be enumerated for them.
+            specs: The families.
+            enumerated_groups: The choices that have to be enumerated for them.
         """
         missing = [member for member in specs if (table, member.group.index) not in self._tables]
         layout = None if missing or not specs else self._tables[table, specs[0].group.index][0]
@@ -365,7 +365,7 @@ class NodeEvaluator:
 
         Args:
             query: What is asked.
-            by_reference: The answer of the reference, which also names the node where the compiled net gives NaN.
+            fallback: The answer of the reference, which also names the node where the compiled net gives NaN.
         """
         route = self.route(query)
         route.warn_if_slow()
@@ -425,7 +425,7 @@ class NodeEvaluator:
         index: tuple[int, ...] | None,
         shape: tuple[int | None, ...],
     ) -> Tensor:
-        """A table without the dims that it only has in the layout, and with those of the choices in `states`."""
+        """A table without the dims that it only has in the layout, and with those of the choices in `state_counts`."""
         (layout, values), family = table, spec.group
         if tuple(values.shape[layout.rank :]) != shape:
             got = f"{tuple(values.shape[layout.rank :])}"

@@ -1,9 +1,9 @@
 """A question about the probabilities of nodes of a sentence, and its translation from nodes to families of nodes.
 
-Inference computes with whole families of nodes in batches; a person asks about single nodes. `evidence_by_family`,
-`interventions` and `sentence_arguments` turn the one into the other; `evidence_forms` and `set_families` do so for the
-structure alone, without tensors, so that the router can decide before anything is computed. `joint_states`, `pieces`
-and `of_one_sentence` make a batch of the joint states of choices.
+Inference computes with whole families of nodes in batches; a person asks about single nodes. `group_evidence`,
+`group_interventions` and `build_request_arguments` turn the one into the other; `classify_evidence` and `find_set_groups` do so for the
+structure alone, without tensors, so that the router can decide before anything is computed. `enumerate_joint_states`, `iter_chunks`
+and `with_sentence_scope` make a batch of the joint states of choices.
 
 Then which algorithm answers it, why, how exact it is and what it costs (`Route`). A question has a short table of
 rules, fastest algorithm first. Each rule names its algorithm and finds the fault in the structure of the net, the
@@ -57,7 +57,7 @@ class Query:
 
     Args:
         module: The compiled net.
-        world: The sentence after its interventions: network, ground graph, inputs, nodes that are set.
+        model: The sentence after its interventions: network, ground graph, inputs, nodes that are set.
         evidence: Node -> observed state (a whole number) or value, `[*shape]`.
         nodes: The nodes that are asked for, by their ground ids.
         budget: The most joint states of choices that are computed.
@@ -128,7 +128,7 @@ def group_evidence(
     """Evidence on nodes as evidence on families.
 
     Args:
-        world: The sentence.
+        model: The sentence.
         evidence: Node -> observed state or value, the same in each row of a batch.
         states: Node -> its state in each row, `[row]`; a batch of one row without.
     """
@@ -141,8 +141,8 @@ def group_interventions(model: GroundModel, relevant: Collection[int] | None = N
     """The nodes that are set, as `do`, `patched` and `rows`: whole families, some nodes of a family, attention rows.
 
     Args:
-        world: The sentence.
-        above: The families that matter; all by default.
+        model: The sentence.
+        relevant: The families that matter; all by default.
     """
     whole: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
@@ -163,9 +163,9 @@ def group_values(
     """Values of nodes as tensors of their families, which the compiled net computes with.
 
     Args:
-        world: The sentence.
+        model: The sentence.
         values: Node -> its value, `[*shape]`, the same in each row of a batch.
-        above: The families that matter; all by default.
+        relevant: The families that matter; all by default.
         states: Node -> its value in each row, `[row, *shape]`; it counts where `values` has one too.
 
     Returns:
@@ -205,7 +205,7 @@ def classify_evidence(
     """Family -> whether evidence and set nodes are all its nodes, and whether the evidence is in real numbers.
 
     Args:
-        world: The sentence.
+        model: The sentence.
         evidence: Node -> observed state or value.
         states: Further nodes, of which a state will be observed.
     """
@@ -242,7 +242,7 @@ def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
 def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterator[slice]:
     """Parts of a batch of so many states, each small enough to be computed at once.
 
-    `asked` are the families whose values or distributions are computed; those above them count as well.
+    `groups` are the families whose values or distributions are computed; those above them count as well.
     """
     families = set(groups)
     largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(families))
@@ -341,7 +341,7 @@ class Rule(Generic[S]):
     Args:
         algorithm: Its name, as above.
         reason: Why the algorithm is the one to take where no fault is found, in words.
-        fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
+        find_fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
     """
 
     algorithm: str
@@ -470,7 +470,7 @@ def find_elimination_problem(
 
 
 def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
-    """Why elimination cannot answer what `find_question` finds for the same arguments; None where it can."""
+    """Why elimination cannot answer what `find_elimination_problem` finds for the same arguments; None where it can."""
     problem = find_elimination_problem(query, node, states)
     return problem.fault if isinstance(problem, EliminationProblem) else problem
 

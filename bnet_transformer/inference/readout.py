@@ -41,7 +41,7 @@ def find_deferred_attention(
 ) -> dict[int, int]:
     """Readout -> the attention right below it, where nothing else needs the attention's value.
 
-    `told` are families with evidence, `above` all that matter, `kept` those asked for or set, `free` the choices.
+    `observed` are families with evidence, `ancestral_set` all that matter, `retained` those asked for or set, `enumerated` the choices.
     """
     found = {}
     if any(network.specs[i].group.word_stack is not None or network.specs[i].group.plates for i in enumerated):

@@ -170,7 +170,7 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
 
 @dataclass
 class RelativeValues:
-    """What `Noise` and `Mean()` set nodes of a sentence to (`is_own`); the mean of each family is computed once."""
+    """What `Noise` and `Mean()` set nodes of a sentence to (`is_relative`); the mean of each family is computed once."""
 
     model: GroundModel
     get_value: Callable[[int], Tensor]
@@ -252,15 +252,15 @@ def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> Atte
 class SentenceState:
     """The state of a `Sentence`, which every function that answers a question about it receives.
 
-    Frozen: `with_interventions` and `with_evidence` return a new state. What follows from the fields (`world`,
-    `answers`) is computed once, on first use.
+    Frozen: `with_interventions` and `with_evidence` return a new state. What follows from the fields (`model`,
+    `evaluator`) is computed once, on first use.
 
     Args:
         module: The compiled net, in evaluation mode.
         encoded: The sentence as tensors.
         interventions: The value, or the row of attention, that `do` sets each node to, by ground id.
         evidence: The observed value of each node, by ground id.
-        before: The answers of the sentence before its last `do`; values that this `do` does not change come from them.
+        previous: The answers of the sentence before its last `do`; values that this `do` does not change come from them.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state

@@ -85,8 +85,8 @@ def counterfactual(query: Query, interventions: Interventions) -> Counterfactual
     """What a node would have been under other interventions, by enumeration.
 
     Args:
-        question: The node that is asked for, and the evidence in the sentence as it was.
-        done: The interventions.
+        query: The node that is asked for, and the evidence in the sentence as it was.
+        interventions: The interventions.
     """
     world, evidence, (target,) = query.model, query.evidence, query.nodes
     free = query.choices
@@ -142,7 +142,7 @@ class _TwinNetwork:
 def _propagate_branch(
     twin: _TwinNetwork, branch: _Branch, node: int, factual: Distribution, state: Tensor
 ) -> list[_Branch]:
-    """The branches after one random node: its noise made `state` of `before`, its parents are those of the branch."""
+    """The branches after one random node: its noise made `state` of `factual`, its parents are those of the branch."""
     other, after = twin.model, twin.distribution(branch.states, node)
     if other.spec(node).tpm.kind == "continuous":
         was, would_be = (get_normal(other.spec(node), each) for each in (factual, after))

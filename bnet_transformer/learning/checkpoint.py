@@ -107,7 +107,7 @@ def divergence_error(
 
 
 def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> AbstractContextManager[None]:
-    """While a run keeps checkpoints in a folder no other does; of several processes the `first` sees to it."""
+    """While a run keeps checkpoints in a folder no other does; of several processes the `is_main_process` sees to it."""
     return nullcontext() if checkpoints is None or not is_main_process else exclusive_lock(checkpoints.create_path())
 
 
@@ -178,7 +178,7 @@ def check_shapes_and_dtypes(tensors: Mapping[str, Tensor], reference: Mapping[st
 def check_settings(
     path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any], changeable: Collection[str] = ()
 ) -> None:
-    """Refuse to go on with other settings than those that the run began with, but for those that are `free`."""
+    """Refuse to go on with other settings than those that the run began with, but for those that are `changeable`."""
     kept, now = checkpoint.settings, json.loads(json.dumps(dict(settings)))
     other = [name for name in sorted({*kept, *now} - {*changeable}) if kept.get(name) != now.get(name)]
     if other:

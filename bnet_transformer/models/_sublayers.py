@@ -66,7 +66,7 @@ def build_observation(readout: TPM | None, source_role: str = "x", plates: Seque
 class StackBuilder(CheckedDataclass):
     """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
 
-    `features` is the width of real-valued words, where it is not that of the states; `form` and `eps` are of the norms.
+    `features` is the width of real-valued words, where it is not that of the states; `norm_type` and `eps` are of the norms.
     """
 
     dim: Annotated[int, check_int]
@@ -198,8 +198,8 @@ class BlockBuilder(StackBuilder):
     """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
 
     Later habits: norms of another `form`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
-    `score`, and a `relative` bias of the scores within a stack, from a node `b`; `groups` of heads that share their
-    keys and values, maps that are `unbiased` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
+    `score`, and a `relative_bias` bias of the scores within a stack, from a node `b`; `groups` of heads that share their
+    keys and values, maps that are `parts_without_bias` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
     """
 
     heads: Annotated[int, check_int] = 8
@@ -237,7 +237,7 @@ class BlockBuilder(StackBuilder):
     # the slices
 
     def build_slice(self, reach: Reach, cross_reach: Reach | None = None) -> list[Node]:
-        """One slice: attention; with a `cross` reach attention to the encoder's last state; the feed-forward map."""
+        """One slice: attention; with a `cross_reach` reach attention to the encoder's last state; the feed-forward map."""
         if self.norm == "parallel":
             if cross_reach is not None:
                 raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
@@ -286,7 +286,7 @@ class BlockBuilder(StackBuilder):
     def _build_attention(
         self, x: str, reach: Reach, prefix: str = "", memory: tuple[str, str] | None = None
     ) -> list[Node]:
-        """Attention of all heads, summed by `W_o`; `read` says where keys and values come from, by default x."""
+        """Attention of all heads, summed by `W_o`; `memory` says where keys and values come from, by default x."""
         width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
         W_o = f"W_{prefix}o"

@@ -181,7 +181,7 @@ class _SliceBuilder:
         return weights + [Node(r, Linear(), [f"W_{r}", "x"], [plates[r], "word"]) for r in self.widths]
 
     def _build_attention(self, role: str, picks: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
-        """`sum_j v_j P(j | i)`, of the entries that `pick` picks."""
+        """`sum_j v_j P(j | i)`, of the entries that `picks` picks."""
         reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
         arrows = [Arrow(r, reaches[r], pick=picks.get(r, {})) for r in self.widths]
         return Node(role, Attention(self.score, residual=residual), [*arrows, *(["x"] if residual else [])], plates)

@@ -308,7 +308,7 @@ def _pack_attention(
 def quantize(probabilities: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     """Probabilities as bytes.
 
-    >>> quantised(np.array([0.0, 0.5, 1.0])).tolist()
+    >>> quantize(np.array([0.0, 0.5, 1.0])).tolist()
     [0, 128, 255]
     """
     return np.asarray(np.rint(np.clip(probabilities, 0.0, 1.0) * QUANTIZATION_STEPS), dtype=np.uint8)

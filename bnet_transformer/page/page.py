@@ -83,7 +83,7 @@ def encode_buffer(buffer: bytes) -> str:
 def to_json(value: object) -> str:
     r"""JSON in plain ASCII in which no tag can open or close.
 
-    >>> as_json({"word": "</script>"})
+    >>> to_json({"word": "</script>"})
     '{"word":"\\u003c/script>"}'
     """
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)

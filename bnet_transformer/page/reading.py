@@ -109,7 +109,7 @@ def compute_page_attention(
 
 
 def _count_choice_states(model: GroundModel, query: NodeQuery, per_word: Collection[int]) -> dict[str, int]:
-    """The open choices that decide what is read, in the order of the dims, with their states; `own` end in `_i`."""
+    """The open choices that decide what is read, in the order of the dims, with their states; `per_word` end in `_i`."""
     named = {}
     for choice in sorted(set().union(*query.choices.values())):
         family = model.ground.group_of(choice)
@@ -218,7 +218,7 @@ def _render_sides(left: str, right: str) -> list[Any] | None:
 def to_mathml(latex: str) -> list[Any] | None:
     """A formula as MathML: `[tag, marks, text or parts]`; None where the converter does not know the LaTeX.
 
-    >>> mathml("x^2")[2][0][2][0]
+    >>> to_mathml("x^2")[2][0][2][0]
     ['msup', {}, [['mi', {}, 'x'], ['mn', {}, '2']]]
     """
     from latex2mathml.converter import convert

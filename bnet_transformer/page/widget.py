@@ -53,7 +53,7 @@ class Widget(anywidget.AnyWidget):
 
 
 def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, Any]) -> Any:
-    """The sentence after one message; `start` is the sentence before any."""
+    """The sentence after one message; `initial_sentence` is the sentence before any."""
     match dict(message):
         case {"do": pairs}:
             return sentence.do({name: _setting_value(sentence, setting) for name, setting in pairs})

@@ -118,7 +118,7 @@ def choose_norm(values: FloatArray) -> Normalize:
 def format_short(value: float) -> str:
     """A number in few letters.
 
-    >>> brief(0.934), brief(1.0), brief(-2.5), brief(26.05), brief(1234.5), brief(2.5e6)
+    >>> format_short(0.934), format_short(1.0), format_short(-2.5), format_short(26.05), format_short(1234.5), format_short(2.5e6)
     ('.93', '1.00', '−2.5', '26', '1234', '2e6')
     """
     size = abs(value)
@@ -133,7 +133,7 @@ def format_short(value: float) -> str:
 def _write_cells(
     canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, has_two_lines: bool
 ) -> None:
-    """The number of each cell, its error beneath it where there is room for `two` lines."""
+    """The number of each cell, its error beneath it where there is room for `has_two_lines` lines."""
     for (i, j), value in np.ndenumerate(values):
         style: Any = {
             "ha": "center",
@@ -270,7 +270,7 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
 def assign_signs(relations: tuple[str, ...]) -> dict[str, str]:
     """A sign for each relation: those of ours, and of others a letter that no other has.
 
-    >>> signs_of(("previous", "verb", "vowel", "other"))
+    >>> assign_signs(("previous", "verb", "vowel", "other"))
     {'previous': '←', 'verb': 'v', 'vowel': 'o', 'other': '·'}
     """
     found: dict[str, str] = {}

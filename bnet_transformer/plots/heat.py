@@ -57,7 +57,7 @@ def draw_heat_map(
 ) -> Axes:
     """One matrix in colours, words on both axes, numbers in the cells where there is room.
 
-    `norm` is a scale of colours that is not even; `write` fills the cells itself: it is told the axes, what is
+    `norm` is a scale of colours that is not even; `write_cells` fills the cells itself: it is told the axes, what is
     coloured, and how many inches a cell is wide and high.
     """
     rows, columns = data.values.shape
@@ -102,10 +102,10 @@ def draw_heat_maps(
     should_write_numbers: bool = False,
     should_thin_labels: bool = False,
 ) -> list[Axes]:
-    """Several matrices on one scale, `across` in a row, None for an empty place; words at the left and at the foot.
+    """Several matrices on one scale, `num_columns` in a row, None for an empty place; words at the left and at the foot.
 
-    A panel is at most `widest` inches wide, and `tall` times as high; `numbers` are written where there is room,
-    and words as well, or with `thinned` as many of them as stand apart.
+    A panel is at most `max_width` inches wide, and `aspect` times as high; `should_write_numbers` are written where there is room,
+    and words as well, or with `should_thin_labels` as many of them as stand apart.
     """
     some = [each for each in maps if each is not None]
     if len(some) > MAX_PANELS:

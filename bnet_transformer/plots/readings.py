@@ -287,7 +287,7 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
 def format_fraction(value: float) -> str:
     """A share in two decimals, or where these say nothing in two digits.
 
-    >>> share_of(0.256), share_of(0.00234), share_of(0.0000312)
+    >>> format_fraction(0.256), format_fraction(0.00234), format_fraction(0.0000312)
     ('0.26', '0.0023', '3.1e-05')
     """
     return f"{value:.2f}" if value >= 0.0995 or value == 0 else f"{value:.2g}"

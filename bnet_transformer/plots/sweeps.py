@@ -180,7 +180,7 @@ def _draw_panels(
     value_label: str,
     max_columns: int,
 ) -> None:
-    """Small heat maps on one scale, at `most` so many in a row: fewer where words would find no room."""
+    """Small heat maps on one scale, at `max_columns` so many in a row: fewer where words would find no room."""
     maps = [
         HeatMapData(each, *_get_labels(result, dims), name, short_name=name.split()[-1])
         for name, each in values.items()

@@ -69,7 +69,7 @@ def make_labelled_array(
 ) -> LabelledArray:
     """A table from arrays or tensors, checked; `error` stands for `low = values - error`, `high = values + error`.
 
-    >>> table_of([[0.2, 0.8]], ("sentence", "head")).named(1)
+    >>> make_labelled_array([[0.2, 0.8]], ("sentence", "head")).named(1)
     ('0', '1')
     """
     numbers = to_float_array("values", values)

@@ -220,7 +220,7 @@ ENCODER_DECODER_READOUTS = {
 class EncoderDecoderOptions(ModelOptions):
     """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ, but for `reach`.
 
-    `apart`: each stack has a vocabulary of its own.
+    `separate_vocabularies`: each stack has a vocabulary of its own.
     """
 
     decoder_sizes: Mapping[str, int]
@@ -237,7 +237,7 @@ class EncoderDecoderOptions(ModelOptions):
 class EncoderDecoderFamily(ModelFamily):
     """A family of an encoder and a decoder.
 
-    `decoder` maps the options that the decoder has of its own to the names of the config. `translate` adds to a config
+    `decoder_keys` maps the options that the decoder has of its own to the names of the config. `derive_settings` adds to a config
     what its config class derives from other settings. `positions` are "learned", "sinusoidal" or None; a bias of the
     scores by distance, where the config has `buckets`, is one node of each stack. Parts of a stack start with its name.
     """

@@ -67,10 +67,10 @@ UNSUPPORTED = {"per_layer_config": None}
 class WeightLocation:
     """Where a map or a table lies: the key of its module, and how it lies there.
 
-    `transposed`: `[in, out]`. `part`: it is one of several side by side, `(which, of how many)`, of all heads or
-    `within` each head. `skip`: rows before the first that counts. `bias`: a key of its own for the bias, where it lies
-    elsewhere. `bare`: the key is that of the tensor itself, not of a module. `lead`: dims of size one before ours.
-    `flat`: its last dims are one of ours, as a convolution's are.
+    `transposed`: `[in, out]`. `chunk`: it is one of several side by side, `(which, of how many)`, of all heads or
+    `is_interleaved` each head. `row_offset`: rows before the first that counts. `bias`: a key of its own for the bias, where it lies
+    elsewhere. `is_tensor_key`: the key is that of the tensor itself, not of a module. `leading_dims`: dims of size one before ours.
+    `is_conv`: its last dims are one of ours, as a convolution's are.
     """
 
     key: str
@@ -88,20 +88,20 @@ class WeightLocation:
 class ModelFamily:
     """One family: the names of its config, the keys of its modules, and what sets it apart.
 
-    `config` maps each option of `Options` to the family's own name for it, with what a config means that leaves it out
+    `config` maps each option of `ModelOptions` to the family's own name for it, with what a config means that leaves it out
     where it may (`(name, meant)`; the name is None where no config tells it), `aliases` other names that a config may
     have for these to them (the `attribute_map` of its config class), `modules` the parts of our declaration to where
     they lie (`{t}` is the slice), `unsupported` the settings that change the equations, with the value that does not;
-    `in_lens` says that TransformerLens has it.
-    `former` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
-    parameters serve all slices. `last_normed`: the last of `hidden_states` is what leaves the final norm. `in_image`:
-    its words are patches of an image. `form` is that of its norms, `gated` its feed-forward map, `rotary` says that
+    `in_transformer_lens` says that TransformerLens has it.
+    `key_mapping` maps pieces of keys, as files of before have them, to today's. `shared`: one weight node and one set of
+    parameters serve all slices. `has_normed_last_state`: the last of `hidden_states` is what leaves the final norm. `is_vision`:
+    its words are patches of an image. `norm_type` is that of its norms, `gated` its feed-forward map, `rotary` says that
     positions turn its q and k, and `biased` which maps have a bias, or the setting of the config that tells.
-    `relative`: a bias of all scores by distance, from one node for all slices. `decodes`: where a config says
+    `relative_bias`: a bias of all scores by distance, from one node for all slices. `can_decode`: where a config says
     `is_decoder`, a word reads no later ones. `readouts`: what a model observes, by the end of the name of its class.
 
     `declare`, in place of `options_to_declaration`, makes the declaration of `(family, options, vocabulary, extras)`;
-    `settle` the options of `(family, options, weights)`, where the weights say more than the config.
+    `resolve_options` the options of `(family, options, weights)`, where the weights say more than the config.
     """
 
     name: str
@@ -389,8 +389,8 @@ def config_to_rotary(
 ) -> Rotary:
     """The rotary positions of heads, of which `widths` tells how wide they are and how wide the turns take them to be.
 
-    `base`, and the `part` of the features that turns, are what the config tells beside its `rope_parameters`, which go
-    first; all features turn where a family knows no part. `length` is how many words the model may read.
+    `theta`, and the `partial_factor` of the features that turns, are what the config tells beside its `rope_parameters`, which go
+    first; all features turn where a family knows no part. `max_words` is how many words the model may read.
     """
     told = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(told, Mapping) or any(isinstance(value, Mapping) for value in told.values()):
@@ -430,7 +430,7 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first_sliding: int, slices: int) -> Reach:
     """Which words a word of a causal stack reads: all those before it, or those of a window alone.
 
-    Slices from `first` on have the window, unless the config tells the types of its slices; they are of one type.
+    Slices from `first_sliding` on have the window, unless the config tells the types of its slices; they are of one type.
     """
     if layer_types is not None and not (
         isinstance(layer_types, list | tuple) and all(isinstance(each, str) for each in layer_types)

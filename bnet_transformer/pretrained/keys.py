@@ -32,7 +32,7 @@ PARAMETERLESS_MODULES = re.compile(
 
 @dataclass(frozen=True)
 class StateDict:
-    """Tensors by their keys, read one by one; `where` is how a message calls them."""
+    """Tensors by their keys, read one by one; `origin` is how a message calls them."""
 
     origin: str
     keys: tuple[str, ...]
@@ -42,7 +42,7 @@ class StateDict:
 @dataclass(frozen=True)
 class ParameterMapping:
     """One of our parameters: its name and shape, and the keys of theirs, each of its part, the first before the others,
-    with how it lies there. The sizes of a `kernel` are together the last of ours."""
+    with how it lies there. The sizes of a `kernel_shape` are together the last of ours."""
 
     name: str
     parts: tuple[str, ...]
@@ -169,7 +169,7 @@ def weights_to_parameters(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Our parameters, views of theirs, and the keys that no node reads, which must be of some readout.
 
-    `tables` names, for keys that the weights lack, those that are read in their place.
+    `tied_keys` names, for keys that the weights lack, those that are read in their place.
     """
     place = index_keys(family, weights)
     place |= {key: place[source] for key, source in tied_keys.items()}

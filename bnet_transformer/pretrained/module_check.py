@@ -122,7 +122,7 @@ def _get_submodule(model: Any, name: str) -> nn.Module | None:
 def _find_difference(expected: nn.Module, actual: nn.Module, *, is_root: bool) -> tuple[str, str] | None:
     """What a module should be and what it is, where it computes something else than expected.
 
-    The `whole` model may be of a subclass.
+    The `is_root` model may be of a subclass.
     """
     if isinstance(expected, nn.Dropout | nn.Identity) and isinstance(actual, nn.Dropout | nn.Identity):
         return None  # all are the identity in evaluation

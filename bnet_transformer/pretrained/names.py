@@ -176,7 +176,7 @@ def _export_name(net: BNet, name: str, kind: str, locations: Sequence[Activation
 def _import_name(
     net: BNet, kind: str, key: str, locations: Sequence[ActivationLocation], known_names: Sequence[str] = ()
 ) -> str:
-    """Our name for nodes, from a tensor with an index; `others` are further names that they know."""
+    """Our name for nodes, from a tensor with an index; `known_names` are further names that they know."""
     told = TENSOR_PATTERN.fullmatch(key.replace(" ", ""))
     own = [place for place in locations if told and place.tensor == told["place"]]
     if not told or not own:

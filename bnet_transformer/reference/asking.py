@@ -117,7 +117,7 @@ def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
     """The choices that decide all of some nodes, and the families of which each node has that of its own word beside
-    them; None where nodes depend on other choices. `above` has the choices that decide each node."""
+    them; None where nodes depend on other choices. `ancestor_choices` has the choices that decide each node."""
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     families = set()
     for node, free in ancestor_choices.items():

@@ -60,7 +60,7 @@ def log_evidence(
     """`log P(evidence)`, or `log P(query = state, evidence)` for each state of a discrete query.
 
     Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
-    reproduced (`fits`) or is impossible. Impossible evidence is an error that names the node.
+    reproduced (`is_close`) or is impossible. Impossible evidence is an error that names the node.
     """
     settled = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
     asked = [] if query is None or query in evidence else [query]
@@ -114,7 +114,7 @@ def log_joint(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tens
 def is_close(computed: Tensor, observed: Tensor, atol: float, event_dims: int) -> Tensor:
     """Whether told values are those that were made: `|made - told| <= atol + r greatest` in every entry.
 
-    The last `own` dims are a node's own, and `greatest` is the largest entry, made or told, of that very node in that
+    The last `event_dims` dims are a node's own, and `greatest` is the largest entry, made or told, of that very node in that
     state and sentence. r is the rounding of the floating type: 0 in float64.
     """
     dims = tuple(range(-event_dims, 0))

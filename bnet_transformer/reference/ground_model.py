@@ -31,8 +31,8 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 class GroundModel:
     """A sentence with all that is settled about it.
 
-    `given` holds the values that come with the sentence, `[*plates, word, *shape]` for each family of `Given` nodes;
-    `do` a value (a state, where the node is discrete) for each node that is set, `rows` a row of attention for each
+    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each family of `Given` nodes;
+    `do` a value (a state, where the node is discrete) for each node that is set, `attention_rows` a row of attention for each
     that reads by one. Nodes are ground ids.
     """
 
@@ -153,7 +153,7 @@ def attention_parents(model: GroundModel, node: int) -> list[int]:
 def find_open_choices(
     model: GroundModel, nodes: Iterable[int], fixed: Mapping[int, Tensor], *, include_ancestors: bool = False
 ) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`; `beyond` adds those that decide
+    """The discrete random nodes, not settled, that decide the values of `nodes`; `include_ancestors` adds those that decide
     their distributions in turn."""
     discrete = frozenset(m.group.index for m in model.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in model.do]

@@ -20,7 +20,7 @@ from bnet_transformer.tpm import Attention, EvalContext
 class ReferenceRun:
     """One full course of events: `states` says what each random node came to; the rest follows.
 
-    `values` has the values of nodes so far; what is put there counts as a node's value.
+    `enumerate_values` has the values of nodes so far; what is put there counts as a node's value.
     """
 
     def __init__(self, model: GroundModel, states: Mapping[int, Tensor]) -> None:

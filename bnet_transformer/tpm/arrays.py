@@ -16,7 +16,7 @@ UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which t
 def to_numpy(value: Tensor) -> NDArray[Any]:
     """A tensor of any device as an array: numpy has no bfloat16, so halves go as float32.
 
-    >>> in_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
+    >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
     [1.0, 1.0]
     """
     value = value.detach().cpu()
@@ -27,7 +27,7 @@ def to_numpy(value: Tensor) -> NDArray[Any]:
 def is_dense(value: object) -> TypeGuard[Tensor]:
     """True for a tensor of one shape with numbers as they stand: not sparse, nested or quantised.
 
-    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2).to_sparse())
+    >>> is_dense(torch.ones(2)), is_dense(torch.ones(2).to_sparse())
     (True, False)
     """
     return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
@@ -37,7 +37,7 @@ def copy_to_tensor(value: object) -> Tensor:
     """Numbers of a caller as a tensor that shares no memory with them; TypeError where not all of them are to be seen.
 
     >>> theirs = torch.ones(2, requires_grad=True)
-    >>> ours = own_tensor(theirs)
+    >>> ours = copy_to_tensor(theirs)
     >>> ours.requires_grad, ours.data_ptr() == theirs.data_ptr()
     (False, False)
     """

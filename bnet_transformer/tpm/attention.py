@@ -105,7 +105,7 @@ class _ScoredAttention(TPM):
         return scores + (f" + {mask}" if mask else ""), add_scripts(r"\operatorname{softmax}", below)
 
     def _softmax_latex(self, s: Symbols, numerator: Symbols) -> str:
-        """The softmax of one word, written out: the scores of `top` over the sum of all."""
+        """The softmax of one word, written out: the scores of `numerator` over the sum of all."""
         over, under = (self._scores_latex(each)[0] for each in (numerator, s.with_primes()))
         short = self.bias is None and self.score == Dot()
         e = "e^{%s}" if short else r"\exp\left(%s\right)"
@@ -269,7 +269,7 @@ def packed_size(dim: int) -> int:
 def unpack_lower(packed: Tensor, dim: int) -> Tensor:
     """The strictly lower triangular matrix `[..., dim, dim]` of a vector `[..., dim (dim-1)/2]`.
 
-    >>> lower(torch.tensor([1., 2., 3.]), 3)
+    >>> unpack_lower(torch.tensor([1., 2., 3.]), 3)
     tensor([[0., 0., 0.],
             [1., 0., 0.],
             [2., 3., 0.]])

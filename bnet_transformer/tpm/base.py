@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
     """The shape that several broadcast to. (torch's own function imports a computer algebra first, for a second.)
 
-    >>> broadcast((2, 1), (3,), ())
+    >>> broadcast_shapes((2, 1), (3,), ())
     (2, 3)
     """
     rank = max(map(len, shapes))
@@ -53,7 +53,7 @@ class Parent:
 
     `states` counts the values of a discrete parent that is read by its index (a selector, a word of a vocabulary);
     `over` names the axes of a collection with their sizes (`("head", 4)`, `("word", None)`: the sentence decides),
-    empty for a single parent. `reads` says of a collection of words which stack's and by which reach.
+    empty for a single parent. `stack_reach` says of a collection of words which stack's and by which reach.
     """
 
     name: str
@@ -108,8 +108,8 @@ def _to_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
 class Product:
     """One matrix product in the equation of one ground node: it takes as many multiplications as its sizes multiply to.
 
-    `of` are the parents that have gone into it, `sizes` the widths that it runs over, `over` the collections along
-    whose axis it runs (`sum_j`), and `own` says that a parameter of the TPM is one of its factors.
+    `parents` are the parents that have gone into it, `sizes` the widths that it runs over, `over` the collections along
+    whose axis it runs (`sum_j`), and `has_parameter` says that a parameter of the TPM is one of its factors.
     """
 
     parents: tuple[Parent, ...]
@@ -122,7 +122,7 @@ class Product:
 class EvalContext:
     """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read.
 
-    `turns` are the turns of rotary positions that were made before, of all slices.
+    `rotary` are the turns of rotary positions that were made before, of all slices.
     """
 
     parameters: Mapping[str, Tensor] = field(default_factory=dict)

@@ -332,7 +332,7 @@ def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
 def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
     """Entry `state` of a bank `[..., entries, *shape]`, where the shape has `rank` dims; leading dims broadcast.
 
-    >>> pick(torch.eye(3), torch.tensor([2, 0]), 1)
+    >>> gather_entry(torch.eye(3), torch.tensor([2, 0]), 1)
     tensor([[0., 0., 1.],
             [1., 0., 0.]])
     """

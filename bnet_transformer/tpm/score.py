@@ -71,7 +71,7 @@ class Rotary(CheckedDataclass):
         return (kept + (1 - kept) / self.factor) * frequency
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors `[..., d]` of words at these positions, turned; `turns` keeps what turns them for the next ones."""
+        """Vectors `[..., d]` of words at these positions, turned; `cache` keeps what turns them for the next ones."""
         turned = self.width or x.shape[-1]
         made = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
         found = next((turn for turn in made if turn[0] is position), None)

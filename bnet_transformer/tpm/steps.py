@@ -226,7 +226,7 @@ class Norm(VectorMap):
 
 
 def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -> str:
-    """The normalised vector, before gain and bias; `over` is the index that mean and variance run over."""
+    """The normalised vector, before gain and bias; `index` is the index that mean and variance run over."""
     mean, variance = rf"\operatorname{{mean}}{index}", rf"\operatorname{{var}}{index}"
     if is_layer_norm:
         return rf"\frac{{{x} - {mean}({inner})}}{{\sqrt{{{variance}({inner}) + {eps}}}}}"

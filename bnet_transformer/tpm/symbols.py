@@ -116,8 +116,8 @@ class Symbol:
 class SlotSymbols:
     """What fills one slot of a TPM, as equations name it.
 
-    `word` and `told` are its symbol for one word and in the asked form, `left` stands behind the bar of P.
-    Of a collection, `all` names it as one, `over` are the letters of its indices, `where` and `count` say
+    `word_symbol` and `form_symbol` are its symbol for one word and in the asked form, `lhs` stands behind the bar of P.
+    Of a collection, `collection` names it as one, `over` are the letters of its indices, `condition` and `count` say
     which words are read and how many, `mask` is the superscript of the mask (none where all are read).
     """
 
@@ -138,8 +138,8 @@ class SlotSymbols:
 class Symbols:
     """The symbols of one node template in one form; see the head of this module for how a TPM uses them.
 
-    `own` is the node itself, `state` what a discrete node comes to, `words` the set of its words ("" without
-    words); `whole` is true where one matrix equation tells all words. `defined` gathers what `define` says.
+    `node` is the node itself, `state` what a discrete node comes to, `words` the set of its words ("" without
+    words); `is_full_matrix` is true where one matrix equation tells all words. `definitions` gathers what `define` says.
     """
 
     form: str
@@ -347,7 +347,7 @@ _ESCAPES = {c: rf"\{c}" for c in "#$%&_{}"} | {
 def add_scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> str:
     """A base with subscripts and superscripts.
 
-    >>> scripts("x", ["i"], ["t+1"]), scripts("m", ["q", "i"])
+    >>> add_scripts("x", ["i"], ["t+1"]), add_scripts("m", ["q", "i"])
     ('x_i^{t+1}', 'm_{q,i}')
     """
     low, high = ",".join(sub), ",".join(sup)
@@ -357,7 +357,7 @@ def add_scripts(base: str, sub: Sequence[str] = (), sup: Sequence[str] = ()) -> 
 def format_operator(name: str) -> str:
     r"""The name of a class, as that of a function.
 
-    >>> function("My_Gate")
+    >>> format_operator("My_Gate")
     '\\operatorname{My\\_Gate}'
     """
     return rf"\operatorname{{{escape_latex(name) or 'f'}}}"
@@ -366,7 +366,7 @@ def format_operator(name: str) -> str:
 def escape_latex(text: str) -> str:
     r"""Text that LaTeX, MathJax and KaTeX show as it is: specials escaped, letters beyond ASCII made plain.
 
-    >>> print(escaped("cross_q"), escaped("50% of $x^2$"), escaped("Größe"))
+    >>> print(escape_latex("cross_q"), escape_latex("50% of $x^2$"), escape_latex("Größe"))
     cross\_q 50\% of \$x\textasciicircum{}2\$ Groe
     """
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
@@ -376,7 +376,7 @@ def escape_latex(text: str) -> str:
 def format_number(x: float) -> str:
     r"""A number: exact where it is short, else as a fraction, a root or a power of ten.
 
-    >>> numeral(0.5), numeral(1 / 3), numeral(8**-0.5), numeral(512**0.5), numeral(1e-5)
+    >>> format_number(0.5), format_number(1 / 3), format_number(8**-0.5), format_number(512**0.5), format_number(1e-5)
     ('0.5', '\\frac{1}{3}', '\\frac{1}{\\sqrt{8}}', '\\sqrt{512}', '10^{-5}')
     """
     short = f"{x:g}"
@@ -395,7 +395,7 @@ def format_number(x: float) -> str:
 def format_power(x: float, power: str) -> str:
     r"""A number to a power.
 
-    >>> raised(10000.0, "2e/d"), raised(1e6, "2e/d")
+    >>> format_power(10000.0, "2e/d"), format_power(1e6, "2e/d")
     ('10000^{2e/d}', '(10^{6})^{2e/d}')
     """
     base = format_number(x)

@@ -119,7 +119,7 @@ def _log_bayes_factor(
     generator: torch.Generator,
     update_progress: Callable[[int], object],
 ) -> Tensor:
-    """The log Bayes factor of a head and its error; `free` are log integrals over the posterior, `[row, draw]`."""
+    """The log Bayes factor of a head and its error; `log_integrals` are log integrals over the posterior, `[row, draw]`."""
     never = log_probs.reshape(len(log_probs), -1, 2, 2**head)[:, :, 0].flatten(1)
     (rho, without), each = run_smc(never, generator), []
     for _ in range(len(log_integrals)):
@@ -173,7 +173,7 @@ def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
 def gate_settings(num_heads: int) -> Tensor:
     """All settings of the gates, `[2^heads, heads]`, the last with all on.
 
-    >>> settings(2)
+    >>> gate_settings(2)
     tensor([[0., 0.],
             [1., 0.],
             [0., 1.],
@@ -411,7 +411,7 @@ def relaxed_gate_posterior(
 def _relaxed_slopes(
     runs: GatedRuns, part: CorpusPart, probabilities: Tensor, offset: int, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `likely`."""
+    """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `probabilities`."""
     chance, between = uniforms.unbind(1)
     gates, count = (chance < probabilities).double(), probabilities[0].numel()
     turn = torch.arange(count) + runs.ranks.global_indices(part.indices)[:, None] + offset

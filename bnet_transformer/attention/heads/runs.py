@@ -131,7 +131,7 @@ class CorpusPart:
 class GatedRuns:
     """A net, its sites, the sentences (under torchrun this rank's share of them), and what tells how likely a run is.
 
-    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `families`, up to a constant;
+    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `targets`, up to a constant;
     else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
     """
 
@@ -149,7 +149,7 @@ class GatedRuns:
 
     @torch.no_grad()
     def parts(self, max_words: int = WORDS_PER_PART, *, should_keep_values: bool = False) -> Iterator[CorpusPart]:
-        """The sentences in parts of about so many words, each run once with all heads on; the `values` of the sites
+        """The sentences in parts of about so many words, each run once with all heads on; the `should_keep_values` of the sites
         are kept where they are asked for."""
         kept = dict.fromkeys(
             name for site in self.sites for name in (site.name, *site.side_inputs) if should_keep_values
@@ -186,7 +186,7 @@ class GatedRuns:
         return self._log_probs(part.batch, part.full_output, gates=told)
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
-        """`log P` of each sentence; `full` is the output of the run in which all heads are on."""
+        """`log P` of each sentence; `full_output` is the output of the run in which all heads are on."""
         course, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
         if not self.is_observed:
             found = self.module.compute_output(

@@ -58,9 +58,9 @@ def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
 def count_sentences(
     network: Network, observed: Mapping[str, Tensor], max_plate_nesting: int, minimum: int, batch: int | None
 ) -> int:
-    """How many sentences there are: where inputs tell of one (`least`), as many as are observed, or asked for.
+    """How many sentences there are: where inputs tell of one (`minimum`), as many as are observed, or asked for.
 
-    Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `nesting` plates.
+    Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `max_plate_nesting` plates.
     """
     members = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
     told = {members[name].group.index: (name, value) for name, value in observed.items() if name in members}
@@ -155,7 +155,7 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
 def check_sample(
     state: ExecutionState, spec: NodeSpec, subject: str, value: object, sizes: Sequence[int], handler: str
 ) -> Tensor:
-    """The value of a site: states that there are; under condition and do (`how`), also of the form of the site.
+    """The value of a site: states that there are; under condition and do (`handler`), also of the form of the site.
 
     `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
     front where a handler draws many at once.

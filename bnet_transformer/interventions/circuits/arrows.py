@@ -44,8 +44,8 @@ class IncomingArrows:
 class CircuitArrows:
     """All arrows that carry something to an outcome, by the family into which they lead; families in order.
 
-    `edges` has the name of each edge, `of` the edges of each family. `inputs` marks the nodes at which the runs begin
-    to differ, `idle` counts the arrows above the outcomes that carry nothing.
+    `edge_names` has the name of each edge, `edges_by_group` the edges of each family. `differing_nodes` marks the nodes at which the runs begin
+    to differ, `num_idle` counts the arrows above the outcomes that carry nothing.
     """
 
     ground: GroundGraph
@@ -97,7 +97,7 @@ def find_circuit_arrows(
 def mark_needed_sources(
     arrows: CircuitArrows, retained: Mapping[int, BoolArray], needed: BoolArray, group: int
 ) -> None:
-    """Mark in `below` the sources of the kept arrows into the nodes of a family that it marks."""
+    """Mark in `needed` the sources of the kept arrows into the nodes of a family that it marks."""
     into, keep = arrows.incoming[group], retained[group]
     needed[into.sources[keep & needed[into.targets]]] = True
 

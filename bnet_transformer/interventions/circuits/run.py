@@ -46,7 +46,7 @@ GroupValues = dict[int, Tensor]
 class MaskedGroup:
     """A family some of whose arrows are not kept, or the one word of it that is needed.
 
-    `slots` has for each entry of each slot, `[1 or N, *plates, word, *over]`, the number of the arrow along which it is
+    `slot_arrows` has for each entry of each slot, `[1 or N, *plates, word, *over]`, the number of the arrow along which it is
     seen; -1 where nothing that differs is.
     """
 
@@ -174,10 +174,10 @@ def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
 
 @dataclass
 class CircuitRunner:
-    """The clean examples run by a circuit: at first by all arrows; `settle` says which of a family's arrows stay.
+    """The clean examples run by a circuit: at first by all arrows; `fix_arrows` says which of a family's arrows stay.
 
     Families are settled from the outcomes upwards, so whatever stands above the one that is tried has all its arrows,
-    and its clean value. `now` has what the settled ones come to in the run of the present circuit, `below` marks the
+    and its clean value. `circuit_values` has what the settled ones come to in the run of the present circuit, `needed` marks the
     nodes from which kept arrows lead to an outcome. A family of which one word alone is needed has that word alone.
     """
 

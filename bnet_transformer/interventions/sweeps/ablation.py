@@ -61,7 +61,7 @@ class Ablation:
     def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
         """The values of nodes of a family (by their number in it) in the sentences of a run, `[1 or N, node, *shape]`.
 
-        `first` is the number of the run's first sentence.
+        `first_example` is the number of the run's first sentence.
         """
         offset = int(run.examples.model.ground.offsets[group])
         if not is_relative(self.intervention):

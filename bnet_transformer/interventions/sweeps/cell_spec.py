@@ -34,7 +34,7 @@ IntArray = NDArray[np.int64]
 class PatchSites:
     """The nodes of one family that cells set: `node[k]`, its number in the family, for `cell[k]`.
 
-    With `rows` it is their `P(j | i)` that is set; `read[k]` is the word of a single entry, or -1 for the whole row.
+    With `is_attention` it is their `P(j | i)` that is set; `read[k]` is the word of a single entry, or -1 for the whole row.
     """
 
     group: int
@@ -342,7 +342,7 @@ def _number_cells(
 ) -> tuple[dict[str, tuple[int, ...]], list[IntArray]]:
     """What stands along each axis, and the numbers of the cells at the places of each family's nodes.
 
-    With `words`, so many are along the axis of what is read, be they read or not.
+    With `num_words`, so many are along the axis of what is read, be they read or not.
     """
     places = {axis: tuple(np.unique(np.concatenate([place[axis] for place in grid])).tolist()) for axis in axes}
     if READ in places and num_words:

@@ -66,11 +66,11 @@ class SweepBatch:
         clean: The clean sentences, None for an ablation.
         corrupt: The corrupt sentences, as many.
         cells: What each cell sets.
-        nodes: Ground ids of the nodes that the metric reads.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
         memory: Bytes that may be used at once.
         ablation: The values that replace clean ones.
-        first: The number of the first example in the sweep.
-        keep: True where memory holds the runs of all batches, so that they are made once.
+        first_example: The number of the first example in the sweep.
+        should_cache: True where memory holds the runs of all batches, so that they are made once.
         first_order: True where effects are estimated from slopes and no cell runs.
     """
 

@@ -41,7 +41,7 @@ def get_sentence_state(sentence: object) -> SentenceState | None:
 class Examples:
     """Sentences of one net, all of as many words, with as much set in each: what one batch can hold.
 
-    `world` is the first sentence: its names, its arrows and its words are those of all.
+    `model` is the first sentence: its names, its arrows and its words are those of all.
     """
 
     module: CompiledModule
@@ -78,9 +78,9 @@ class Examples:
         """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
 
         Args:
-            families: The families whose values are kept, `[1 or N, *plates, word, *shape]`.
-            readings: The families whose attention `P(j | i)` is kept.
-            nudges: Zeros that are added to the values of some families, so that they have a gradient.
+            groups: The families whose values are kept, `[1 or N, *plates, word, *shape]`.
+            record_attention: The families whose attention `P(j | i)` is kept.
+            perturbations: Zeros that are added to the values of some families, so that they have a gradient.
         """
         graph = self.model.network.graph
         want = tuple(graph.groups[index].name for index in sorted(groups))

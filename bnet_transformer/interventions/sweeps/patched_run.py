@@ -38,11 +38,11 @@ class PatchedRun:
     Args:
         examples: The sentences, of which the choices are set.
         needed: The words that lead to an outcome; nothing else is computed again.
-        sources: Further families whose values are kept, since cells take values from them.
-        readings: Families whose attention `P(j | i)` is kept.
-        slopes: Families at every node of which the outcomes have a gradient, by a nudge of zero.
+        source_groups: Further families whose values are kept, since cells take values from them.
+        record_attention: Families whose attention `P(j | i)` is kept.
+        gradient_groups: Families at every node of which the outcomes have a gradient, by a nudge of zero.
 
-    `base` has the values of the run before anything is set. Of the families in `positions` it has only the words that
+    `base` has the values of the run before anything is set. Of the families in `compact_index` it has only the words that
     lead to an outcome: `positions[family][word]` is the place of a word there.
     """
 
@@ -82,7 +82,7 @@ class PatchedRun:
         """The families of which the base run computes only the words that lead to an outcome.
 
         They are the last ones before the outcomes: logits of 50,257 states, say, of which the metric reads one word.
-        The other words can be left out since nothing reads them: neither a cell nor `do` (`complete` has the families
+        The other words can be left out since nothing reads them: neither a cell nor `do` (`full_groups` has the families
         that these need), nor a family that is computed for all words at once. A word can be computed without the
         others where it reads its own word alone, of parents that have values, without a pick.
         """

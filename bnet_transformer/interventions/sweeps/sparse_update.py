@@ -66,8 +66,8 @@ class GroupUpdate:
 class GroupPatch:
     """What cells set in one family: `source[example, *plates, word, *shape]` at `node[k]` for `cell[k]`.
 
-    A node is told by its index along each plate of the layout and its word. With `rows` it is `P(j | i)` that is set:
-    `source[example, *plates, word, word read]`. With `own` each k has a value of its own: `source[example, k, *shape]`.
+    A node is told by its index along each plate of the layout and its word. With `is_attention` it is `P(j | i)` that is set:
+    `source[example, *plates, word, word read]`. With `is_per_node` each k has a value of its own: `source[example, k, *shape]`.
     """
 
     cells: Tensor
@@ -91,7 +91,7 @@ class GroupPatch:
 class SparseUpdate:
     """What differs from the corrupt run (`base`), family by family, and how a TPM sees it.
 
-    Of the families in `positions`, the base has some words alone: `positions[family][word]` is the place of a word.
+    Of the families in `compact_index`, the base has some words alone: `positions[family][word]` is the place of a word.
     """
 
     base: ExecutionState
@@ -99,7 +99,7 @@ class SparseUpdate:
     compact_index: Mapping[int, Tensor] = field(default_factory=dict)
 
     def compute(self, spec: NodeSpec, rows: RowIndex, *, as_distribution: bool = False) -> Tensor:
-        """The rows of a family; with `distribution`, of a random one: `log P`, or the mean."""
+        """The rows of a family; with `as_distribution`, of a random one: `log P`, or the mean."""
         alone = is_wordwise(self.base.network, spec)
         course, cells = (self._build_row_state(spec, rows), None) if alone else self._build_cell_state(spec, rows)
         at, parents = gather_parents(course, spec)
@@ -241,9 +241,9 @@ class NeededPositions:
     """The words of each family that lead to an outcome, and those that `do` has set.
 
     Args:
-        outcomes: Ground ids of the nodes that the metric reads.
-        leads: Of each family from which an outcome descends, which words lead to it, `[word]`.
-        cut: Of each family of which `do` has set a node, the words of which it has set every node, `[word]`.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        ancestor_words: Of each family from which an outcome descends, which words lead to it, `[word]`.
+        intervened_words: Of each family of which `do` has set a node, the words of which it has set every node, `[word]`.
     """
 
     outcome_nodes: tuple[int, ...]
@@ -255,8 +255,8 @@ def find_needed_positions(model: GroundModel, outcome_nodes: Iterable[int]) -> N
     """Mark the ancestors of the outcomes, and of these the words.
 
     Args:
-        world: The sentence after surgery.
-        outcomes: Ground ids of the nodes that the metric reads.
+        model: The sentence after surgery.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
 
     Returns:
         The words that lead to an outcome, and those that are set.
@@ -284,10 +284,10 @@ def find_changed_positions(
     """Walk from what cells set down to the outcomes.
 
     Args:
-        world: The sentence after surgery.
+        model: The sentence after surgery.
         needed: The words that lead to an outcome; no others are walked.
-        set_words: Of each family of which cells set nodes, the words in which they do, `[cell, word]`.
-        cells: The number of cells.
+        patched_words: Of each family of which cells set nodes, the words in which they do, `[cell, word]`.
+        num_cells: The number of cells.
 
     Returns:
         Of each family that changes in a cell, in order: the words that read something changed, `[cell, word]`, and

@@ -104,7 +104,7 @@ def adam_step(
 
     Args:
         sets: The parameters, `[set, *shape]`, and their moments; they are replaced.
-        gradient: The gradient by parameter, `[set, *shape]`; a parameter without one is left as it is.
+        gradients: The gradient by parameter, `[set, *shape]`; a parameter without one is left as it is.
         step: The number of the step, from 1.
         rate: The rate.
         clip: The greatest length of the gradient of a set; None for any.
@@ -301,7 +301,7 @@ class RestartOptimizer(ABC):
         self.ranks.barrier()
 
     def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
-        """Go on from a checkpoint; settings that are `free` may be others than those that it was made with."""
+        """Go on from a checkpoint; settings that are `changeable` may be others than those that it was made with."""
         state = checkpoint.read_checkpoint(path, self.objective.network)
         checkpoint.check_settings(path, state, self.settings, changeable)
         with wrap_read_errors(path, checkpoint.EXPECTED):
@@ -329,7 +329,7 @@ def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
     A checkpoint waits until the bound of the next step has shown that its parameters are good.
 
     Args:
-        run: The restarts; a checkpoint that there is replaces their state.
+        optimizer: The restarts; a checkpoint that there is replaces their state.
         loop: When it is measured and saved.
 
     Returns:
@@ -468,7 +468,7 @@ def build_fit(
     evaluated_on: str = TRAINING_SENTENCES,
     **fields: Any,
 ) -> Fit[Network]:
-    """What a method found: the net with these parameters, what was asked, and the fields of a fit in `found`."""
+    """What a method found: the net with these parameters, what was asked, and the fields of a fit in `fields`."""
     objective, count = problem.objective, len(problem.corpus)
     net, learned = replace_learned(objective.network, parameters), objective.learned.names
     return Fit(net, method.name, count, evaluated_on, learned=learned, budget=objective.budget, **fields)

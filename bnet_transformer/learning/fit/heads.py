@@ -309,7 +309,7 @@ def samples_to_parameters(network: Network, samples: Mapping[str, Tensor]) -> di
 
 
 def split_into_chunks(objective: FitObjective, corpus: Batch) -> tuple[int, list[Batch]]:
-    """How many draws are computed at once, and the parts of the sentences, so that no table passes `NUMBERS`."""
+    """How many draws are computed at once, and the parts of the sentences, so that no table passes `MAX_CHUNK_NUMEL`."""
     with torch.no_grad():
         course, factors = objective(corpus.take(slice(0, 1)), lambda course, factors: (course, factors))
     tables = [*(factor.table for factor in factors), *course.values.values()]

@@ -1,6 +1,6 @@
 """`svi` and `nuts`: samples of the posterior, of one density.
 
-`svi` has a guide with choices summed out, or (`Drawn`) drawn. `nuts` is Pyro's No-U-Turn sampler, by chains that go on
+`svi` has a guide with choices summed out, or (`SampledChoicesOptimizer`) drawn. `nuts` is Pyro's No-U-Turn sampler, by chains that go on
 side by side, a draw each.
 """
 

@@ -231,7 +231,7 @@ def defer_interrupt() -> Iterator[list[int]]:
 def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
     """The rate of each step, counted from 1.
 
-    >>> noam = schedule_of("noam", None, 400, 1000, 512)
+    >>> noam = create_schedule("noam", None, 400, 1000, 512)
     >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
     2.0
     """

@@ -218,7 +218,7 @@ class Prompts:
         return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
 
     def is_stop_word(self, words: Tensor, position: int) -> Tensor:
-        """Where the stop word, chosen at a place, ends a row: `rows` are the words chosen."""
+        """Where the stop word, chosen at a place, ends a row: `words` are the words chosen."""
         if self.stop_id is None:
             return torch.zeros_like(words, dtype=torch.bool)
         return (words == self.stop_id) & (position >= self.lengths)

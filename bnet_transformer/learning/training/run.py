@@ -91,8 +91,8 @@ class PreparedBatch(NamedTuple):
 class Trainer:
     """A net in training: parameters of its own, optimiser, losses so far.
 
-    The host feeds a step (`feed`), then sets the device to work (`gradient`, `follow`) and reads nothing off it; losses
-    are `heard` when they are there.
+    The host feeds a step (`prepare_batch`), then sets the device to work (`compute_gradients`, `update_parameters`) and reads nothing off it; losses
+    are `drain_losses` when they are there.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Trainer:
     def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
         """What a step takes, on the device: this process's share of a batch, and what its sum is divided by.
 
-        The host looks at the batch here. Where there are several processes, `asked` says that this one is to stop.
+        The host looks at the batch here. Where there are several processes, `should_stop` says that this one is to stop.
         """
         count, device = self.training_loss.count_terms(batch), self.ranks.device
         if not count:
@@ -234,7 +234,7 @@ class Trainer:
         self.ranks.barrier()
 
     def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
-        """Go on where a checkpoint stands; settings that are `free` may be others than those that it was made with."""
+        """Go on where a checkpoint stands; settings that are `changeable` may be others than those that it was made with."""
         found = checkpoint.read_checkpoint(path, self.network)
         checkpoint.check_settings(path, found, self.settings, changeable)
         with torch.no_grad():
