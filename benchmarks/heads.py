@@ -72,8 +72,8 @@ def growth(heads: int) -> tuple[Callable[[], object], Callable[[], object]]:
     import torch
 
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.gates import create_runs
-    from bnet_transformer.attention.heads.posterior import gate_settings
+    from bnet_transformer.attention.heads.gate_posterior import gate_settings
+    from bnet_transformer.attention.heads.head_inclusion import create_runs
 
     net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
     ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
@@ -125,7 +125,7 @@ def _theirs() -> tuple[Any, Any]:
 
 def _runs(sentences: list[str]) -> Any:
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.gates import create_runs
+    from bnet_transformer.attention.heads.head_inclusion import create_runs
 
     return create_runs(bt.from_pretrained("minilm").network, sentences)
 
@@ -134,7 +134,7 @@ def _peak(what: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
-    from bnet_transformer.attention.heads.posterior import gate_settings, relaxed_gate_posterior
+    from bnet_transformer.attention.heads.gate_posterior import gate_settings, relaxed_gate_posterior
 
     runs = _runs(said(64 if what == "svi" else 4))
     if what == "exact":

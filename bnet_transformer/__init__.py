@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bnet_transformer.models.geometric import geometric as geometric
     from bnet_transformer.models.recurrent import recurrent as recurrent
     from bnet_transformer.models.volume_preserving import volume_preserving as volume_preserving
-    from bnet_transformer.plots.kinds import plot as plot
+    from bnet_transformer.plots.registry import plot as plot
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
     from bnet_transformer.sentence import Sentence as Sentence
@@ -65,7 +65,7 @@ _EXPORTS = {  # of each module
     "attention.heads": "inclusion roles",
     "bnet": "BNet load",
     "declare": "Arrow Declaration Node Plate Stack",
-    "errors": "BNetError BudgetError DeclarationError EvidenceError FileError ReadingError UnknownNameError",
+    "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "explanation": "explain",
     "interventions.circuits": "circuit",
     "interventions.sweeps": "mediation sweep",
@@ -73,7 +73,7 @@ _EXPORTS = {  # of each module
     "learning.fit": "EM Fit MAP NUTS SVI fit",
     "learning.training": "AdamW EarlyStopping Execution train",
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
-    "plots.kinds": "plot",
+    "plots.registry": "plot",
     "pretrained": "from_pretrained",
     "pretrained.geometric_file": "load_geometric",
     "sentence": "Sentence",

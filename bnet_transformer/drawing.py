@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bnet_transformer._core.checks import check_names
-from bnet_transformer._core.drawable import Drawable, make_picture, write_picture
 from bnet_transformer._core.files import Writers, as_path, write_file
+from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
 from bnet_transformer.attention import Reads, Tan, TanTree
 from bnet_transformer.bridges.networkx import get_graph_writers, sentence_to_networkx, template_graph_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.figures.attention_grid import StateAttention, layout_attention_grid
 from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.nodes import layout_net
+from bnet_transformer.figures.graph_layout import layout_net
 from bnet_transformer.figures.options import VIEW_OPTIONS, parse_options
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
-from bnet_transformer.figures.sentence import layout_sentence
+from bnet_transformer.figures.sentence_views import layout_sentence
 from bnet_transformer.figures.style import add_legend_and_caption
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
-from bnet_transformer.figures.words import StateAttention, layout_attention_grid
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.page.data import MAX_WORDS, describe_sentence, parse_page_options
-from bnet_transformer.page.page import render_html
+from bnet_transformer.page.description import MAX_WORDS, describe_sentence, parse_page_options
+from bnet_transformer.page.render import render_html
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Any
 
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.attention.rollout import find_open_choices
+from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention, route_sample
-from bnet_transformer.inference.node_queries import NodeQuery
+from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.inference.query import (
     Query,
     Route,
@@ -28,8 +28,8 @@ from bnet_transformer.inference.query import (
     route_reference,
     with_cost,
 )
+from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import asking
 
 BoundArguments = SimpleNamespace  # the arguments of a question by name
 
@@ -52,7 +52,7 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     ('elimination', 2)
     """
     from bnet_transformer.interventions.sweeps import explain_sweep
-    from bnet_transformer.learning.fit.run import explain_fit
+    from bnet_transformer.learning.fit.methods import explain_fit
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}
     if not isinstance(task, str) or task not in tasks:
@@ -100,7 +100,7 @@ def _bind_arguments(
 
 
 def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
-    member = asking.find_attention_spec(state.model, bound.slice, bound.role)
+    member = find_attention_spec(state.model, bound.slice, bound.role)
     return _route_with_flops(state, state.evaluator.attention_query(member))
 
 
@@ -125,10 +125,10 @@ def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
 
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
     slices = bound.slice if hasattr(bound, "slice") else bound.slices  # of a tree it is one
-    chosen = asking.parse_attention_slices(state.network, slices, bound.role)[1]
+    chosen = parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
-    members = [asking.find_attention_spec(state.model, t, bound.role) for t in chosen]
-    choices = find_open_choices(state.model, chosen, bound.role)
+    members = [find_attention_spec(state.model, t, bound.role) for t in chosen]
+    choices = find_choices_read(state.model, chosen, bound.role)
     if not choices:
         return _route_slowest(state, members)
     route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())

@@ -26,8 +26,8 @@ from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, Separat
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
+from bnet_transformer.inference.selection import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
-from bnet_transformer.reference import asking
 
 if TYPE_CHECKING:
     import graphviz
@@ -130,7 +130,7 @@ class Sentence(StructureQueries):
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens', in a net with several stacks", actual=words)
         table = self.state.evaluator.attention(slice, role)
-        return asking.merge_words(table, self.groups) if words == "words" else table
+        return merge_words(table, self.groups) if words == "words" else table
 
     # a sentence like this one
 
@@ -360,7 +360,7 @@ class Sentence(StructureQueries):
         >>> read.tokens, read.matrix.shape, read.matrix[0, 1:].tolist()   # the first word read nothing behind it
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
-        stack, numbers = asking.parse_attention_slices(self.state.network, slices, role)
+        stack, numbers = parse_attention_slices(self.state.network, slices, role)
         query = self.state.with_evidence(evidence).query((), budget)
         return compute_reads(
             query,

@@ -10,8 +10,8 @@ from beartype.claw import beartype_package
 from hypothesis import settings
 
 INNER = [
-    "graph.ground",
-    "graph.walk",
+    "graph.ground_graph",
+    "graph.traversal",
     "reference.ground_model",
     "reference.run",
     "reference.enumeration",
@@ -45,7 +45,7 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Values, distributions and readings of many nodes are then those of the same runs, at a fraction of the time.
     """
     from bnet_transformer import reference
-    from bnet_transformer.reference import asking, enumeration
+    from bnet_transformer.reference import enumeration, node_tables
 
     plain, made = reference.enumerate_runs, {}
 
@@ -55,8 +55,8 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
             made[key] = (world, known, list(plain(world, free, known, budget)))  # what has a key stays alive
         return iter(made[key][-1])
 
-    for room in (asking, enumeration, reference):
-        monkeypatch.setattr(room, "runs", runs)
+    for room in (node_tables, enumeration, reference):
+        monkeypatch.setattr(room, "enumerate_runs", runs)
 
 
 @pytest.fixture

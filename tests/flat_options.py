@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import bnet_transformer as bt
-from bnet_transformer.learning.fit.run import resolve_method
+from bnet_transformer.learning.fit.methods import resolve_method
 
 
 def configured(config, options):

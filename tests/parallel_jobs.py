@@ -12,7 +12,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
-from bnet_transformer.learning.fit.ascent import RestartOptimizer
+from bnet_transformer.learning.fit.restarts import RestartOptimizer
 from bnet_transformer.learning.training import alone
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options

@@ -39,7 +39,7 @@ def pair(each, dtype=D):
 
 def outcomes(s):
     """The outcome at the first and at the last word."""
-    nodes = s.ground.nodes(s.ground.folded.by_name[find_default_output(s.net.network)]).tolist()
+    nodes = s.ground.select_nodes(s.ground.folded.by_name[find_default_output(s.net.network)]).tolist()
     return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
 
 
@@ -198,7 +198,7 @@ def axes_of(s, role):
 
 def cells(s, role, over=None):
     """For each index of the sweep of a role, the nodes that are set together."""
-    families, axes = s.ground.folded.by_stem[role], axes_of(s, role)
+    families, axes = s.ground.template.by_stem[role], axes_of(s, role)
     slices = [family.slice for family in families]
     found = {}
     for family in families:

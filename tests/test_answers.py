@@ -9,8 +9,9 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence, posterior
+from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.interventions import Attend
-from bnet_transformer.reference import asking
+from bnet_transformer.reference.node_tables import compute_read_mask, split_choices
 from bnet_transformer.tpm import Attention
 from tests.cases import CASES, Case, case_of, close, gathered, inputs
 
@@ -33,7 +34,7 @@ def discrete(s: bt.Sentence) -> list[int]:
 
 def ends(s: bt.Sentence, member) -> list[int]:
     """The first and the last node of a family."""
-    nodes = s.ground.select_nodes(member.family).tolist()
+    nodes = s.ground.select_nodes(member.group).tolist()
     return list(dict.fromkeys([nodes[0], nodes[-1]]))
 
 
@@ -64,7 +65,7 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
                     close(getattr(ours, what)[at(reference.parents(world, node))], getattr(theirs, what))
     for t in range(s.net.network.graph.depth):
         for role in sorted({m.group.stem for m in s.net.network.specs if m.has_word_attention and m.group.step == t}):
-            member = asking.find_attention_spec(world, t, role)
+            member = find_attention_spec(world, t, role)
             try:
                 table = s.attention(t, role=role)
             except bt.BNetError:
@@ -73,11 +74,9 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
                     n: reference.find_open_choices(world, reference.attention_parents(world, n), settled) for n in nodes
                 }
                 is_set = any(node in world.do for node in nodes)
-                assert is_set or not member.tpm.has_attention or asking.split_choices(world, above) is None
+                assert is_set or not member.tpm.has_attention or split_choices(world, above) is None
                 continue
-            assert (table >= 0).all() and not table[
-                ..., ~torch.from_numpy(asking.compute_read_mask(world, member))
-            ].any()
+            assert (table >= 0).all() and not table[..., ~torch.from_numpy(compute_read_mask(world, member))].any()
             if role != "s":  # its normaliser is a sigmoid
                 close(table.sum(-1), torch.ones_like(table[..., 0]))
             for node in ends(s, member):

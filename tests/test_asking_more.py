@@ -16,8 +16,8 @@ from bnet_transformer import reference
 from bnet_transformer.attention import learn_tan
 from bnet_transformer.attention.rollout import find_best_paths, max_flow
 from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph.d_separation import SeparationQuery, are_separated
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_separator
-from bnet_transformer.graph.separation import SeparationQuery, are_separated
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import case_of, close, doubled
 from tests.test_graph import as_networkx, grounded, plans
@@ -26,7 +26,7 @@ D = torch.float64
 
 
 def discrete(s):
-    kinds = {m.family.index: m.tpm.kind for m in s.net.network.members}
+    kinds = {m.family.index: m.tpm.kind for m in s.net.network.specs}
     return [n for n in s.topological_order() if kinds[s.ground.family_of(s.ground.id(n)).index] == "discrete"]
 
 
@@ -227,7 +227,7 @@ def _row(s, name):
     "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2}, {"attention": "marginal"}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
-    monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "FEW", few)
+    monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "MAX_JOINT_STATES", few)
     s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     drawn = s.sample(n, evidence, seed=5)

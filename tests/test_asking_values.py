@@ -202,7 +202,7 @@ def test_a_word_that_cannot_be_read_is_no_state():
 
 def place(s, name):
     """The member to which a node belongs, and its index there."""
-    family, index = s.ground.locate(name)
+    family, index = s.ground.parse_name(name)
     return s.net.network.members[family.index], index
 
 

@@ -202,7 +202,7 @@ def test_a_walk_counts_the_calls_of_the_package_alone():
 
     counts, names = walks.walk(lambda: [check_choice("x", 1, (1, 2)), *generator(), math.sqrt(4)])
     assert counts == {"calls": 1, "functions": 1, "files": 1, "switches": 1}
-    assert dict(names) == {"_core/checks.py one_of": 1}
+    assert dict(names) == {"_core/checks.py check_choice": 1}
 
 
 def test_lines_count_without_docstrings_and_comments():

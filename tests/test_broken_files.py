@@ -133,7 +133,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_refused(monkeypatch, tmp_p
         os.truncate(where, 4096)
         return opened
 
-    monkeypatch.setattr(tensors, "opening", shortened)
+    monkeypatch.setattr(tensors, "open_safetensors", shortened)
     with pytest.raises(bt.FileError):
         bt.load(path)
 
@@ -208,7 +208,7 @@ def test_the_memory_of_a_sweep_is_counted_by_its_paths(monkeypatch):
     for at, count in {"v -> a": 2 * 210, "x -> q -> a -> mix": 2 * 20}.items():
         swept = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
         assert len(swept().names) == count
-        monkeypatch.setattr(memory, "memory", lambda count=count: PATH_BYTES * count - 1)
+        monkeypatch.setattr(memory, "total_memory", lambda count=count: PATH_BYTES * count - 1)
         with pytest.raises(bt.BudgetError, match=f"at '{at}': expected at most .*got {PATH_BYTES * count:,} bytes"):
             swept()
         monkeypatch.undo()

@@ -15,7 +15,7 @@ from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, parse_edge_axes
-from bnet_transformer.interventions.circuits.run import build_runner
+from bnet_transformer.interventions.circuits.runner import build_runner
 from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric as measure_of
 from tests.cases import CASES
 from tests.sweeping import curved, metric, refusal
@@ -173,7 +173,7 @@ def turned(said, shift):
 def settled(net, s):
     """The sentence with every choice above its outcome set."""
     outcome = find_default_output(net.network)
-    random = [m for m in net.network.members if m.tpm.kind == "discrete" and m.family.name != outcome]
+    random = [m for m in net.network.specs if m.tpm.kind == "discrete" and m.family.name != outcome]
     return s.do({m.family.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
 
 

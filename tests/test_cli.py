@@ -262,7 +262,7 @@ def test_options_are_those_of_the_functions_that_they_call():
     for name, module in COMMANDS.items():
         made = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
         each = made.commands.values() if name == "ask" else [made]
-        asked += [options for one in each for group in getattr(one, "handed_on", {}).values() for options in group]
+        asked += [options for one in each for group in getattr(one, "forwarded", {}).values() for options in group]
     assert len(asked) >= 11
     for options in asked:
         path = options.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

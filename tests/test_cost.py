@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import bnet_transformer as bt
 from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.cost import Cost, Polynomial
-from bnet_transformer.cost.counting import FlopCounter, SizeTable
+from bnet_transformer.cost.flop_counter import FlopCounter, SizeTable
 from bnet_transformer.tpm import (
     TPM,
     Add,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.models._sublayers import BlockBuilder
+from bnet_transformer.models._builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
 from tests.hugging import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model

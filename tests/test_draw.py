@@ -18,14 +18,15 @@ import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures import svg
 from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.grid import Grid, GridItem
+from bnet_transformer.figures.grid_layout import Grid, GridItem
 from bnet_transformer.figures.labels import label_to_text
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, sample_curve
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
-from bnet_transformer.reference import asking
+from bnet_transformer.inference.selection import find_attention_spec
+from bnet_transformer.reference.node_tables import compute_read_mask
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, case_of
 
@@ -368,13 +369,9 @@ def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
         pairs = {(int(a.source[-1]), int(a.target[-1])) for a in picture.arrows}
         assert pairs == {(j, i) for i in range(3) for j in range(i + 1)}
     done = s.do(x_1_2=torch.zeros(4)).state.model
-    assert asking.compute_read_mask(done, asking.find_attention_spec(done, 0, None)).tolist() == [
-        [1, 0, 0],
-        [1, 1, 0],
-        [0, 0, 0],
-    ]
+    assert compute_read_mask(done, find_attention_spec(done, 0, None)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 0]]
     many = bt.bayesuvius(4, heads=2, combine="concat").sentence("a b").do(a_0_1_0=torch.zeros(4)).state.model
-    assert asking.compute_read_mask(many, asking.find_attention_spec(many, 0, None)).all()  # the other head still reads
+    assert compute_read_mask(many, find_attention_spec(many, 0, None)).all()  # the other head still reads
 
 
 def test_top_of_the_nodes_counts_reads():
@@ -427,7 +424,7 @@ def advised(error, asked):
 
 
 def unfaded(picture):
-    return {box.name for box in picture.boxes if not box.faded}
+    return {box.name for box in picture.boxes if not box.is_faded}
 
 
 INNER, STATES, FAMILIES = ["q_0_1_3", "a_1_0_2"], ["x_1_3", "x_2_9"], ["q_0", "x_2"]
@@ -612,7 +609,7 @@ def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     s, made = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
     monkeypatch.setattr(typst, "Fonts", lambda **options: made(**{**options, "include_system_fonts": False}))
-    monkeypatch.setattr(svg, "_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
+    monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
     s.draw(tmp_path / "without.png")
     both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
     assert both[1] == pytest.approx(both[0], rel=0.05) and both[0] > 1000

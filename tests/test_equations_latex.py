@@ -13,8 +13,8 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer.equations import Equations
-from bnet_transformer.equations.letters import Notation
-from bnet_transformer.equations.telling import render_equation, share_equations
+from bnet_transformer.equations.notation import Notation
+from bnet_transformer.equations.render import render_equation, share_equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,

@@ -250,7 +250,7 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
     def never(*given: object) -> None:
         raise AssertionError("a run was made")
 
-    monkeypatch.setattr(reference, "runs", never)
+    monkeypatch.setattr(reference, "enumerate_runs", never)
     net = bt.bayesuvius(4, per="word", heads=3, observe=Categorical(5, pool="sum"))
     with pytest.raises(bt.BudgetError, match=rf"y: .*10000000 entries; got 16 dims and {5 * 3**15} entries"):
         to_pgmpy(world_of(net.sentence(["w"] * 15)))

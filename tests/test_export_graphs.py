@@ -135,7 +135,7 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
         raise AssertionError("arrows or names were made")
 
     monkeypatch.setattr(GroundGraph, "arrows", never)
-    monkeypatch.setattr(GroundGraph, "family_names", never)
+    monkeypatch.setattr(GroundGraph, "iter_names", never)
     told = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
     with pytest.raises(bt.BudgetError, match=told):
         ground_graph_to_networkx(net.network, ground)

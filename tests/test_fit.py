@@ -14,10 +14,10 @@ from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import ascent
-from bnet_transformer.learning.fit.ascent import RestartOptimizer, init_restarts
-from bnet_transformer.learning.fit.heads import match_heads
+from bnet_transformer.learning.fit import restarts as ascent
+from bnet_transformer.learning.fit.head_summary import match_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.restarts import RestartOptimizer, init_restarts
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -273,7 +273,7 @@ def test_the_last_phase_gives_nothing_worse_than_it_began_with(monkeypatch):
         return plain(problem, method, best)
 
     monkeypatch.setattr(ascent, "_continue_on_all", continue_on_all)
-    monkeypatch.setattr(ascent, "LAST", 60.0)
+    monkeypatch.setattr(ascent, "FINAL_RATE_FACTOR", 60.0)
     f = fit(mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8), spread=1.0, every=1)
 
     def log_posterior(parameters):

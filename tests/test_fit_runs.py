@@ -12,7 +12,7 @@ from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit import result
-from bnet_transformer.learning.fit.run import resolve_method
+from bnet_transformer.learning.fit.methods import resolve_method
 from bnet_transformer.learning.training.configs import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -320,7 +320,7 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     x, y = vectors(10)
     f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
     whole = f.predict(x)
-    monkeypatch.setattr(result, "AT_ONCE", 4)
+    monkeypatch.setattr(result, "SENTENCES_PER_PART", 4)
     torch.testing.assert_close(f.predict(x), whole, **CLOSE)
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):

@@ -18,10 +18,10 @@ from bnet_transformer.graph import (
     TemplateGraph,
     ancestors,
     descendants,
-    shrink,
+    quotient as shrink,
     topological_order,
 )
-from bnet_transformer.graph.walk import markov_blanket
+from bnet_transformer.graph.traversal import markov_blanket
 from tests.cases import CASES
 
 THREE = {"": 3}

@@ -11,13 +11,13 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads.gates import create_runs, head_shares
-from bnet_transformer.attention.heads.posterior import (
+from bnet_transformer.attention.heads.gate_posterior import (
     exact_gate_posterior,
     gate_settings as all_settings,
     relaxed_gate_posterior,
     sample_rho,
 )
+from bnet_transformer.attention.heads.head_inclusion import create_runs, head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 
@@ -200,7 +200,7 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
-    monkeypatch.setattr("bnet_transformer.attention.heads.posterior._bayes", lambda *told: torch.zeros(2, dtype=D))
+    monkeypatch.setattr("bnet_transformer.attention.heads.gate_posterior._bayes", lambda *told: torch.zeros(2, dtype=D))
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):

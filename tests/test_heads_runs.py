@@ -9,8 +9,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
-from bnet_transformer.attention.heads.gates import create_runs
-from bnet_transformer.attention.heads.posterior import gate_settings
+from bnet_transformer.attention.heads.gate_posterior import gate_settings
+from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jolted, projections
@@ -76,7 +76,7 @@ def said_to(each, net):
         words = {stack.name: n + (stack.name == "enc") for stack in network.declaration.stacks}
         words = {"enc": 3, "dec": 2, "": 3} if table else words
         said, told = {}, {}
-        for m in network.members:
+        for m in network.specs:
             lead = () if m.family.words is None else (words[m.family.words],)
             if m.tpm.kind == "input":
                 own = (*lead, *m.shape)
@@ -165,8 +165,8 @@ def test_small_parts_change_nothing(monkeypatch):
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
     whole = runs.log_prob_table(gate_settings(3), quiet)
-    monkeypatch.setattr("bnet_transformer.attention.heads.runs.ROWS", 16)
-    monkeypatch.setattr("bnet_transformer.attention.heads.runs.MEMORY", 1)
+    monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
+    monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
     close(runs.log_prob_table(gate_settings(3), quiet), whole, 1e-12)
 
 

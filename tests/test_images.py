@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.keys import canonical_key, map_parameters
+from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
 from bnet_transformer.tpm import EvalContext, Given, Patches, Start
 from tests.hugging import VIT, D, config, random_model
 
@@ -25,7 +25,7 @@ NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
 
 
 def images(net, count=2, dtype=D):
-    grid = net.network.member("patch").tpm.image
+    grid = net.network.get_spec("patch").tpm.image
     generator = torch.Generator().manual_seed(7)
     return torch.randn(count, grid.channels, grid.rows, grid.columns, generator=generator, dtype=D).to(dtype)
 

@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.families import FAMILIES
-from bnet_transformer.pretrained.keys import map_parameters
+from bnet_transformer.pretrained.weight_mapping import map_parameters
 from bnet_transformer.tpm import Given, Weight
 from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
 
@@ -50,7 +50,7 @@ def ids_of(models):
 
 def values_of(net):
     """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
-    made = [m for m in net.network.members if m.tpm.kind == "deterministic"]
+    made = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
     wanted = [m.family for m in made if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
         readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])

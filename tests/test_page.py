@@ -27,9 +27,9 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.page import data
-from bnet_transformer.page.page import MODULES, bundle_script, render_style_sheet
-from bnet_transformer.page.reading import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
+from bnet_transformer.page import description as data
+from bnet_transformer.page.attention import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
+from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
 from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
@@ -372,13 +372,13 @@ def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monke
         (40, ["heads=range(1)"]),
         (20, ["slices=0, heads=range(1)"]),
     ):
-        monkeypatch.setattr(data, "MOST_BYTES", most)
+        monkeypatch.setattr(data, "MAX_BYTES", most)
         with pytest.raises(BudgetError, match="got 96") as refused:
             s.explore(tmp_path / "a.html")
         assert refused.value.allowed.split(", or ") == fits
         for told in fits:
             s.explore(tmp_path / "fits.html", **eval(f"dict({told})"))
-    monkeypatch.setattr(data, "MOST_BYTES", 10)
+    monkeypatch.setattr(data, "MAX_BYTES", 10)
     with pytest.raises(BudgetError, match="a shorter sentence"):
         s.explore(tmp_path / "a.html")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fits.html"]

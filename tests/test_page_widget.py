@@ -147,7 +147,7 @@ def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
 
     told.widget._describe = fails
     with pytest.raises(RuntimeError):
-        told.widget._heard(None, {"id": 1, "undo": []}, [])
+        told.widget._handle_message(None, {"id": 1, "undo": []}, [])
     assert told.answers == [{"id": 1, "error": "out of memory"}]
     assert told.widget.sentence is select
 

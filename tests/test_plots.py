@@ -22,9 +22,9 @@ from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.learning.fit import Check, Comparison
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import DIVERGING_COLOURS, DPI, SEQUENTIAL_COLOURS, lightness
-from bnet_transformer.plots.heat import tick_label_width
-from bnet_transformer.plots.readings import MAX_FLOWS, format_fraction, propagate_flow
-from bnet_transformer.plots.tables import make_labelled_array
+from bnet_transformer.plots.heat_maps import tick_label_width
+from bnet_transformer.plots.labelled_arrays import make_labelled_array
+from bnet_transformer.plots.rollout import MAX_FLOWS, format_fraction, propagate_flow
 from bnet_transformer.tpm import Categorical, Normal
 
 WORDS = ["the", "cat", "sat", "on", "mat"]

@@ -398,7 +398,7 @@ def test_an_unknown_token_stands_for_its_text():
 
 def recomputed(s):
     """The same sentence without the values from before its `do`."""
-    return bt.Sentence(s.net, replace(s.state, before=None))
+    return bt.Sentence(s.net, replace(s.state, previous=None))
 
 
 def test_do_computes_again_only_what_descends(monkeypatch):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.keys import map_parameters
+from bnet_transformer.pretrained.weight_mapping import map_parameters
 from tests.hugging import BART, T5, D, T, config, random_model
 from tests.test_pretrained_configs import check_logits
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bnet_transformer as bt
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.fused import apply_maps, expand_table
-from bnet_transformer.inference import Evidence, factors, log_evidence, posterior, readout
+from bnet_transformer.inference import Evidence, deferred_readout as readout, factors, log_evidence, posterior
 from bnet_transformer.tpm import Attention, Categorical, Dot, Given, Linear, Normal, Weight
 from bnet_transformer.tpm.random import lookup, squared_distance
 from tests.cases import bucketed, close
@@ -103,7 +103,7 @@ def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
         mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3])[:, None]
         for evidence, there in ((Evidence(y.value), None), (y, mask)):
             with monkeypatch.context() as patch:
-                patch.setattr(factors, "attentions_below", lambda *_: {})
+                patch.setattr(factors, "find_deferred_attention", lambda *_: {})
                 plain = log_evidence(module, {"y": evidence}, x, there)
             slopes = gradients(module, plain.sum())
             for gram in (True, False):
@@ -130,7 +130,7 @@ def test_gram_matrices_give_posteriors(options, monkeypatch):
 def test_gram_matrices_are_used_where_they_pay(monkeypatch):
     calls = []
     plain = readout._gram_squared_error
-    monkeypatch.setattr(readout, "_by_gram_matrices", lambda *args: calls.append(1) or plain(*args))
+    monkeypatch.setattr(readout, "_gram_squared_error", lambda *args: calls.append(1) or plain(*args))
     y = Evidence(torch.randn(2, 8, 16))
     for options, expected in (({"atoms": 8}, 1), ({"heads": 3}, 0)):
         calls.clear()

@@ -146,7 +146,7 @@ def test_setting_a_state_changes_what_comes_after_it(case):
     s = case.sentence
     s = s.do(c=1) if "c" in s.net.network.graph.by_name else s
     for index in sorted(s.net.network.graph.recurrent):
-        member = s.net.network.members[index]
+        member = s.net.network.specs[index]
         node = member.family.name + "_0" * len(member.family.plates) + "_1"
         done = s.do({node: torch.full(member.shape, 0.7, dtype=D)})
         below = {node, *s.descendants(node)}

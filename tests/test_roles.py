@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import beta
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads import reading
-from bnet_transformer.attention.heads.corpus_roles import RelationStatistics
-from bnet_transformer.attention.heads.reading import OTHER, RELATIONS, QueryKeyTokens, resolve_relations
+from bnet_transformer.attention.heads import head_attention as reading
+from bnet_transformer.attention.heads.head_attention import OTHER, RELATIONS, QueryKeyTokens, resolve_relations
+from bnet_transformer.attention.heads.head_roles import RelationStatistics
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]

@@ -12,8 +12,8 @@ import bnet_transformer as bt
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup, TemplateGraph, descendants
 from bnet_transformer.graph.arborescence import best_parents
+from bnet_transformer.graph.d_separation import SeparationQuery, are_separated, thin_graph
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_cut, find_minimal_separator, has_path
-from bnet_transformer.graph.separation import SeparationQuery, are_separated, thin_graph
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES
 from tests.test_graph import as_networkx, grounded, plans
@@ -140,7 +140,7 @@ def test_every_case_agrees_with_networkx(case):
     questions = [sides(ground, pick) for _ in range(25)]
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert are_separated(ground, questions).tolist() == truth
-    functions = case.net.network.functional_families
+    functions = case.net.network.functional_groups
     truth = [determined(graph, ground, q, functions) for q in questions]
     assert are_separated(ground, questions, functions).tolist() == truth
 

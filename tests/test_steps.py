@@ -14,7 +14,7 @@ from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
 from bnet_transformer.learning.training import kept
 from bnet_transformer.learning.training.configs import TrainConfig
-from bnet_transformer.learning.training.run import Trainer, TrainingLoss
+from bnet_transformer.learning.training.trainer import Trainer, TrainingLoss
 from bnet_transformer.tpm import Normal
 from tests import flat_options
 from tests.cases import CASES, vanilla
@@ -109,7 +109,7 @@ def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     at_once = train(net, TEXT, **options)
-    monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(late.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     later = train(net, TEXT, checkpoints=tmp_path, **{**options, "steps": 8})
     later = train(net, TEXT, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options)
     assert later.losses == at_once.losses and later.held_out == at_once.held_out
@@ -128,7 +128,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     def loss(module, batch):
         return module(batch.x).square().mean() * batch.observed["observed"].mean()
 
-    monkeypatch.setattr(late.DeferredScalars, "on", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(late.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all

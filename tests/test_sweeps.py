@@ -45,7 +45,7 @@ def check(found, slow, patches, tolerance=1e-10):
 
 def roles(net):
     """The roles that a sweep may be over: nodes that are functions, and words that are given."""
-    kinds = {m.family.stem: m.tpm.kind for m in net.network.members}
+    kinds = {m.family.stem: m.tpm.kind for m in net.network.specs}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
 
 

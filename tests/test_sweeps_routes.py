@@ -66,7 +66,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
     together = bt.sweep(clean, corrupt, **ask)
     obstacle = Obstacle("x_1", "in the way")
     some = dict.fromkeys(range(3), obstacle), {}
-    name, found = ("find_obstacle_of_all", obstacle) if part == "all" else ("find_obstacles", some)
+    name, found = ("find_shared_obstacle", obstacle) if part == "all" else ("find_obstacles", some)
     monkeypatch.setattr(engine, name, lambda *_, **__: found)
     alone = bt.sweep(clean, corrupt, **ask)
     torch.testing.assert_close(alone.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
@@ -76,7 +76,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
     sentences, options = ask("recurrent")
-    monkeypatch.setattr(query, "SLOW", 10)
+    monkeypatch.setattr(query, "WARN_EVALUATIONS", 10)
     with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 

@@ -306,7 +306,7 @@ def test_one_definition_serves_a_batch(tpm, slots):
             told.append(Parent(f"p{k}", shape, over=(("head", m),) if many else ()))
             values.append(rand(b, h, *([m] if many else []), *shape, seed=k))
     parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*told).items()}
-    names = [s for s in tpm.takes() if s.endswith(".")]
+    names = [s for s in tpm.get_slots() if s.endswith(".")]
     word = torch.tensor([[0, 1, 2], [3, 2, 1]])
     mask = torch.tensor([True, True, False, True])
 

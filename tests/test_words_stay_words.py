@@ -263,7 +263,7 @@ class Tags(HTMLParser):
 def test_pages(words: list[str]) -> None:
     s, plain = said(words), said(["a", "b", "d", "e"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer.page.page.script", lambda last: "")
+        patch.setattr("bnet_transformer.page.render.bundle_script", lambda last: "")
         found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
     assert (found.tags, found.attributes) == (other.tags, other.attributes)
     about = json.loads(found.told["bnet-about"])
@@ -275,7 +275,7 @@ def test_pages(words: list[str]) -> None:
 def _page(s: bt.Sentence, title: str) -> str:
     held: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer._core.files.replacing", _Held(held))
+        patch.setattr("bnet_transformer._core.files.atomic_write", _Held(held))
         s.draw("a.html", title=title)
     return held[0].decode()
 

@@ -142,7 +142,7 @@ class Tokenizer:
                 wanted = "ids: the model does not say with which token they start"
                 raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
             start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
-            tokenized[stack] = tokenized[stack].shifted(self.start_token_id, start)
+            tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, start)
         return tokenized
 
 

@@ -23,16 +23,18 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_choice, check_float, check_int
-from bnet_transformer._core.drawable import Drawable
 from bnet_transformer._core.naming import join_stem
+from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.attention.heads import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.joint_posterior import joint_posterior
-from bnet_transformer.inference.node_queries import NodeEvaluator
+from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
-from bnet_transformer.reference import GroundModel, asking, find_open_choices
+from bnet_transformer.inference.selection import find_attention_spec, find_state_group
+from bnet_transformer.reference import GroundModel, find_open_choices
+from bnet_transformer.reference.node_tables import compute_read_mask, has_ancestor_choices
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
@@ -299,7 +301,7 @@ def compute_reads(
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
     world = query.model
-    readers = [asking.find_attention_spec(world, t, role) for t in slices]
+    readers = [find_attention_spec(world, t, role) for t in slices]
     check_chain(world, readers, slices)
     average = _build_head_average(readers, head, inclusion)
     free, states, shares = compute_choice_posterior(query, slices, role)
@@ -311,7 +313,7 @@ def compute_reads(
         entropies = entropies + torch.stack(own)
     attention = torch.cat(steps)
     stack = readers[0].group.stack
-    state = asking.find_state_group(world.network, stack)
+    state = find_state_group(world.network, stack)
     chain = add_residual(attention, residual)
     return Reads(
         torch.einsum("s,sij->ij", shares, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
@@ -324,7 +326,7 @@ def compute_reads(
         _describe_heads(world, free, head, inclusion),
         method,
         entropies,
-        torch.from_numpy(np.stack([asking.compute_read_mask(world, member) for member in readers])),
+        torch.from_numpy(np.stack([compute_read_mask(world, member) for member in readers])),
         join_stem(stack, "x" if state is None else state.role),
     )
 
@@ -366,10 +368,10 @@ def _describe_heads(
     return f"{told}, {over}" if told else over
 
 
-def find_open_choices(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
+def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
     """The open choices that decide what is read in some slices."""
-    families = [asking.find_attention_spec(model, t, role).group for t in slices]
-    if not asking.has_ancestor_choices(model.network, {family.index for family in families}):
+    families = [find_attention_spec(model, t, role).group for t in slices]
+    if not has_ancestor_choices(model.network, {family.index for family in families}):
         return []
     nodes = [node for family in families for node in model.ground.select_nodes(family).tolist()]
     return find_open_choices(
@@ -379,7 +381,7 @@ def find_open_choices(model: GroundModel, slices: Sequence[int], role: str | Non
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
     """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
-    free = find_open_choices(query.model, slices, role)
+    free = find_choices_read(query.model, slices, role)
     if not free:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
     share = joint_posterior(replace(query, nodes=tuple(free)))
@@ -405,14 +407,14 @@ def iter_attention_by_state(
         role: The node that reads, where a slice has several.
         answers: What was computed of this sentence before; they answer where no choice is open.
     """
-    world, readers = query.model, [asking.find_attention_spec(query.model, t, role) for t in slices]
+    world, readers = query.model, [find_attention_spec(query.model, t, role) for t in slices]
     answers = answers or NodeEvaluator(query.module, world, {})
     if not open_choices:
         answers.prefetch_attention(readers)
         yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
         return
     module, first = with_sentence_scope(query.module), dict(zip(open_choices, states[:1].unbind(1), strict=True))
-    is_one_batch = answers.with_batched_states(first, module).find_table_fault("reading", readers, ()) is None
+    is_one_batch = answers.with_batched_states(first, module).find_table_fault("attention", readers, ()) is None
     for part in iter_chunks(world, len(states), {reader.group.index for reader in readers}):
         if is_one_batch:
             batch = answers.with_batched_states(dict(zip(open_choices, states[part].unbind(1), strict=True)), module)

@@ -21,16 +21,17 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
-from bnet_transformer._core.drawable import Drawable
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.data.dataset import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
 from bnet_transformer.graph.arborescence import best_parents
 from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.selection import get_depth, parse_attention_slices, to_list
 from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import asking
+from bnet_transformer.reference.node_tables import check_discrete_node
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def classify_slice(
     if stack is not None and (not isinstance(stack, str) or stack not in depths):
         raise unknown_name_error("stack", stack, depths)
     if isinstance(boxes, str) or depths:
-        depth = asking.get_depth(state.network, stack)
+        depth = get_depth(state.network, stack)
         if check_int("slice", slice_, minimum=0) >= depth:
             raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
     if isinstance(boxes, str):
@@ -332,10 +333,7 @@ def learn_tan_from_sentences(
         BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
     """
     network = states[0].network if states else None
-    if (
-        network is None
-        or len({len(s.tokens[asking.parse_attention_slices(network, slice_, role)[0]]) for s in states}) != 1
-    ):
+    if network is None or len({len(s.tokens[parse_attention_slices(network, slice_, role)[0]]) for s in states}) != 1:
         raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
@@ -362,10 +360,10 @@ def _get_class_and_codes(
     """The class of a sentence, and the word that each of its words reads most."""
     if node is not None:
         number = state.ground.id(node)
-        asking.check_discrete_node(state.model, number)
+        check_discrete_node(state.model, number)
         label = int(joint_posterior(state.query([number])).argmax())
         state = state if number in state.evidence else state.with_evidence({node: label})
-    stack, slices = asking.parse_attention_slices(state.network, slice_, role)
+    stack, slices = parse_attention_slices(state.network, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
     result = compute_reads(state.query(), state.tokens[stack], slices, **options)
     codes: list[int] = result.matrix.argmax(-1).tolist()
@@ -374,7 +372,7 @@ def _get_class_and_codes(
 
 def _parse_labels(classes: object, count: int) -> list[Hashable]:
     """A label for each sentence, from a list, an array or a tensor of them."""
-    entries: list[Any] = asking.to_list(to_host("classes", classes))
+    entries: list[Any] = to_list(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:
         raise BNetError("classes", expected=f"{count} labels, or a discrete node", actual=classes)

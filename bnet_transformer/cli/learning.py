@@ -143,7 +143,7 @@ def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     formats=(".fit", ".json", *PICTURE_SUFFIXES, ".safetensors"),
     declared=[ForwardedOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
-        ForwardedOptions("learning/fit/run.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
+        ForwardedOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
         ForwardedOptions("learning/fit/problem.py", ("MAP", "EM", "SVI", "NUTS")),
     ],
 )
@@ -178,7 +178,7 @@ def fit(
     else:
         net = _load_saved_net(model, declared)
         _check_splits_text(net, observed)
-    from bnet_transformer.learning.fit import run
+    from bnet_transformer.learning.fit import methods as run
 
     how = shared.make_config(type(run.resolve_method(method)), options, tuple(run.METHODS), f"--method {method}")
     if judges is not None:

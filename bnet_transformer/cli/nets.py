@@ -41,7 +41,7 @@ EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme")
     cls=SignatureCommand,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
-    options=[ForwardedOptions("figures/options.py", ("Options",), DRAW_OPTIONS)],
+    options=[ForwardedOptions("figures/options.py", ("FigureOptions",), DRAW_OPTIONS)],
 )
 def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE; the suffix says how.

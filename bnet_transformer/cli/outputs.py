@@ -185,7 +185,7 @@ def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
     """What plots a result."""
 
     def picture() -> Any:
-        from bnet_transformer.plots.kinds import plot
+        from bnet_transformer.plots.registry import plot
 
         return plot(result, **options)
 

@@ -188,7 +188,7 @@ def _run_question(
     for text in shared.show_progress(texts, "sentence"):
         s = query.build_sentence(net, text)
         found = answer(s)
-        results.append(replace(found, told={"sentence": text, "words": s.words, **found.document}))
+        results.append(replace(found, document={"sentence": text, "words": s.words, **found.document}))
     output.write_results({"command": f"ask {command}", "model": query.model}, "sentences", texts, results)
 
 
@@ -330,7 +330,7 @@ def _format_state(s: Sentence, node: str, state: object) -> str:
     cls=SignatureCommand,
     short_help="Tell which heads matter.",
     formats=(*PICTURE_SUFFIXES, *TABLE_SUFFIXES),
-    options=[ForwardedOptions("attention/heads/gates.py", ("inclusion",), INCLUSION_OPTIONS)],
+    options=[ForwardedOptions("attention/heads/head_inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
 )
 def heads(
     source: TextSource,

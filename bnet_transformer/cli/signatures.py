@@ -211,7 +211,7 @@ class SignatureCommand(click.Command):
         help: The docstring of the function.
         short_help: What the group says of it.
         formats: The suffixes of the files that it writes.
-        **handed_on: For a parameter of the function, the options of the package that it takes.
+        **forwarded: For a parameter of the function, the options of the package that it takes.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Passes: `network_to_plan` (which families a question needs, which choices it enu
 values, family by family, in one layout). `CompiledModule` holds the parameters and runs both.
 """
 
-from bnet_transformer.compiler.course import ExecutionRequest
+from bnet_transformer.compiler.execution_state import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import Plan
 

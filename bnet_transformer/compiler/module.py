@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_int, check_mapping
-from bnet_transformer.compiler.course import (
+from bnet_transformer.compiler.evaluate import plan_to_values
+from bnet_transformer.compiler.execution_state import (
     ExecutionRequest,
     ExecutionState,
     StackTensors,
@@ -18,7 +19,7 @@ from bnet_transformer.compiler.course import (
     gather_parents,
 )
 from bnet_transformer.compiler.plan import Plan, Requirements, find_requirements, network_to_plan
-from bnet_transformer.compiler.told import (
+from bnet_transformer.compiler.validate_inputs import (
     check_mask,
     check_masked_reads,
     check_value,
@@ -32,9 +33,8 @@ from bnet_transformer.compiler.told import (
     validate_gates,
     validate_outputs,
 )
-from bnet_transformer.compiler.values import plan_to_values
 from bnet_transformer.data.encode import check_word_counts
-from bnet_transformer.data.words import find_main_input
+from bnet_transformer.data.word_encoder import find_main_input
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.tpm.arrays import is_dense
@@ -139,7 +139,7 @@ class CompiledModule(nn.Module):
             The state with the values, by family, and the plan that it followed.
 
         Raises:
-            ReadingError: Where one batched pass cannot compute it; `find_requirements` says so beforehand.
+            UnsupportedError: Where one batched pass cannot compute it; `find_requirements` says so beforehand.
 
         >>> import bnet_transformer as bt
         >>> module = bt.bayesuvius(dim=4).module()
@@ -225,7 +225,7 @@ class CompiledModule(nn.Module):
         word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
         """The plan of a question, made once; `build_length_inputs` are for the messages of what cannot be planned."""
-        options: dict[str, Any] = {"fold": fold, "left": deferred, "patched": patched, "passed": transient}
+        options: dict[str, Any] = {"fold": fold, "deferred": deferred, "patched": patched, "transient": transient}
         return self.memoize(
             ("plan", outputs, known, enumerate_too, *options.values()),
             lambda: network_to_plan(

@@ -96,7 +96,7 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
     together, alone_q, alone_k = (_count_entries(network, value_dims, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
     if d_k > key or together * d_q * d_k > (alone_q * d_q + alone_k * d_k) * key:
         return None
-    inputs = [replace(x_q, slot="q"), replace(spec.parents[1], parent=x_k.index), *spec.parents[2:]]
+    inputs = [replace(x_q, slot="q"), replace(spec.parents[1], index=x_k.index), *spec.parents[2:]]
     away, W_v = {q.group.index, k.group.index}, None
     if v.group.index in foldable and isinstance(v.tpm, Linear) and _is_map(v):
         weights, x_v = v.parents
@@ -104,10 +104,10 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
         within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[weights.index]
         if shared and within and weights.index not in of_words and v.tpm_parents[1].shape <= v.shape:
             W_v = weights
-            inputs[2] = replace(spec.parents[2], parent=x_v.index)
+            inputs[2] = replace(spec.parents[2], index=x_v.index)
             away.add(v.group.index)
     scored = replace(tpm, score=Dot(tpm.score.get_scale(key)), residual=False)
-    return Fold(replace(spec, tpm=scored, inputs=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
+    return Fold(replace(spec, tpm=scored, parents=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
 
 
 def _is_map(spec: NodeSpec) -> bool:

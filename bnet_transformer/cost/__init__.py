@@ -4,7 +4,7 @@
 are apart; `count` puts them together.
 """
 
-from bnet_transformer.cost.count import Cost, Row, SliceCost, cost
-from bnet_transformer.cost.counting import Polynomial
+from bnet_transformer.cost.flop_counter import Polynomial
+from bnet_transformer.cost.net_cost import Cost, Row, SliceCost, cost
 
 __all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.data.encode import encode_sentence
-from bnet_transformer.data.words import word_encoder
+from bnet_transformer.data.word_encoder import word_encoder
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 

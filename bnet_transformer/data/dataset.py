@@ -25,7 +25,7 @@ from bnet_transformer.data.examples import (
     read_example,
 )
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
-from bnet_transformer.data.words import is_text_array, to_integers
+from bnet_transformer.data.word_encoder import is_text_array, to_integers
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.tpm.arrays import copy_to_tensor, is_dense

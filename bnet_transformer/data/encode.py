@@ -14,7 +14,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
-from bnet_transformer.data.words import describe_sentence, split_words, to_integers, to_reals, word_encoder
+from bnet_transformer.data.word_encoder import describe_sentence, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
 from bnet_transformer.reference import GroundModel, find_readable_words

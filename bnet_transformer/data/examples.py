@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
-from bnet_transformer.data.words import is_text_array, to_integers, to_reals
+from bnet_transformer.data.word_encoder import is_text_array, to_integers, to_reals
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.tpm.arrays import to_numpy

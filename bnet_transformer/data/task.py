@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.data.words import WordEncoder, word_encoder
+from bnet_transformer.data.word_encoder import WordEncoder, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 

@@ -19,7 +19,7 @@ from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
-from bnet_transformer.graph.folded import NodeGroup, TemplateGraph
+from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
 from bnet_transformer.tpm.arrays import is_dense
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
@@ -236,7 +236,7 @@ class Network:
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
             wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
             raise BNetError("to", expected=wanted, actual=device, allowed=allowed) from error
-        return replace(self.with_parameters(moved), floating=self.default_dtype if dtype is None else dtype)
+        return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
         """The parameters of one family."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bnet_transformer._core.naming import SLICE, WORD, Reach, as_reach, find_role_fault, join_name, join_stem
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, Fault, unknown_name_error
-from bnet_transformer.graph.folded import EdgeTemplate, NodeGroup, TemplateGraph
+from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def declaration_to_graph(
         templates.append(NodeTemplate(stack, slice_, step, node, plates, words))
     symbols.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
     for template in templates:
-        template.sources = tuple(_resolve_arrow(symbols, template, arrow) for arrow in template.node.arrows)
+        template.parents = tuple(_resolve_arrow(symbols, template, arrow) for arrow in template.node.arrows)
     if not templates and not symbols.faults:
         raise BNetError("declaration", expected="at least one node, in a stack or outside", actual="none")
     faults = symbols.faults + check_slots(templates)

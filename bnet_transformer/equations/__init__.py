@@ -6,7 +6,7 @@ Passes: `groups` (slices with equal equations are told once), `tell` (a group be
 architecture and no TPM is known here by name.
 """
 
+from bnet_transformer.equations.render import equations
 from bnet_transformer.equations.result import PAGE_SETUP, Equation, Equations
-from bnet_transformer.equations.telling import equations
 
 __all__ = ["PAGE_SETUP", "Equation", "Equations", "equations"]

@@ -139,7 +139,7 @@ class Picture:
 
 
 PART_FIELDS = ("boxes", "arrows", "frames", "texts", "legend")
-PartT = TypeVar("P", bound=NodeBox | PictureArrow | Frame | TextLine | LegendEntry)
+PartT = TypeVar("PartT", bound=NodeBox | PictureArrow | Frame | TextLine | LegendEntry)
 
 
 def extent(picture: Picture) -> Bounds:
@@ -168,7 +168,7 @@ def fit_to_extent(picture: Picture) -> Picture:
 def translate(part: PartT, dx: float, dy: float) -> PartT:
     """The same part of a picture elsewhere."""
     if isinstance(part, LegendEntry):
-        return replace(part, sample=translate(part.handle, dx, dy), text=translate(part.text, dx, dy))
+        return replace(part, handle=translate(part.handle, dx, dy), text=translate(part.text, dx, dy))
     if isinstance(part, PictureArrow):
         return replace(part, points=tuple((x + dx, y + dy) for x, y in part.points))
     return replace(part, x=part.x + dx, y=part.y + dy)
@@ -183,7 +183,9 @@ def _part_rectangles(part: NodeBox | PictureArrow | Frame | TextLine | LegendEnt
         yield part.x, part.y, part.x + part.width, part.y + part.height
     elif isinstance(part, LegendEntry):
         yield part.text.bounds
-        yield from _part_rectangles(replace(part.handle, under=0) if isinstance(part.handle, NodeBox) else part.handle)
+        yield from _part_rectangles(
+            replace(part.handle, num_stacked=0) if isinstance(part.handle, NodeBox) else part.handle
+        )
     else:
         left, top, right, bottom = part.bounds
         under = 2.5 * part.num_stacked if isinstance(part, NodeBox) else 0.0

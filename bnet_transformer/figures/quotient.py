@@ -10,7 +10,7 @@ import networkx as nx
 
 from bnet_transformer._core.naming import split_name
 from bnet_transformer.attention import Tan, TanTree
-from bnet_transformer.figures.grid import Grid, GridItem, GridSpacing
+from bnet_transformer.figures.grid_layout import Grid, GridItem, GridSpacing
 from bnet_transformer.figures.labels import TextRun, format_node_label, format_token, measure_label
 from bnet_transformer.figures.picture import NodeBox, Picture, PictureArrow, arch_curve
 from bnet_transformer.figures.style import BOX_HEIGHT, LABEL_SIZE, add_legend_and_caption

@@ -143,22 +143,22 @@ def collect_legend(
     signs: list[tuple[bool, NodeBox, str]] = [
         (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
         (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
-        (any(b.is_dashed for b in boxes), _sample_box(dashed=True), "learnable TPM"),
+        (any(b.is_dashed for b in boxes), _sample_box(is_dashed=True), "learnable TPM"),
         (any(b.fill == "observed" for b in boxes), _sample_box(fill="observed"), "observed"),
         (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
-        (any(b.num_stacked for b in boxes), _sample_box(under=2), "repeated over plates"),
+        (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
     ]
     found: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for there, sample, text in signs if there]
     for role in dict.fromkeys("its effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
-        found.append((_sample_box(accent=role), role))
+        found.append((_sample_box(mark=role), role))
     colours = {arrow.colour for arrow in arrows}
     found += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
     heads = any(arrow.has_head for arrow in arrows)
     if "accent" in colours:
-        found.append((replace(_sample_arrow("accent"), head=heads), "from a word to its reader"))
+        found.append((replace(_sample_arrow("accent"), has_head=heads), "from a word to its reader"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        found.append((replace(sample, width=2.6, head=heads), "P(j | i): wide and dark is likely"))
+        found.append((replace(sample, width=2.6, has_head=heads), "P(j | i): wide and dark is likely"))
     return found
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_choice, check_int, check_sequence
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.graph.ground import GroundGraph, NodeSelection
-from bnet_transformer.graph.separation import (
+from bnet_transformer.graph.d_separation import (
     SeparationQuery,
     are_separated,
     bayes_ball,
@@ -27,7 +26,8 @@ from bnet_transformer.graph.separation import (
     pack_queries,
     thin_graph,
 )
-from bnet_transformer.graph.walk import ancestors, descendants, markov_blanket
+from bnet_transformer.graph.ground_graph import GroundGraph, NodeSelection
+from bnet_transformer.graph.traversal import ancestors, descendants, markov_blanket
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -15,6 +15,6 @@ from bnet_transformer.inference.joint_posterior import (
     joint_posterior as joint_posterior,
     sample as sample,
 )
-from bnet_transformer.inference.node_queries import NodeEvaluator as NodeEvaluator
+from bnet_transformer.inference.node_evaluator import NodeEvaluator as NodeEvaluator
 from bnet_transformer.inference.query import PerformanceWarning as PerformanceWarning, Route as Route
 from bnet_transformer.inference.sentence_state import SentenceState as SentenceState

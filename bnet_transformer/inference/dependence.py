@@ -24,7 +24,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.node_queries import get_normal
+from bnet_transformer.inference.node_evaluator import get_normal
 from bnet_transformer.inference.query import route_reference
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
@@ -120,7 +120,7 @@ def _to_float64(model: GroundModel) -> GroundModel:
         return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
     return replace(
-        model, network=model.network.to(torch.float64), given=to_double(model.inputs), do=to_double(model.do)
+        model, network=model.network.to(torch.float64), inputs=to_double(model.inputs), do=to_double(model.do)
     )
 
 

@@ -23,9 +23,9 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState, NodePatches, StackTensors
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, NodePatches, StackTensors
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.told import is_readable
+from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
@@ -199,7 +199,7 @@ def _select_sentence(
     found = []
     for factor in factors:
         told = None if factor.evidence is None else Evidence(select(factor.evidence.value))
-        found.append(replace(factor, table=select(factor.table), told=told))
+        found.append(replace(factor, table=select(factor.table), evidence=told))
     return replace(execution, known={index: select(value) for index, value in execution.known.items()}), found
 
 
@@ -216,7 +216,7 @@ def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int
             own = _get_evidence_shape(execution, factor)
             number = start + torch.arange(own.numel(), device=factor.table.device).reshape(own)
             start += own.numel()
-            factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), told=None)
+            factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), evidence=None)
         found.append(factor)
     return bool((eliminate_choices(execution, found) > LOG_ZERO / 2).all())
 

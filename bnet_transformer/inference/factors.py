@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.compiler.course import (
+from bnet_transformer.compiler.execution_state import (
     ExecutionRequest,
     ExecutionState,
     ValidatedInputs,
@@ -20,7 +20,7 @@ from bnet_transformer.compiler.course import (
 )
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
-from bnet_transformer.compiler.told import (
+from bnet_transformer.compiler.validate_inputs import (
     check_states,
     check_value,
     get_plate_sizes,
@@ -31,7 +31,7 @@ from bnet_transformer.compiler.told import (
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
-from bnet_transformer.inference.readout import deferred_log_likelihood, find_deferred_attention
+from bnet_transformer.inference.deferred_readout import deferred_log_likelihood, find_deferred_attention
 from bnet_transformer.reference import is_close
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -98,13 +98,13 @@ def build_factors(
     _check_evidence_shapes(module, evidence, do, inputs.word_counts, inputs.batch)
     request = replace(
         request,
-        want=problem.outputs,
+        outputs=problem.outputs,
         x=inputs,
         observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
         patched={name: some for name, some in patched.items() if name not in problem.fixed},
         training=False,
         enumerate_too=problem.enumerated,
-        left=frozenset(problem.deferred_attention.values()),
+        deferred=frozenset(problem.deferred_attention.values()),
     )
     course, plan = module.run(request)
     factors = []

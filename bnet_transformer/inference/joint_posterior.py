@@ -25,7 +25,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeSelection, topological_order
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.inference.node_queries import NodeEvaluator, NodeQuery, get_normal
+from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery, get_normal
 from bnet_transformer.inference.query import (
     Fault,
     Obstacle,
@@ -46,7 +46,8 @@ from bnet_transformer.inference.query import (
     with_cost,
     with_sentence_scope,
 )
-from bnet_transformer.reference import GroundModel, ReferenceRun, asking
+from bnet_transformer.reference import GroundModel, ReferenceRun
+from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Seque
     nodes, states = [*query.nodes, *others], enumerate_joint_states(every)
     if algorithm == "enumeration":
         batch = prune_barren_choices(world, {*choices, *query.nodes, *query.evidence})
-        logs = _batched_log_probs(replace(query, world=batch), nodes, states)
+        logs = _batched_log_probs(replace(query, model=batch), nodes, states)
     else:
         runs = (ReferenceRun(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
         each = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
@@ -243,7 +244,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
     if route.algorithm == "reference":
         route.warn_if_slow()
         for node in nodes:
-            row = asking.expected_attention(world, node, query.evidence, query.budget)
+            row = expected_attention(world, node, query.evidence, query.budget)
             if row is not None:
                 table[node - first, row[0]] = row[1]
         return table.reshape(shape)
@@ -265,7 +266,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
 def route_expected_attention(attention_query: NodeQuery) -> Route:
     """How `P(j | i)` of a family is averaged: from its tables in every state, or node by node by the reference."""
     world, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
-    if asking.split_choices(world, attention_query.choices) is not None or route.algorithm == "reference":
+    if split_choices(world, attention_query.choices) is not None or route.algorithm == "reference":
         return route
     count = len(attention_query.dependencies) * route.states * len(world.ground)
     reason = "its words depend on different choices, for which no table of the family has a dim each"
@@ -308,7 +309,7 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         shares = rows[bundle.child][targets - int(ground.offsets[bundle.child]), words]
         arrows = dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), shares.tolist(), strict=True))
         if any(WORD not in given.over for given in inputs):
-            arrows = {(s, t): w for (s, t), w in arrows.items() if s not in asking.find_single_parents(query.model, t)}
+            arrows = {(s, t): w for (s, t), w in arrows.items() if s not in find_single_parents(query.model, t)}
         weights |= arrows
     return weights
 

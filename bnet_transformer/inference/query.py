@@ -42,7 +42,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.cost.count import count_plan_flops
+from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
@@ -151,7 +151,7 @@ def group_interventions(model: GroundModel, relevant: Collection[int] | None = N
             whole[name] = value
         else:
             patched[name] = value, which
-    return {"do": whole, "patched": patched, "rows": group_values(model, model.attention_rows, relevant)}
+    return {"do": whole, "patched": patched, "attention_rows": group_values(model, model.attention_rows, relevant)}
 
 
 def group_values(
@@ -263,7 +263,7 @@ def with_sentence_scope(module: CompiledModule) -> CompiledModule:
     if all(member.scope == "sentence" for member in network.specs):
         return module
     members = tuple(replace(member, scope="sentence") for member in network.specs)
-    return CompiledModule(replace(network, members=members)).eval()
+    return CompiledModule(replace(network, specs=members)).eval()
 
 
 S = TypeVar("S")
@@ -331,7 +331,7 @@ class Obstacle:
         return f"{self.subject} is {self.reason}"
 
 
-Fault = Obstacle | UnsupportedError  # a ReadingError is what the algorithm raises to whoever asks it directly
+Fault = Obstacle | UnsupportedError  # a UnsupportedError is what the algorithm raises to whoever asks it directly
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ def find_enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
     world = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *query.choices])
-    return find_elimination_fault(replace(query.without_target_evidence(), world=world), None, [*states])
+    return find_elimination_fault(replace(query.without_target_evidence(), model=world), None, [*states])
 
 
 JOINT_RULES: Sequence[Rule[Query]] = (
@@ -498,7 +498,7 @@ def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundMod
         {node: value for node, value in values.items() if model.ground.group_of(node).index in above}
         for values in (model.do, model.attention_rows)
     )
-    return replace(model, do=do, rows=rows)
+    return replace(model, do=do, attention_rows=rows)
 
 
 def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> GroundModel:
@@ -529,7 +529,7 @@ def with_cost(query: Query, route: Route) -> Route:
         batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
     if route.algorithm == "enumeration":
         world = prune_barren_choices(world, {*states, *query.evidence})
-    question = find_elimination_problem(replace(query, world=world), node, states)
+    question = find_elimination_problem(replace(query, model=world), node, states)
     assert isinstance(question, EliminationProblem)
     members, words = world.network.specs, world.ground.word_counts
     if route.algorithm == "elimination":

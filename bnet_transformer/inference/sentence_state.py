@@ -23,9 +23,11 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.node_queries import NodeEvaluator
+from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query
-from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, asking, find_slot_parents, locate_node
+from bnet_transformer.inference.selection import parse_indices, parse_slices, parse_words
+from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, find_slot_parents, locate_node
+from bnet_transformer.reference.node_tables import check_discrete_node
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.arrays import copy_to_tensor
 
@@ -319,7 +321,7 @@ class SentenceState:
             # Noise and Mean() use a node's value after all other interventions of the same call.
             evidence = {node: value for node, value in self.evidence.items() if node not in result}
             state = replace(
-                self, interventions={**self.interventions, **result}, evidence=evidence, before=self.evaluator
+                self, interventions={**self.interventions, **result}, evidence=evidence, previous=self.evaluator
             )
             own_value = RelativeValues(state.model, state.evaluator.value)
             result |= {node: own_value(node, value) for node, value in own.items()}
@@ -339,7 +341,7 @@ class SentenceState:
         """
         interventions = self.resolve_interventions(nodes)
         self._check_disjoint(interventions, self.evidence)
-        return replace(self, interventions={**self.interventions, **interventions}, before=self.evaluator)
+        return replace(self, interventions={**self.interventions, **interventions}, previous=self.evaluator)
 
     def without_interventions(self, names: Collection[str] = ()) -> SentenceState:
         """The state before `do`.
@@ -354,7 +356,7 @@ class SentenceState:
         if not nodes & self.interventions.keys():
             raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
         rest = {node: value for node, value in self.interventions.items() if node not in nodes}
-        return replace(self, interventions=rest, before=None)
+        return replace(self, interventions=rest, previous=None)
 
     def with_evidence(self, nodes: Mapping[str, object] | None) -> SentenceState:
         """The state with more evidence.
@@ -375,8 +377,8 @@ class SentenceState:
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
                 raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=got)
-        state = replace(self, evidence={**self.evidence, **evidence}, before=None)
-        vars(state)["world"] = self.model  # evidence changes no arrow: the cached property holds for both
+        state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
+        vars(state)["model"] = self.model  # evidence changes no arrow: the cached property holds for both
         return state
 
     def _check_disjoint(self, interventions: Collection[int], evidence: Collection[int]) -> None:
@@ -409,7 +411,7 @@ class SentenceState:
             raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
         for node in nodes:
-            asking.check_discrete_node(self.model, node)
+            check_discrete_node(self.model, node)
         return query
 
     def selection(
@@ -428,18 +430,18 @@ class SentenceState:
             words: The words that are in it, by number or as words, or a mapping from stacks to them; all where None.
             heads: The heads that are in it; all where None.
         """
-        chosen = None if slices is None else asking.parse_slices(slices, self.network)
+        chosen = None if slices is None else parse_slices(slices, self.network)
         sizes, plates, kept = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
                 raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
-            plates["head"] = asking.parse_indices("heads", heads, sizes["head"])
+            plates["head"] = parse_indices("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
         for stack, wanted in by_stack.items():
             if stack not in self.tokens:
                 raise unknown_name_error("stack", stack, self.tokens)
             if wanted is not None:
-                kept[stack] = asking.parse_words(self.tokens[stack], wanted)
+                kept[stack] = parse_words(self.tokens[stack], wanted)
         return NodeSelection(chosen, kept, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:

@@ -7,8 +7,8 @@ them `compute_attention_weights` reads the weights of torch's own modules, and `
 import importlib
 import pkgutil
 
+from bnet_transformer.models._builders import shift_right
 from bnet_transformer.models._from_torch import weights_of
-from bnet_transformer.models._sublayers import shift_right
 
 ARCHITECTURES = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
 

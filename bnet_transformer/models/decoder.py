@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Declaration, Stack
-from bnet_transformer.models._sublayers import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
+from bnet_transformer.models._builders import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
 from bnet_transformer.tpm import TPM
 
 

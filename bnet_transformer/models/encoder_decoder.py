@@ -16,7 +16,7 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Declaration, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
+from bnet_transformer.models._builders import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
 from bnet_transformer.tpm import TPM
 
 DEFAULT_MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}

@@ -15,7 +15,7 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._sublayers import HEADS, WORD, build_observation
+from bnet_transformer.models._builders import HEADS, WORD, build_observation
 from bnet_transformer.tpm import TPM, Attention, Bilinear, Concat, Dot, Given, Linear, ResNet, Weight
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
-from bnet_transformer.models._sublayers import WORD, build_observation
+from bnet_transformer.models._builders import WORD, build_observation
 from bnet_transformer.tpm import TPM, Cayley, Given, Skew, Triangular, Weight
 
 

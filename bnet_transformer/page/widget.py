@@ -16,7 +16,7 @@ import traitlets
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
-from bnet_transformer.page.page import bundle_script, render_style_sheet
+from bnet_transformer.page.render import bundle_script, render_style_sheet
 
 
 class Widget(anywidget.AnyWidget):

@@ -15,8 +15,8 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
-from bnet_transformer.plots.heat import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
-from bnet_transformer.plots.tables import BarSeries, draw_bars
+from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
+from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
 from bnet_transformer.tpm.arrays import to_numpy
 
 FIT_VIEWS = ("pi", "theta", "history")
@@ -87,7 +87,7 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
         raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
     maps = [HeatMapData(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
-    told: Any = {"what": "cosine", "x": "head", "y": "head"}
+    told: Any = {"value_label": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
         draw_heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
         canvas.set_title(maps[0].name)
@@ -100,7 +100,7 @@ def plot_comparison(result: Comparison, canvas: Canvas) -> None:
     """How many sentences a head of each fit answers for, the matches framed."""
     overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
-    told: Any = {"what": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
+    told: Any = {"value_label": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
     ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **told, square=True)
     for head, match in enumerate(result.match):
         if match >= 0:

@@ -17,11 +17,11 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
 from bnet_transformer._core.checks import check_choice, check_int
-from bnet_transformer.attention.heads.corpus_roles import Roles
-from bnet_transformer.attention.heads.gates import Damage, Inclusion
-from bnet_transformer.attention.heads.reading import OTHER
+from bnet_transformer.attention.heads.head_attention import OTHER
+from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
+from bnet_transformer.attention.heads.head_roles import Roles
 from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
-from bnet_transformer.plots.heat import (
+from bnet_transformer.plots.heat_maps import (
     FloatArray,
     HeatMapData,
     draw_heat_map,
@@ -29,7 +29,7 @@ from bnet_transformer.plots.heat import (
     shared_limits,
     tick_label_width,
 )
-from bnet_transformer.plots.tables import to_float_array
+from bnet_transformer.plots.labelled_arrays import to_float_array
 from bnet_transformer.tpm.arrays import to_numpy
 
 MEASURES = {  # of each measure: its scale, the title, and which numbers are its errors

@@ -16,10 +16,17 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.selection import find_attention_spec, merge_words, parse_attention_slices
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat import HeatMapData, draw_heat_map, draw_heat_maps, probability_limits
-from bnet_transformer.plots.tables import BarSeries, draw_bars, make_labelled_array, plot_labelled_array, select_top
-from bnet_transformer.reference import asking
+from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, draw_heat_maps, probability_limits
+from bnet_transformer.plots.labelled_arrays import (
+    BarSeries,
+    draw_bars,
+    make_labelled_array,
+    plot_labelled_array,
+    select_top,
+)
+from bnet_transformer.reference.node_tables import compute_read_mask
 from bnet_transformer.tpm.arrays import to_numpy
 
 TOKEN_WORDS = "tokens"
@@ -61,10 +68,10 @@ def plot_sentence(
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
         raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
     check_choice("words", words, (TOKEN_WORDS, "words"))
-    chosen = asking.parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
+    chosen = parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
     several = {t: build_attention_maps(s, t, head, role, words) for t in chosen}
     maps = [each for found in several.values() for each in found]
-    told: Any = {"what": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
+    told: Any = {"value_label": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
     if any(bool(np.isnan(each.values).any()) for each in maps):
         canvas.add_note(BLANK_NOTE)
     limits = probability_limits([each.values for each in maps])
@@ -81,7 +88,7 @@ def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int,
     """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
     widest = max(map(len, maps_by_slice.values()))
     if widest == 1:
-        alone = [replace(maps[0], name=f"slice {t}", short="") for t, maps in maps_by_slice.items()]
+        alone = [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
         return min(4, len(alone)), list(alone)
     if len(maps_by_slice) == 1:
         (maps,) = maps_by_slice.values()
@@ -89,7 +96,7 @@ def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int,
     across = widest if widest <= 16 else 8
     panels: list[HeatMapData | None] = []
     for t, maps in maps_by_slice.items():
-        panels += [replace(each, row=f"slice {t}") for each in maps]
+        panels += [replace(each, row_title=f"slice {t}") for each in maps]
         panels += [None] * (-len(maps) % across)
     return across, panels
 
@@ -100,16 +107,16 @@ def build_attention_maps(
     """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
     world = s.state.model
     found = s.attention(slice_, role=role, words=words).double()
-    member = asking.find_attention_spec(world, slice_, role)
+    member = find_attention_spec(world, slice_, role)
     stacks = (
         member.group.word_stack or "",
         world.network.get_source_stack(member),
     )  # of those that read, and that are read
     rows, columns = (_word_labels(s, stack, words) for stack in stacks)
     names = _name_dims(s, member, found.dim() - 2)
-    readable = torch.from_numpy(asking.compute_read_mask(world, member))
+    readable = torch.from_numpy(compute_read_mask(world, member))
     if words != TOKEN_WORDS:
-        readable = asking.merge_words(readable.double(), s.state.encoded.group_subwords()) > 0
+        readable = merge_words(readable.double(), s.state.encoded.group_subwords()) > 0
     kept = found.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:

@@ -13,8 +13,8 @@ from bnet_transformer._core.checks import check_choice, check_fraction, check_in
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
-from bnet_transformer.plots.tables import BarSeries, draw_bars, to_float_array
+from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
+from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
 from bnet_transformer.tpm.arrays import to_numpy
 
 MAX_BAR_CELLS = 12  # cells whose direct and indirect effects stand side by side as bars
@@ -197,7 +197,7 @@ def _draw_panels(
     around = _axis_options(result, dims)
     tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
     limits = symmetric_limits(*values.values())
-    style: Any = {"limits": limits, "tall": tall, "widest": PANELS_WIDTH, "numbers": True, "thinned": thinned}
+    style: Any = {"limits": limits, "aspect": tall, "max_width": PANELS_WIDTH, "should_write_numbers": True, "should_thin_labels": thinned}
     panels = draw_heat_maps(canvas, maps, value_label=value_label, num_columns=across, **around, **style)
     _draw_strokes(canvas, panels, list(values.values()))
 

@@ -24,15 +24,8 @@ from bnet_transformer.pretrained.declaration import (
 )
 from bnet_transformer.pretrained.families import FAMILIES, register
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
-from bnet_transformer.pretrained.keys import (
-    FLOAT_DTYPES,
-    apply_device_map,
-    has_readout_weights,
-    index_keys,
-    weights_to_parameters,
-)
 from bnet_transformer.pretrained.module_check import check_modules
-from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
+from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     ModelSource,
@@ -42,6 +35,13 @@ from bnet_transformer.pretrained.source import (
     folder_to_source,
     model_to_source,
     serialize_tokenizer,
+)
+from bnet_transformer.pretrained.weight_mapping import (
+    FLOAT_DTYPES,
+    apply_device_map,
+    has_readout_weights,
+    index_keys,
+    weights_to_parameters,
 )
 
 __all__ = [
@@ -146,7 +146,7 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
     if left and readout is not None:
         named = ", ".join(left[:6]) + (", …" if len(left) > 6 else "")
         warnings.warn(f"{source.origin}: no node reads {len(left)} of its weights: {named}", stacklevel=3)
-    return BNet(replace(network, floating=network.dtype, tokenizer=reader))
+    return BNet(replace(network, default_dtype=network.dtype, tokenizer=reader))
 
 
 def _get_family(source: ModelSource) -> ModelFamily:

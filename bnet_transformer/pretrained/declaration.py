@@ -18,9 +18,15 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.models._sublayers import TABLE, WORD, BlockBuilder
+from bnet_transformer.models._builders import TABLE, WORD, BlockBuilder
 from bnet_transformer.pretrained.family import ModelFamily, ModelOptions, is_causal
-from bnet_transformer.pretrained.keys import StateDict, are_tensors_equal, canonical_key, index_keys, locate_bias
+from bnet_transformer.pretrained.weight_mapping import (
+    StateDict,
+    are_tensors_equal,
+    canonical_key,
+    index_keys,
+    locate_bias,
+)
 from bnet_transformer.tpm import (
     Activation,
     Add,
@@ -218,7 +224,7 @@ ENCODER_DECODER_READOUTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderOptions(ModelOptions):
-    """The options of an encoder and a decoder; those of `Options` are the encoder's where they differ, but for `reach`.
+    """The options of an encoder and a decoder; those of `ModelOptions` are the encoder's where they differ, but for `reach`.
 
     `separate_vocabularies`: each stack has a vocabulary of its own.
     """
@@ -317,7 +323,7 @@ def resolve_stacks(
         one_table=options.one_table and are_tensors_equal(family, weights, enc, dec),
         tied=options.tied and are_tensors_equal(family, weights, dec, logits),
         logits_bias=family.logits_bias and not biases.isdisjoint(present),
-        tables=tables,
+        tied_keys=tables,
     )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import EvidenceError
-from bnet_transformer.graph.ground import GroundGraph, RetainedParents
-from bnet_transformer.graph.walk import ancestors
+from bnet_transformer.graph.ground_graph import GroundGraph, RetainedParents
+from bnet_transformer.graph.traversal import ancestors
 from bnet_transformer.tpm import Attention
 
 
@@ -59,7 +59,7 @@ class GroundModel:
         do |= {node: value for node, value in interventions.items() if isinstance(value, Tensor)}
         rows |= {node: value.weights for node, value in interventions.items() if isinstance(value, AttentionRow)}
         kept = {node: _retained_reaches(self.spec(node)) for node in rows}
-        return replace(self, ground=self.ground.surgery(do, kept), do=do, rows=rows)
+        return replace(self, ground=self.ground.surgery(do, kept), do=do, attention_rows=rows)
 
 
 def find_slot_parents(

@@ -24,8 +24,8 @@ from bnet_transformer.tpm.base import (
     check_vector,
     initial_spread,
 )
-from bnet_transformer.tpm.checks import check_bool, check_positive, choice, instance_of, min_int, optional
 from bnet_transformer.tpm.combine import apply_linear
+from bnet_transformer.tpm.field_checks import check_bool, check_positive, choice, instance_of, min_int, optional
 from bnet_transformer.tpm.score import Bias, Dot, Normaliser, Score
 from bnet_transformer.tpm.steps import ACTIVATIONS, activation_latex, check_activation
 from bnet_transformer.tpm.symbols import Symbols, add_scripts

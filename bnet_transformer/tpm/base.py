@@ -26,7 +26,7 @@ from torch.distributions import Distribution
 from bnet_transformer._core.checks import check_float, check_int, set_frozen
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.checks import CheckedDataclass
+from bnet_transformer.tpm.field_checks import CheckedDataclass
 from bnet_transformer.tpm.symbols import Symbols
 
 if TYPE_CHECKING:

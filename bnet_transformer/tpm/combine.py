@@ -22,7 +22,7 @@ from bnet_transformer.tpm.base import (
     check_single_axis,
     check_vector,
 )
-from bnet_transformer.tpm.checks import check_bool, choice, named, optional
+from bnet_transformer.tpm.field_checks import check_bool, choice, named, optional
 from bnet_transformer.tpm.symbols import Symbols
 
 POOLS = ("mean", "sum")

@@ -30,8 +30,8 @@ from bnet_transformer.tpm.base import (
     check_vector,
     initial_spread,
 )
-from bnet_transformer.tpm.checks import check_bool, check_positive, choice, named, optional
 from bnet_transformer.tpm.combine import POOLS, pool_latex, pool_words
+from bnet_transformer.tpm.field_checks import check_bool, check_positive, choice, named, optional
 from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_number, format_power
 
 

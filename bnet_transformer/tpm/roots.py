@@ -24,7 +24,7 @@ from bnet_transformer.tpm.base import (
     check_shape,
     initial_spread,
 )
-from bnet_transformer.tpm.checks import (
+from bnet_transformer.tpm.field_checks import (
     CheckedDataclass,
     check_bool,
     check_positive,

@@ -13,7 +13,15 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import Parent, Product, broadcast_shapes, check_matrix, check_vector
-from bnet_transformer.tpm.checks import CheckedDataclass, check_bool, check_positive, choice, min_int, named, optional
+from bnet_transformer.tpm.field_checks import (
+    CheckedDataclass,
+    check_bool,
+    check_positive,
+    choice,
+    min_int,
+    named,
+    optional,
+)
 from bnet_transformer.tpm.symbols import (
     Symbol,
     Symbols,

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product, Shape, VectorMap, check_vector
-from bnet_transformer.tpm.checks import check_below_one, check_bool, check_positive, choice, named
 from bnet_transformer.tpm.combine import apply_linear
+from bnet_transformer.tpm.field_checks import check_below_one, check_bool, check_positive, choice, named
 from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_multiple, format_number
 
 _ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each with its name in LaTeX

@@ -82,7 +82,7 @@ class Symbol:
 
     def __getitem__(self, letters: str) -> Symbol:
         """The same with feature indices, which the einstein form alone shows."""
-        return replace(self, at=letters)
+        return replace(self, indices=letters)
 
     def entry(self, *indices: str) -> str:
         """One entry, in any form: the word's index goes with those of the features."""
@@ -178,8 +178,10 @@ class Symbols:
             rank = len(filled.shape)
             if rank > len(FEATURE_LETTERS) or (self.form != "einstein" and rank != 1):
                 raise UnsupportedFormError
-            filled = replace(filled, told=filled.form_symbol[FEATURE_LETTERS[:rank] if letters is None else letters])
-        return self._add_primes(filled, replace(filled.form_symbol, value=True))
+            filled = replace(
+                filled, form_symbol=filled.form_symbol[FEATURE_LETTERS[:rank] if letters is None else letters]
+            )
+        return self._add_primes(filled, replace(filled.form_symbol, is_value=True))
 
     def weight(self, slot: str | int, letters: str = "ab") -> Symbol:
         """A slot that holds a map (`W`, `A`), the same for every word."""
@@ -244,12 +246,14 @@ class Symbols:
 
     def with_primes(self) -> Symbols:
         """The same with every collection's index primed, for a sum within a sum."""
-        return replace(self, primed=True)
+        return replace(self, is_primed=True)
 
     def with_read_index(self, slot: str, index: str) -> Symbols:
         """The same with the word read in a collection at an index of its own."""
         slots = tuple(
-            replace(s, word=_set_read_index(s.word_symbol, index), told=_set_read_index(s.form_symbol, index))
+            replace(
+                s, word_symbol=_set_read_index(s.word_symbol, index), form_symbol=_set_read_index(s.form_symbol, index)
+            )
             if s.over == ("j",)
             else s
             for s in self.slots
@@ -307,7 +311,7 @@ class Symbols:
 
     def plus(self, bias: Symbol, letter: str = "a") -> str:
         r"""`+ b` as the form shows it: the same for every word, so `+ \mathbf{1} b^\top` if words are rows."""
-        return f" + {replace(bias, value=True)[letter]}"
+        return f" + {replace(bias, is_value=True)[letter]}"
 
     def define(self, statement: str) -> None:
         """Say once, below the equations, what something in them is."""

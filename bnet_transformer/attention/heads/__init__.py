@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from bnet_transformer.attention.heads.corpus_roles import Roles, roles
-from bnet_transformer.attention.heads.gates import Damage, Inclusion, damage, inclusion
+from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion, damage, inclusion
+from bnet_transformer.attention.heads.head_roles import Roles, roles
 
 __all__ = ["Damage", "Inclusion", "Roles", "damage", "inclusion", "roles"]

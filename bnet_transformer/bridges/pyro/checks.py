@@ -21,8 +21,14 @@ from torch.distributions import Distribution, Independent
 
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import ExecutionState, TensorLayout
-from bnet_transformer.compiler.told import check_states, describe_shape, get_plate_sizes, infer_batch_size, is_readable
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
+from bnet_transformer.compiler.validate_inputs import (
+    check_states,
+    describe_shape,
+    get_plate_sizes,
+    infer_batch_size,
+    is_readable,
+)
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, format_value
 

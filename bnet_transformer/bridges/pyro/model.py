@@ -17,7 +17,8 @@ from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.bridges.pyro import checks
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.course import (
+from bnet_transformer.compiler.evaluate import Scan, compute_value as value_of
+from bnet_transformer.compiler.execution_state import (
     ExecutionState,
     StackTensors,
     TensorLayout,
@@ -25,7 +26,7 @@ from bnet_transformer.compiler.course import (
     get_present_mask,
 )
 from bnet_transformer.compiler.module import find_default_output
-from bnet_transformer.compiler.told import (
+from bnet_transformer.compiler.validate_inputs import (
     check_mask,
     check_masked_reads,
     get_plate_sizes,
@@ -33,7 +34,6 @@ from bnet_transformer.compiler.told import (
     lay_out_value,
     lay_out_values as received_values,
 )
-from bnet_transformer.compiler.values import Scan, compute_value as value_of
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 

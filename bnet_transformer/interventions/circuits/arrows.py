@@ -17,7 +17,7 @@ from bnet_transformer._core.checks import check_choice, check_sequence
 from bnet_transformer._core.naming import SLICE, WORD
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, ancestors, descendants
-from bnet_transformer.graph.folded import EdgeTemplate
+from bnet_transformer.graph.template_graph import EdgeTemplate
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 
@@ -159,7 +159,7 @@ def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray
 
 def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
     """True where a node is set to the same value, or to the same row of attention, in both."""
-    for told in ("do", "rows"):
+    for told in ("do", "attention_rows"):
         mine, theirs = getattr(first, told).get(node), getattr(second, told).get(node)
         if (mine is None) != (theirs is None) or (mine is not None and not torch.equal(mine, theirs)):
             return False

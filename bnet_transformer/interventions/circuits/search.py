@@ -30,7 +30,7 @@ from bnet_transformer.interventions.circuits.arrows import (
     iter_active_arrows,
     parse_edge_axes,
 )
-from bnet_transformer.interventions.circuits.run import CircuitRunner, build_runner, check_ancestors_fixed
+from bnet_transformer.interventions.circuits.runner import CircuitRunner, build_runner, check_ancestors_fixed
 from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY, Examples, parse_example_pair, parse_metric
 
 if TYPE_CHECKING:

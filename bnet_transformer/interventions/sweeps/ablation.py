@@ -31,7 +31,7 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     get_layout_shape,
 )
 from bnet_transformer.reference import GroundModel, locate_node
-from bnet_transformer.reference.asking import has_ancestor_choices
+from bnet_transformer.reference.node_tables import has_ancestor_choices
 
 
 @dataclass

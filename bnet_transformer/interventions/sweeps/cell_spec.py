@@ -22,7 +22,8 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.interventions.sweeps.examples import Examples
-from bnet_transformer.reference import GroundModel, asking
+from bnet_transformer.reference import GroundModel
+from bnet_transformer.reference.node_tables import compute_read_mask
 from bnet_transformer.tpm import Attention
 
 READ = "read"
@@ -145,7 +146,7 @@ def build_role_cells(examples: Examples, at: str, over: object) -> PatchCells:
         place = _unravel_nodes(world, family, world.ground.select_nodes(family))
         node, read = np.arange(len(place[SLICE])), None
         if READ in axes:
-            reads = asking.compute_read_mask(world, members[family.index])
+            reads = compute_read_mask(world, members[family.index])
             which, read = np.nonzero(reads[place[WORD] if WORD in place else np.zeros_like(node)])
             node, place = node[which], {axis: index[which] for axis, index in place.items()} | {READ: read}
         grid.append(place)

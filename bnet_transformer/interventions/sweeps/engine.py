@@ -178,8 +178,8 @@ class SweepBatch:
         """What an ablation sets in a family."""
         nodes, which = np.unique(sites.nodes, return_inverse=True)
         source = ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(which)]
-        found = build_patch(run, run.base, replace(sites, rows=False))
-        return replace(found, source=source.to(found.source), own=True)
+        found = build_patch(run, run.base, replace(sites, is_attention=False))
+        return replace(found, source=source.to(found.source), is_per_node=True)
 
     def _compute_base_sequentially(self, examples: Examples) -> Outcomes:
         """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
@@ -204,7 +204,7 @@ class SweepBatch:
 def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
     """The cells without the families and the paths that only some of them set."""
     entries = tuple(each for each in cells.sites if not np.isin(each.cells, list(dropped)).all())
-    return replace(cells, entries=entries, paths=tuple(path for path in cells.paths if path.cell not in dropped))
+    return replace(cells, sites=entries, paths=tuple(path for path in cells.paths if path.cell not in dropped))
 
 
 def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:

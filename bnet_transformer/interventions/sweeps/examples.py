@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.course import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError
@@ -26,7 +26,7 @@ from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query, build_length_inputs, enumerate_joint_states, group_interventions
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
-from bnet_transformer.reference.asking import check_discrete_node, has_ancestor_choices
+from bnet_transformer.reference.node_tables import check_discrete_node, has_ancestor_choices
 
 DEFAULT_MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
 
@@ -61,13 +61,13 @@ class Examples:
         if not states:
             return self
         open_ = {node: state for node, state in states.items() if node not in self.model.do}
-        return replace(self, worlds=tuple(world.surgery(open_) for world in self.models))
+        return replace(self, models=tuple(world.surgery(open_) for world in self.models))
 
     def split(self, size: int) -> Iterator[Examples]:
         """The sentences in order, so many at a time."""
         for start in range(0, len(self), size):
             some = slice(start, start + size)
-            yield replace(self, worlds=self.models[some], tokens=self.tokens[some])
+            yield replace(self, models=self.models[some], tokens=self.tokens[some])
 
     def run(
         self,
@@ -92,7 +92,7 @@ class Examples:
             build_length_inputs(self.model),
             do=whole,
             patched=_stack_sentences([each["patched"] for each in done]),
-            attention_rows=_stack_sentences([each["rows"] for each in done]),
+            attention_rows=_stack_sentences([each["attention_rows"] for each in done]),
             given={name: torch.stack([world.inputs[name] for world in self.models]) for name in self.model.inputs},
             record_attention=frozenset(record_attention),
             perturbations=perturbations,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.course import ExecutionState
+from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import IntArray, NodePath, PatchSites

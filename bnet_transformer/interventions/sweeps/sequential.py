@@ -17,7 +17,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference.joint_posterior import joint_log_probs, joint_posterior
-from bnet_transformer.inference.node_queries import NodeEvaluator
+from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells
 from bnet_transformer.interventions.sweeps.examples import Examples

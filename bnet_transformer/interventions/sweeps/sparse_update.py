@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.course import ExecutionState, TensorLayout, gather_parents
-from bnet_transformer.compiler.values import evaluate_tpm
+from bnet_transformer.compiler.evaluate import evaluate_tpm
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.graph.walk import find_reachable, mark_nodes
+from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm.base import broadcast_shapes
 
@@ -84,7 +84,7 @@ class GroupPatch:
         node = tuple(each[keep] for each in self.nodes)
         read = None if self.read_words is None else self.read_words[keep]
         source = self.source[:, keep] if self.is_per_node else self.source
-        return replace(self, cell=number[keep], node=node, source=source, read=read)
+        return replace(self, cells=number[keep], nodes=node, source=source, read_words=read)
 
 
 @dataclass
@@ -154,7 +154,9 @@ class SparseUpdate:
         words = dict(self.base.word_counts) if own is None else {**self.base.word_counts, own: len(rows)}
         values = {parent: self.gather(parent, rows) for parent in get_parent_groups(self.base.network, spec)}
         places = {} if own is None else {own: rows.words}
-        return replace(self.base, words=words, values=values, places=places, masks={}, readings={})
+        return replace(
+            self.base, word_counts=words, values=values, positions=places, mask_cache={}, attention_weights={}
+        )
 
     def _build_cell_state(self, spec: NodeSpec, rows: RowIndex) -> tuple[ExecutionState, Tensor]:
         """A course in which the cells of these rows lead, and their numbers."""
@@ -162,7 +164,7 @@ class SparseUpdate:
         values = {
             parent: self._gather_all_words(parent, cells) for parent in get_parent_groups(self.base.network, spec)
         }
-        return replace(self.base, layout=self._cell_layout, values=values, masks={}, readings={}), cells
+        return replace(self.base, layout=self._cell_layout, values=values, mask_cache={}, attention_weights={}), cells
 
     def _gather_all_words(self, group: int, cells: Tensor) -> Tensor:
         """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""

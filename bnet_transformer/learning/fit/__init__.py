@@ -6,9 +6,9 @@ says how before it starts. `result` is what comes out, with `heads`; `run` makes
 too.
 """
 
-from bnet_transformer.learning.fit.heads import Comparison, Heads
+from bnet_transformer.learning.fit.head_summary import Comparison, Heads
+from bnet_transformer.learning.fit.methods import explain_fit, fit
 from bnet_transformer.learning.fit.problem import EM, MAP, NUTS, SVI
 from bnet_transformer.learning.fit.result import Check, Fit
-from bnet_transformer.learning.fit.run import explain_fit, fit
 
 __all__ = ["EM", "MAP", "NUTS", "SVI", "Check", "Comparison", "Fit", "Heads", "explain_fit", "fit"]

@@ -22,7 +22,7 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.course import gather_parents
+from bnet_transformer.compiler.execution_state import gather_parents
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
@@ -35,8 +35,8 @@ from bnet_transformer.inference.exact import (
     posterior,
 )
 from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
-from bnet_transformer.learning.fit import heads
-from bnet_transformer.learning.fit.heads import Comparison, Heads, find_selectors, samples_to_parameters
+from bnet_transformer.learning.fit import head_summary as heads
+from bnet_transformer.learning.fit.head_summary import Comparison, Heads, find_selectors, samples_to_parameters
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.training import alone
 from bnet_transformer.learning.training.loop import N
@@ -171,7 +171,7 @@ class Fit(Generic[N]):
         >>> f.samples["c.logits"].shape
         torch.Size([1, 100, 2])
         """
-        from bnet_transformer.learning.fit.run import fit_from_pyro
+        from bnet_transformer.learning.fit.methods import fit_from_pyro
 
         network = as_network(net)
         made = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)

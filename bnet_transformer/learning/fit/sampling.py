@@ -21,12 +21,14 @@ from torch.distributions import Categorical, biject_to, constraints, kl_divergen
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import seed_rngs
-from bnet_transformer.compiler.told import get_plate_sizes
+from bnet_transformer.compiler.validate_inputs import get_plate_sizes
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.ascent import (
+from bnet_transformer.learning.fit.head_summary import align_heads, find_representative
+from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
+from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
     ParameterSets,
     RestartOptimizer,
@@ -34,8 +36,6 @@ from bnet_transformer.learning.fit.ascent import (
     optimize,
     to_network_devices,
 )
-from bnet_transformer.learning.fit.heads import align_heads, find_representative
-from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import defer_interrupt
 

@@ -6,8 +6,8 @@ the steps and checkpoints; `incremental` computes one word at a time, and `gener
 
 from bnet_transformer._core.distributed import alone
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
+from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
-from bnet_transformer.learning.training.iterate import iterate, windows
 from bnet_transformer.learning.training.loop import Trained, kept, train
 
 __all__ = [

@@ -19,7 +19,7 @@ from bnet_transformer.data.examples import Example, pad_examples
 from bnet_transformer.data.task import Task, check_has_words, infer_trainable_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.training.incremental import IncrementalDecoder, find_next_word_readout
+from bnet_transformer.learning.training.incremental_decoding import IncrementalDecoder, find_next_word_readout
 from bnet_transformer.tpm.arrays import is_dense
 
 if TYPE_CHECKING:

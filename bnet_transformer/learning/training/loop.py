@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.config_options import suggest_config_for_options
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.files import as_path
 from bnet_transformer._core.memory import translate_memory_errors
-from bnet_transformer._core.options import suggest_config_for_options
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.dataset import read_dataset
@@ -39,7 +39,7 @@ from bnet_transformer.learning.training.configs import (
     TrainConfig,
     defer_interrupt,
 )
-from bnet_transformer.learning.training.run import Loss, Trainer, get_resume_settings
+from bnet_transformer.learning.training.trainer import Loss, Trainer, get_resume_settings
 
 if TYPE_CHECKING:
     import pandas as pd

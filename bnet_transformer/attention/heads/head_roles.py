@@ -1,0 +1,316 @@
+"""`roles`: what the heads of a net read in a corpus, as shares of reading relations with what is known of them.
+
+    theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
+
+`y_s` is the mean reading of sentence s: the share of its words' reading `P(j | i)` that goes to each relation. The
+prior of the distribution F of such readings is a Dirichlet process with weight alpha at each corner, where all is read
+by one relation. Given the readings F is a Dirichlet process too, with the readings as atoms beside the corners. The
+mean and the variance of `theta_r` under it are exact; intervals and tails are those of the Beta that has them. Where
+each sentence reads by one relation, `theta` is Dirichlet(alpha + counts); where readings are soft, its posterior is as
+narrow as sentences are alike.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scipy import special
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_float, check_int, check_seed, check_sequence
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, distributed_context, resolve_device
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
+from bnet_transformer.attention.heads.head_attention import (
+    ONE_STACK,
+    SEPARATORS,
+    TOKENS,
+    AttentionNodes,
+    QueryKeyTokens,
+    attention_mask,
+    compute_attention,
+    find_attention_nodes,
+    resolve_relations,
+)
+from bnet_transformer.attention.heads.head_inclusion import HeadTable
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.data import EncodedSentence
+from bnet_transformer.data.dataset import encode_sentences
+from bnet_transformer.declare import Network, as_network
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.tpm.arrays import to_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Roles(HeadTable):
+    """What each head reads: shares of relations, `[slice, head, relation]`, of which those of a head add up to 1.
+
+    `mean` is the posterior mean of the share that is to be expected of the next sentence, `low` and `high` the ends of
+    its interval; `spread` is the standard deviation of the share from one sentence to the next. `counts` are the
+    expected numbers of sentences that read by each relation. `chance` is what would be read if each word read all words
+    alike that the mask allows, and `above` the probability that the share is above it (NaN where chance is 0 or 1).
+    `top` is the probability that a relation is the one whose share is most above chance. `left_out` says which default
+    relations have no meaning here, and why.
+    """
+
+    slices: tuple[str, ...]
+    relations: tuple[str, ...]
+    alpha: float
+    interval: float
+    sentences: int
+    words: int
+    mean: Tensor = field(repr=False)
+    low: Tensor = field(repr=False)
+    high: Tensor = field(repr=False)
+    spread: Tensor = field(repr=False)
+    counts: Tensor = field(repr=False)
+    chance: Tensor = field(repr=False)
+    above: Tensor = field(repr=False)
+    top: Tensor = field(repr=False)
+    selectors: tuple[str | None, ...] = field(repr=False)
+    left_out: Mapping[str, str] = field(repr=False)
+
+    @property
+    def role(self) -> tuple[tuple[str, ...], ...]:
+        """The relation of each head that is most probably the one whose share is most above chance."""
+        return tuple(tuple(self.relations[r] for r in row) for row in self.top.argmax(-1).tolist())
+
+    @property
+    def probability(self) -> Tensor:
+        """How probable that is, `[slice, head]`."""
+        return self.top.amax(-1)
+
+    @property
+    def strength(self) -> Tensor:
+        """How far the share of that relation is from chance (0) to all (1), `[slice, head]`."""
+        mean, chance = self.of_role(self.mean), self.of_role(self.chance)
+        return ((mean - chance) / (1 - chance)).nan_to_num(0.0).clamp(0, 1)
+
+    def of_role(self, values: Tensor) -> Tensor:
+        """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
+        return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
+
+    def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
+        """The heads, (slice, head), where the lower end of a relation's share is `least` or more, greatest first."""
+        if relation not in self.relations:
+            raise unknown_name_error("relation", relation, self.relations)
+        low = self.low[..., self.relations.index(relation)]
+        found = (low >= check_float("least", least)).nonzero().tolist()
+        return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head and relation."""
+        arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
+        return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head: its role, how probable it is, and what is known of that relation's share."""
+        table, relations = self.to_dataframe(), len(self.relations)
+        rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
+        found = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
+        columns = ["slice", "head", "role", "probability", "mean", "low", "high", "chance", "above"]
+        return found[columns].reset_index(drop=True)
+
+    def _repr_html_(self) -> str:
+        left = (f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items())
+        return super()._repr_html_() + "".join(left)
+
+    @property
+    def told(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+        slices, heads, _ = self.mean.shape
+        drawn = list(dict.fromkeys(name for name in self.selectors if name))
+        of = f", states of {', '.join(drawn)}" if drawn else ""
+        counts = {"head": heads, "slice": slices, "sentence": self.sentences}
+        h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        way = f"intervals of {100 * self.interval:g}%, each sentence counting once"
+        return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
+
+
+class RelationStatistics:
+    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
+
+    The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
+    Under torchrun each rank has sums over its share of the sentences; the posterior is by those of all.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        alpha: float,
+        draws: int,
+        seed: int,
+        ranks: DistributedContext = SINGLE_PROCESS,
+    ) -> None:
+        slices, heads, relations = shape
+        self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
+        self.num_sentences = 0
+        self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
+        corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
+        corners = corners if ranks.is_main_process else np.zeros_like(corners)
+        self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
+
+    def add(
+        self, codes: Tensor, attention: Sequence[Tensor], masks: Sequence[Tensor], sentence_ids: Sequence[int]
+    ) -> None:
+        """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
+        `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
+        held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in attention])
+        by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
+        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
+        each = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
+        self.totals += each.sum(0)
+        self.squares += np.square(each).sum(0)
+        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
+        weights = np.stack([random.standard_exponential(self.draws) for random in own])
+        self.draw_weights += weights.sum(0)
+        self.weighted_draws += weights.T @ each.reshape(len(each), -1)
+        self.num_sentences += len(each)
+
+    def posterior(self, interval: float) -> dict[str, Tensor]:
+        """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
+        sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
+        total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
+        count = sum(self.ranks.all_gather_object(self.num_sentences))
+        relations = self.shape[2]
+        prior = self.alpha * relations
+        chance = np.broadcast_to(chance[:, None] / count, self.shape)
+        mean = (self.alpha + total) / (prior + count)
+        variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
+        sure = mean * (1 - mean) / variance - 1
+        a, b = mean * sure, (1 - mean) * sure
+        tail = (1 - interval) / 2
+        theta = drawn.reshape(self.draws, *self.shape) / weight[:, None, None, None]
+        best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
+        found = {
+            "mean": mean,
+            "low": special.betaincinv(a, b, tail),
+            "high": special.betainccinv(a, b, tail),
+            "spread": np.sqrt(np.clip(squares / count - np.square(total / count), 0, None)),
+            "counts": total,
+            "chance": chance.copy(),
+            "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
+            "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
+        }
+        return {name: torch.from_numpy(value) for name, value in found.items()}
+
+
+@translate_memory_errors("roles")
+def roles(
+    net: object,
+    sentences: object,
+    *,
+    relations: object = None,
+    separators: Collection[str] | None = None,
+    role: str | None = None,
+    slices: object = "all",
+    alpha: float | None = None,
+    interval: float = 0.9,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Roles:
+    """What the heads of a net read in sentences: shares of reading relations, with intervals.
+
+    Of each word that is read the first `relations` that holds counts: by default same (itself), previous, next, first,
+    separator, same token (another word with it), else other. A list names some of ours (also last, earlier, later); a
+    mapping gives a name to a function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or
+    to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
+    choose which families read. A sentence counts once, for words of one are alike; `alpha` is the weight of the prior
+    at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> found = bt.roles(net, ["the cat sat", "sat the cat"], relations=["same", "previous", "next"])
+    >>> found.relations, found.mean.shape
+    (('same', 'previous', 'next', 'other'), torch.Size([1, 2, 4]))
+    """
+    network = as_network(net)
+    if not check_float("interval", interval, above=0) < 1:
+        raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
+    readers = find_attention_nodes(network, role, slices)
+    intakes = encode_sentences(network, sentences)
+    unnamed = frozenset().union(*(each.unnamed for each in intakes))
+    found = resolve_relations(relations, _explain_missing(network, readers, unnamed, separators))
+    weight = 1 / len(found.names) if alpha is None else check_float("alpha", alpha, above=0)
+    shape = (len(readers.specs), readers.num_heads, len(found.names))
+    check_int("draws", draws), check_seed(seed)
+    check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
+    marks = _check_separators(network, separators)
+    with distributed_context(resolve_device(None, network)) as here:
+        told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
+        here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
+        tally = RelationStatistics(shape, weight, draws, seed, here)
+        for share, tables in compute_attention(
+            CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)
+        ):
+            which = here.global_indices(torch.tensor(share)).tolist()
+            pairs = [_split_tokens(network, readers, intakes[k], marks) for k in which]
+            codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
+            masks = [attention_mask(network, member, intakes[which[0]].words) for member in readers.specs]
+            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
+        posterior = tally.posterior(interval)
+    drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]
+    return Roles(
+        tuple(member.group.name for member in readers.specs),
+        found.names,
+        weight,
+        interval,
+        len(intakes),
+        sum(intake.word_counts[readers.stacks[0]] for intake in intakes),
+        selectors=tuple(drawn),
+        left_out=found.left_out,
+        **posterior,
+    )
+
+
+def _explain_missing(
+    network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
+) -> dict[str, str]:
+    """What relations cannot be told of these sentences need, and why it is not there."""
+    found = {}
+    name, stacks = nodes.specs[0].group.name, nodes.stacks
+    if stacks[0] != stacks[1]:
+        found[ONE_STACK] = f"{name}, whose words read those of another stack"
+    if set(vector_stacks) & set(stacks):
+        found[TOKENS] = found[SEPARATORS] = "words that are vectors and have no tokens"
+    elif separators is None and network.tokenizer is None:
+        found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
+    if separators is not None and SEPARATORS in found:
+        raise BNetError("separators", expected="sentences in words or ids", actual=found[SEPARATORS])
+    return found
+
+
+def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
+    """The tokens that are separators; None for the special ones of the tokenizer."""
+    if separators is None:
+        return None
+    known = {word for words in network.vocabularies.values() for word in words}
+    known |= set(network.tokenizer.vocabulary) if network.tokenizer is not None else set()
+    for token in check_sequence("separators", separators, str):
+        if known and token not in known:
+            raise unknown_name_error("token of separators", token, known)
+    return frozenset(separators)
+
+
+def _split_tokens(
+    network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
+) -> QueryKeyTokens:
+    """The words that read and those that are read."""
+    ours, theirs = nodes.stacks
+    read = sentence.tokens[theirs]
+    if separators is not None:
+        marks = [token in separators for token in read]
+    else:
+        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(theirs)])
+        marks = list(sentence.flag_special_tokens(network)[start : start + len(read)])
+    return QueryKeyTokens(sentence.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)

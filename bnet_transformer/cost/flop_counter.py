@@ -1,0 +1,442 @@
+"""How many multiplications the compiled reading makes for each family: its plan, walked with dims instead of tensors.
+
+A product takes one multiplication for each index of what has gone into it: the dims of its factors, the widths that
+it runs over, the axis of what is summed. That is so for every product that the compiled reading makes, fused or not.
+
+Values spread along dims: a plate or `word`, `BATCH`, or the index of an enumerated family. A dim on which a value does
+not depend has size 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler.fused import MAX_EXPLICIT_PAIRS
+from bnet_transformer.compiler.plan import Fold, Plan
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
+
+Monomial = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted
+BATCH = "*batch"
+Dims = frozenset[object]
+NO_DIMS: Dims = frozenset()
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A polynomial with whole coefficients: `terms` maps symbols, each as often as its power says, to a coefficient.
+
+    >>> p = Polynomial({("n", "n"): 3, ("n",): 2})
+    >>> print(p, p(10))
+    3 n^2 + 2 n 320
+    """
+
+    terms: Mapping[Monomial, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kept = {powers: count for powers, count in self.terms.items() if count}
+        object.__setattr__(self, "terms", dict(sorted(kept.items(), key=lambda term: (-len(term[0]), term[0]))))
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbols in it."""
+        return tuple(sorted({symbol for powers in self.terms for symbol in powers}))
+
+    def __call__(self, n: int | Mapping[str, int]) -> int:
+        """The value, for one number in place of all symbols, or one for each symbol."""
+        values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
+        return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
+
+    def __add__(self, other: Polynomial) -> Polynomial:
+        found = Counter(self.terms)
+        found.update(other.terms)
+        return Polynomial(found)
+
+    def __mul__(self, other: Polynomial) -> Polynomial:
+        found: Counter[Monomial] = Counter()
+        for a, x in self.terms.items():
+            for b, y in other.terms.items():
+                found[tuple(sorted((*a, *b)))] += x * y
+        return Polynomial(found)
+
+    def __str__(self) -> str:
+        return " + ".join(f"{count} {_format_monomial(powers)}".rstrip() for powers, count in self.terms.items()) or "0"
+
+
+ZERO = Polynomial()
+
+
+def constant(count: int) -> Polynomial:
+    """A constant."""
+    return Polynomial({(): count})
+
+
+@dataclass(frozen=True)
+class SymbolicSize:
+    """One factor of a count: its symbol in an order, how many it is, and its symbol in a polynomial (words alone)."""
+
+    symbol: str
+    count: int
+    word_symbol: str = ""
+
+    @property
+    def polynomial(self) -> Polynomial:
+        return Polynomial({(self.word_symbol,): 1}) if self.word_symbol else constant(self.count)
+
+
+@dataclass(frozen=True)
+class SymbolicCount:
+    """A count, exact in the number of words, and the monomials of sizes that it is made of."""
+
+    exact: Polynomial = ZERO
+    monomials: frozenset[Monomial] = frozenset()
+
+    @classmethod
+    def product(cls, sizes: Iterable[SymbolicSize]) -> SymbolicCount:
+        """The product of the sizes."""
+        sizes = tuple(sizes)
+        exact = math.prod((size.polynomial for size in sizes), start=constant(1))
+        return cls(exact, frozenset({tuple(sorted(size.symbol for size in sizes if size.symbol))}))
+
+    def __add__(self, other: SymbolicCount) -> SymbolicCount:
+        return SymbolicCount(self.exact + other.exact, self.monomials | other.monomials)
+
+    def scaled(self, times: Polynomial) -> SymbolicCount:
+        """The count so many times over, where the times are so many words, or fewer by a number."""
+        words = tuple(symbol for powers in times.terms for symbol in powers)
+        return SymbolicCount(self.exact * times, frozenset(tuple(sorted((*m, *words))) for m in self.monomials))
+
+    @property
+    def order(self) -> str:
+        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that no other one holds."""
+        return format_order(self.monomials)
+
+
+def format_order(monomials: Iterable[Monomial]) -> str:
+    """The order of a sum of monomials.
+
+    >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
+    ('O(n^2 d + n d^2)', 'O(1)', '0')
+    """
+    found = set(monomials)
+    leading = [a for a in found if not any(a != b and not Counter(a) - Counter(b) for b in found)]
+    if not leading:
+        return "0"
+    leading.sort(key=lambda powers: [-sum(s.partition("_")[0] == "n" for s in powers), powers])
+    return f"O({' + '.join(_format_monomial(powers) or '1' for powers in leading)})"
+
+
+def _format_monomial(monomial: Monomial) -> str:
+    """A monomial: words first, then widths, then other sizes."""
+    counted = sorted(Counter(monomial).items(), key=lambda item: ("nd".find(item[0].partition("_")[0]) % 3, item[0]))
+    return " ".join(symbol if power == 1 else f"{symbol}^{power}" for symbol, power in counted)
+
+
+@dataclass(frozen=True)
+class ParentDims:
+    """One parent as a child sees it: its dims, and whether its values differ along the axes that are collected."""
+
+    dims: Dims
+    axes: tuple[object, ...] = ()
+    is_collected: bool = False  # a collection over words
+
+
+@dataclass(frozen=True)
+class SizeTable:
+    """How many entries dims and widths have, and by which symbols orders tell them."""
+
+    network: Network
+    word_counts: Mapping[str, int]
+    batch: int
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """The width of each stack: that of the states that its slices make, else of its first vector over words."""
+        found: dict[str, int] = {}
+        for stack in self.network.declaration.stacks:
+            over = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
+            states = [m for m in over if m.group.stack == stack.name and m.group.role in stack.states]
+            for member in states[-1:] or over[:1]:
+                found[stack.name] = member.shape[0]
+        return found
+
+    @cached_property
+    def input_symbols(self) -> dict[int, str]:
+        """The symbol of each width of words that are given: whose it is."""
+        given = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
+        return {width: f"|{m.group.name}|" for m in reversed(given) for width in m.shape}
+
+    @cached_property
+    def width_symbols(self) -> dict[int, str]:
+        """The symbol of each stack's width: `d`, or `d_enc` and `d_dec` where they differ."""
+        one = len(set(self.widths.values())) == 1
+        return {width: "d" if one else f"d_{stack}" for stack, width in reversed(self.widths.items())}
+
+    def word_size(self, stack: str | None) -> SymbolicSize:
+        """The words of a stack; 1 for a node without words."""
+        if stack is None:
+            return SymbolicSize("", 1)
+        symbol = f"n_{stack}" if len(self.word_counts) > 1 else "n"
+        return SymbolicSize(symbol, self.word_counts[stack], symbol)
+
+    def dim_size(self, dim: object, spec: NodeSpec) -> SymbolicSize:
+        """One dim of a value that a member makes."""
+        if dim == BATCH:
+            return SymbolicSize("", self.batch)
+        if dim == WORD:
+            return self.word_size(spec.group.word_stack)
+        if isinstance(dim, str):
+            return SymbolicSize(dim, self.network.graph.plate_sizes[dim])
+        assert isinstance(dim, int)
+        choice = self.network.specs[dim]
+        if choice.tpm.states is None:
+            return self.word_size(self.network.get_source_stack(choice))
+        return SymbolicSize(f"|{choice.group.name}|", choice.tpm.states)
+
+    def count_entries(
+        self, spec: NodeSpec, dims: Dims, widths: Sequence[int], axes: Sequence[SymbolicSize] = ()
+    ) -> SymbolicCount:
+        """A product of these sizes: a plate times a width that make up a stack's width count as that width."""
+        sizes = [*(self.dim_size(dim, spec) for dim in sorted(dims, key=str)), *axes]
+        unmatched = list(widths)
+        factors = []
+        for size in sizes:
+            is_plate = size.symbol in self.network.graph.plate_sizes
+            head_width = next(
+                (width for width in unmatched if is_plate and size.count * width in self.width_symbols), 0
+            )
+            if head_width:
+                unmatched.remove(head_width)
+                size = SymbolicSize(self.width_symbols[size.count * head_width], size.count * head_width)
+            factors.append(size)
+        return SymbolicCount.product(
+            [*factors, *(SymbolicSize(self._get_width_symbol(spec, width), width) for width in unmatched)]
+        )
+
+    def _get_width_symbol(self, spec: NodeSpec, width: int) -> str:
+        """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
+        known = {**self.input_symbols, **self.width_symbols, 1: ""}
+        if width in known:
+            return known[width]
+        if width in (*spec.shape, spec.tpm.states):
+            return f"|{spec.group.role}|"
+        for given in spec.parents:
+            parent = self.network.specs[given.index]
+            if width in parent.shape:
+                return f"|{parent.group.role}|"
+        fields = dataclasses.fields(spec.tpm)
+        names = [each.name for each in fields if getattr(spec.tpm, each.name) == width and len(each.name) > 1]
+        return names[0] if names else str(width)
+
+
+@dataclass
+class FlopCounter:
+    """The multiplications and the entries of the value of each family that a plan makes; None where not known."""
+
+    plan: Plan
+    sizes: SizeTable
+    known: frozenset[int] = frozenset()  # families whose values come from outside
+    dims: dict[int, Dims] = field(default_factory=dict)
+    multiplications: dict[int, SymbolicCount | None] = field(default_factory=dict)
+    entries: dict[int, SymbolicCount] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        network = self.sizes.network
+        for group in self.plan.components:
+            member = network.specs[group[0]]
+            if group[0] in self.plan.folds:
+                self._count_folded_attention(self.plan.folds[group[0]])
+            elif len(group) == 1 and all(given.index != group[0] for given in member.parents):
+                self._count_group(member)
+            else:
+                self._count_scan([network.specs[index] for index in group])
+        for index in self.plan.outputs:
+            if network.specs[index].tpm.is_random and index not in self.known:
+                self._count_readout(network.specs[index])
+
+    def flops(self, groups: Iterable[int]) -> SymbolicCount | None:
+        """Twice the multiplications of those of some families that are computed; None where one is not known."""
+        counts = [self.multiplications[index] for index in groups if index in self.multiplications]
+        known = [count for count in counts if count is not None]
+        return sum(known, SymbolicCount()).scaled(constant(2)) if len(known) == len(counts) else None
+
+    def get_value_dims(self, spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
+        """The dims of a family's value, from what it sees."""
+        family, tpm = spec.group, spec.tpm
+        plate_dims: Dims = frozenset(family.plates)
+        word_dims: Dims = NO_DIMS if family.word_stack is None else frozenset({WORD})
+        if family.index in self.plan.enumerated:
+            return frozenset({family.index}) | (NO_DIMS if tpm.is_index_valued else plate_dims)
+        if tpm.kind == "input" or family.index in self.known:
+            return plate_dims | {BATCH} | word_dims
+        return _get_output_dims(spec, parent_dims)
+
+    def get_parent_dims(self, spec: NodeSpec, computed: Mapping[int, Dims] | None = None) -> list[ParentDims]:
+        """What a family sees in each of its slots.
+
+        At one word of a scan, `computed` are the families of the group that have a word already.
+        """
+        found = []
+        for parent in spec.parents:
+            dims = self.dims.get(parent.index) if computed is None else {**computed, **self.dims}.get(parent.index)
+            if dims is None:
+                found.append(ParentDims(NO_DIMS, (), WORD in parent.over))
+                continue
+            picked = dict(parent.pick)
+            axes: tuple[object, ...] = tuple(plate for plate in parent.over if plate in dims)
+            if WORD not in picked and (WORD in parent.over or parent.reach.kind in ("first", "last")):
+                dims = dims - {WORD}
+            for plate, selector in parent.pick:
+                if plate in dims:
+                    dims = (dims - {plate}) | self.dims[selector]
+            dims = (dims - set(parent.over)) | (frozenset({WORD}) if WORD in picked else NO_DIMS)
+            found.append(ParentDims(dims if computed is None else dims - {WORD}, axes, WORD in parent.over))
+        return found
+
+    def _count_group(self, spec: NodeSpec) -> None:
+        index = spec.group.index
+        comes = index in self.plan.enumerated or index in self.known  # its value is not computed
+        seen = [] if comes else self.get_parent_dims(spec)
+        self.multiplications[index] = SymbolicCount() if comes else self._count_multiplications(spec, seen)
+        self._record_value(spec, self.get_value_dims(spec, seen))
+
+    def _record_value(self, spec: NodeSpec, dims: Dims) -> None:
+        self.dims[spec.group.index] = dims
+        shape = () if spec.tpm.is_index_valued else spec.shape
+        self.entries[spec.group.index] = self.sizes.count_entries(spec, dims, shape)
+
+    def _count_multiplications(self, spec: NodeSpec, parent_dims: Sequence[ParentDims]) -> SymbolicCount | None:
+        """By the fused attention where it applies, else as the TPM says."""
+        tpm = spec.tpm
+        if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and spec.parents[1].over == (WORD,):
+            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiled reading fuses these
+            q, k, v = parent_dims[:3]
+            if plain and WORD not in k.dims | v.dims:  # with positions, each word's q and k are its own
+                return self._count_attention(
+                    spec, q, k, v, has_word_scores=tpm.score.rotary is not None or tpm.bias is not None
+                )
+        return self._count_products(spec, parent_dims)
+
+    def _count_attention(
+        self, spec: NodeSpec, q: ParentDims, k: ParentDims, v: ParentDims, *, has_word_scores: bool
+    ) -> SymbolicCount:
+        """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
+        read = self.sizes.word_size(self.sizes.network.specs[spec.parents[1].index].group.word_stack)
+        axes = [read] if has_word_scores or WORD in k.axes else []
+        query_dims = q.dims | {WORD} if has_word_scores and spec.group.word_stack is not None else q.dims
+        rows = self.sizes.word_size(spec.group.word_stack).count if WORD in query_dims else 1
+        many = rows * (read.count if axes else 1) > MAX_EXPLICIT_PAIRS
+        scored = query_dims | k.dims | (v.dims if many else NO_DIMS)
+        scores = self.sizes.count_entries(spec, scored, spec.tpm_parents[1].shape, axes)
+        return scores + self.sizes.count_entries(spec, query_dims | k.dims | v.dims, spec.tpm_parents[2].shape, axes)
+
+    def _count_products(
+        self, spec: NodeSpec, parent_dims: Sequence[ParentDims], *, excluded: Dims = NO_DIMS
+    ) -> SymbolicCount | None:
+        """As the TPM says, without the dims of `excluded`."""
+        products = spec.tpm.products(*spec.tpm_parents)
+        if products is None:
+            return None
+        return sum((self._count_product(spec, parent_dims, product, excluded) for product in products), SymbolicCount())
+
+    def _count_product(
+        self, spec: NodeSpec, parent_dims: Sequence[ParentDims], product: Product, excluded: Dims
+    ) -> SymbolicCount:
+        def find_position(parent: Parent) -> int:
+            return next(k for k, told in enumerate(spec.tpm_parents) if told is parent)
+
+        dims: Dims = frozenset(spec.group.plates) if product.has_parameter else NO_DIMS
+        for parent in product.parents:
+            each = parent_dims[find_position(parent)]
+            dims |= each.dims
+            if each.is_collected and all(parent is not other for other in product.over):
+                dims |= {WORD}  # what is read differs from word to word
+        axes = []
+        for parent in product.over:
+            words = self.sizes.network.specs[spec.parents[find_position(parent)].index].group.word_stack
+            for axis in parent_dims[find_position(parent)].axes:
+                axes.append(self.sizes.word_size(words) if axis == WORD else self.sizes.dim_size(axis, spec))
+        return self.sizes.count_entries(spec, dims - excluded, product.sizes, axes)
+
+    def _count_folded_attention(self, fold: Fold) -> None:
+        """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
+        network, member = self.sizes.network, fold.spec
+        told = [
+            dataclasses.replace(parent, shape=network.specs[given.index].shape)
+            for parent, given in zip(member.tpm_parents, member.parents, strict=True)
+        ]
+        member = dataclasses.replace(member, tpm_parents=tuple(told))
+        seen = self.get_parent_dims(member)
+        q, k, v = seen[:3]
+        (keys, d_q), (_, d_k) = (network.specs[W.index].shape for W in (fold.W_q, fold.W_k))
+        weights = self.dims[fold.W_q.index] | self.dims[fold.W_k.index]
+        folded = self.sizes.count_entries(member, weights, (d_k, keys, d_q))
+        mapped = self.sizes.count_entries(member, weights | q.dims, (d_k, d_q))
+        seen[0] = dataclasses.replace(q, dims=q.dims | weights)
+        attended = self._count_multiplications(member, seen)
+        dims = seen[0].dims | k.dims | v.dims
+        if fold.W_v is not None:
+            dims |= self.dims[fold.W_v.index]
+            mapped += self.sizes.count_entries(member, dims, network.specs[fold.W_v.index].shape)
+        made = None if attended is None else folded + mapped + attended
+        self.multiplications[member.group.index] = made
+        self._record_value(member, dims | (seen[-1].dims if fold.has_residual else NO_DIMS))
+        for index in fold.absorbed:
+            self.multiplications[index], self.entries[index] = SymbolicCount(), SymbolicCount()
+
+    def _count_readout(self, spec: NodeSpec) -> None:
+        """The logits or the mean of a random family that is wanted."""
+        index = spec.group.index
+        seen = self.get_parent_dims(spec)
+        self.multiplications[index] = self._count_products(spec, seen)
+        dims = _get_output_dims(spec, seen)
+        states = (self.sizes.dim_size(index, spec),) if spec.tpm.kind == "discrete" else ()
+        self.entries[index] = self.sizes.count_entries(spec, dims, () if states else spec.shape, states)
+
+    def _count_scan(self, component: Sequence[NodeSpec]) -> None:
+        """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
+        stack = component[0].group.word_stack
+        word = self.sizes.word_size(stack)
+        there: dict[int, Dims] = {}
+        made: dict[int, list[SymbolicCount | None]] = {member.group.index: [] for member in component}
+        for _ in range(word.count):
+            before = dict(there)
+            for member in component:
+                index = member.group.index
+                comes = index in self.plan.enumerated or index in self.known
+                seen = [] if comes else self.get_parent_dims(member, there)
+                made[index].append(
+                    SymbolicCount() if comes else self._count_products(member, seen, excluded=frozenset({WORD}))
+                )
+                there[index] = there.get(index, NO_DIMS) | self.get_value_dims(member, seen) | {WORD}
+            if there == before:
+                break
+        for member in component:
+            index = member.group.index
+            self.multiplications[index] = _sum_over_words(made[index], word)
+            self._record_value(member, there[index])
+
+
+def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
+    """The dims of what a TPM makes of what it sees."""
+    found = frozenset(dim for each in parent_dims for dim in each.dims)
+    if spec.parameters:
+        found |= frozenset(spec.group.plates)
+    placed = not spec.parents and not isinstance(spec.tpm, Weight)
+    return found | {WORD} if spec.group.word_stack is not None and (placed or spec.word_parents) else found
+
+
+def _sum_over_words(counts: Sequence[SymbolicCount | None], word: SymbolicSize) -> SymbolicCount | None:
+    """The sum over all words, of which the last one told stands for those that are left."""
+    counted = [each for each in counts if each is not None]
+    if len(counted) < len(counts):
+        return None
+    if len(counted) == word.count:
+        return sum(counted, SymbolicCount())
+    return sum(counted[:-1], SymbolicCount()) + counted[-1].scaled(word.polynomial + constant(1 - len(counted)))

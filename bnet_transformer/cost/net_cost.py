@@ -1,0 +1,341 @@
+"""The cost of a net: what each family counts, put together for templates, for the slices of a stack, and in all.
+
+The result has a row for each node template, one for the slices of each stack, and the totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from bnet_transformer._core.checks import check_int
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.validate_inputs import validate_outputs
+from bnet_transformer.cost.flop_counter import (
+    ZERO,
+    FlopCounter,
+    Monomial,
+    Polynomial,
+    SizeTable,
+    SymbolicCount,
+    SymbolicSize,
+    constant,
+    format_order,
+)
+from bnet_transformer.cost.path_length import build_slice_graph, count_sequential_steps, longest_path
+from bnet_transformer.data.encode import check_word_counts
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, unknown_name_error
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Row:
+    """One node template: all its nodes, heads and slices, for the whole batch.
+
+    `flops` are None where a TPM does not say its products. What the forward pass does not make costs nothing.
+    """
+
+    template: str
+    block: str
+    tpm: str
+    slices: int
+    parameters: int
+    flops: int | None
+    flops_in_words: Polynomial | None
+    order: str
+    monomials: frozenset[Monomial]
+    parameter_bytes: int
+    value_bytes: int
+    value_bytes_in_words: Polynomial
+
+
+@dataclass(frozen=True)
+class SliceCost:
+    """The slices of one stack, beside as many dense maps of all n d inputs to all n d outputs.
+
+    `order` and `steps` are those of one slice. `steps` is the longest chain of words each of which waits for the one
+    before; `longest_path` the hops between the two words that are farthest apart (None: no word reads another, or its
+    order is "unknown": it needs a table of more than 4096 places). Their orders are empty where only the number for so
+    many words is known, as with tables of who reads whom.
+    """
+
+    stack: str
+    slices: int
+    flops: int | None
+    flops_in_words: Polynomial | None
+    order: str
+    steps: int
+    steps_order: str
+    longest_path: int | None
+    longest_path_order: str
+    dense_parameters: int
+    dense_flops: int
+    dense_order: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a forward pass of the compiled reading costs.
+
+    FLOPs are those of matrix products, two for each multiplication with its addition; operations entry by entry (sums,
+    norms, activations, softmax) are not counted. Bytes are those of parameters, and of the values of all nodes but
+    weights, were they all kept.
+    """
+
+    name: str
+    words: dict[str, int]
+    batch: int
+    rows: tuple[Row, ...]
+    slices: tuple[SliceCost, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the net learns or is given."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def flops_in_words(self) -> Polynomial | None:
+        """The FLOPs in the number of words; None where a template's are not known."""
+        known = [row.flops_in_words for row in self.rows if row.flops_in_words is not None]
+        return sum(known, ZERO) if len(known) == len(self.rows) else None
+
+    @property
+    def flops(self) -> int | None:
+        """The FLOPs of the forward pass; None where a template's are not known."""
+        known = [row.flops for row in self.rows if row.flops is not None]
+        return sum(known) if len(known) == len(self.rows) else None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The templates whose TPM does not say its products."""
+        return tuple(row.template for row in self.rows if row.flops is None)
+
+    @property
+    def order(self) -> str:
+        """The order of the whole."""
+        return "unknown" if self.unknown else format_order(powers for row in self.rows for powers in row.monomials)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The bytes of all parameters."""
+        return sum(row.parameter_bytes for row in self.rows)
+
+    @property
+    def value_bytes(self) -> int:
+        """The bytes of all values, were they all kept."""
+        return sum(row.value_bytes for row in self.rows)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame; the polynomials as text."""
+        import pandas as pd
+
+        frame = pd.DataFrame([vars(row) for row in self.rows]).drop(columns="monomials")
+        frame["flops_in_words"] = [str(row.flops_in_words or "") for row in self.rows]
+        frame["value_bytes_in_words"] = [str(row.value_bytes_in_words) for row in self.rows]
+        return frame.astype({"flops": "Int64"})
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [self._format_header(), "", *_format_table(self._template_table()), "", *_format_table(self._slice_table())]
+        )
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        frames = [pd.DataFrame(rows, columns=head) for head, *rows in (self._template_table(), self._slice_table())]
+        with pd.option_context("display.max_colwidth", None):
+            tables = "".join(frame.to_html(index=False, border=0) for frame in frames)
+        return f"<p>{escape(self._format_header())}</p>{tables}"
+
+    def _format_header(self) -> str:
+        words = "".join(f"{n:,} words" + (f" of {stack}, " if stack else ", ") for stack, n in self.words.items())
+        flops = f"{self.flops:,} FLOPs" if self.flops is not None else "FLOPs unknown for " + ", ".join(self.unknown)
+        return f"{self.name}: {words}batch {self.batch}: {self.parameters:,} parameters, {flops}, {self.order}"
+
+    def _template_table(self) -> list[tuple[str, ...]]:
+        head = ("template", "TPM", "slices", "parameters", "FLOPs", "in n", "order", "bytes", "bytes of values")
+        rows = [(row.template, row.tpm, str(row.slices), *_format_numbers(row)) for row in self.rows]
+        return [head, *rows, ("total", "", "", *_format_numbers(self))]
+
+    def _slice_table(self) -> list[tuple[str, ...]]:
+        head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
+        table: list[tuple[str, ...]] = [head]
+        for each in self.slices:
+            steps = _format_with_order(each.steps, each.steps_order)
+            longest_path = _format_with_order(each.longest_path, each.longest_path_order)
+            dense = (each.dense_order, f"{each.dense_parameters:,}")
+            table.append((each.stack or "all", str(each.slices), each.order, steps, longest_path, *dense))
+        return table
+
+
+def cost(
+    network: Network, words: int | Mapping[str, int] | None = None, batch: int = 1, want: Sequence[str] | None = None
+) -> Cost:
+    """What one forward pass of the compiled reading costs for sentences of so many words.
+
+    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that
+    are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
+    reading treats in the same way.
+    """
+    network = as_network(network)
+    counted = _check_words(network, words)
+    check_int("batch", batch)
+    check_word_counts(network, counted)
+    module = CompiledModule(network)
+    names = (module.output,) if want is None else validate_outputs(want)
+    fold = batch * max([0, *counted.values()]) > module.max_width
+    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, counted, batch))
+    templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
+    for member in network.specs:
+        templates.setdefault((member.group.stack, _get_block(network, member), member.group.role), []).append(member)
+    rows = tuple(_count_template(counting, block, members) for (_, block, _), members in templates.items())
+    stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
+    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_count_slices(counting, s) for s in stacks))
+
+
+def count_plan_flops(
+    network: Network, plan: Plan, word_counts: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
+) -> int | None:
+    """The floating-point operations of a plan; None where a TPM does not say what its products are.
+
+    Args:
+        network: The net.
+        plan: What is computed.
+        word_counts: How many words each stack has.
+        known: Families whose values come from outside, and are not computed.
+        batch: How many sentences are computed.
+    """
+    sizes = SizeTable(network, dict(word_counts), batch)
+    counting = FlopCounter(plan, sizes, known)
+    flops = counting.flops(counting.multiplications)
+    return None if flops is None else flops.exact(_get_word_values(sizes))
+
+
+def _check_words(network: Network, words: object) -> dict[str, int]:
+    """How many words each stack has."""
+    stacks = network.graph.word_stacks
+    if not stacks and words not in (None, {}):
+        raise BNetError("words", expected="None: the net has no words", actual=words)
+    if not stacks:
+        return {}
+    if not isinstance(words, Mapping):
+        return dict.fromkeys(stacks, check_int("words", words))
+    for name in words:
+        if name not in stacks:
+            raise unknown_name_error("stack", name, stacks)
+    for name in stacks:
+        if name not in words:
+            raise BNetError(
+                "words", expected="a number for each stack: " + ", ".join(stacks), actual=f"none for {name!r}"
+            )
+    return {name: check_int(f"words of {name!r}", words[name]) for name in stacks}
+
+
+def _get_block(network: Network, spec: NodeSpec) -> str:
+    """Where a template stands: the block of its stack, or outside the stacks."""
+    step = spec.group.step
+    if step is None:
+        return "outside"
+    return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[spec.group.stack] else "slice"
+
+
+def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> Row:
+    """One template: all its slices together, parameters that they share once."""
+    network, word_values = counter.sizes.network, _get_word_values(counter.sizes)
+    store = {
+        f"{m.param_prefix}.{name}": network.parameters[f"{m.param_prefix}.{name}"]
+        for m in specs
+        for name in m.parameters
+    }
+    flops = counter.flops(member.group.index for member in specs)
+    first = specs[0]
+    weights = first.group.index in network.graph.word_independent
+    size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
+    computed = [m.group.index for m in specs if m.group.index in counter.multiplications and not weights]
+    value_bytes = sum((counter.entries[index] for index in computed), SymbolicCount()).exact * constant(size)
+    return Row(
+        template=first.group.stem,
+        block=block,
+        tpm=type(first.tpm).__name__,
+        slices=len(specs),
+        parameters=sum(value.numel() for value in store.values()),
+        **_describe_flops(flops, word_values),
+        monomials=frozenset() if flops is None else flops.monomials,
+        parameter_bytes=sum(value.numel() * value.element_size() for value in store.values()),
+        value_bytes=value_bytes(word_values),
+        value_bytes_in_words=value_bytes,
+    )
+
+
+def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int]) -> dict[str, Any]:
+    """What a row tells of FLOPs; None where a TPM does not say its products."""
+    if flops is None:
+        return {"flops": None, "flops_in_words": None, "order": "unknown"}
+    return {"flops": flops.exact(word_values), "flops_in_words": flops.exact, "order": flops.order}
+
+
+def _get_word_values(sizes: SizeTable) -> dict[str, int]:
+    """The words of each stack, by their symbol in the polynomials."""
+    return {sizes.word_size(stack).symbol: n for stack, n in sizes.word_counts.items()}
+
+
+def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
+    """The slices of a stack beside dense maps of all inputs to all outputs, their paths and steps."""
+    sizes = counter.sizes
+    network, word_values = sizes.network, _get_word_values(sizes)
+    count = network.graph.slices[stack]
+    inside = [m.group for m in network.specs if m.group.stack == stack and _get_block(network, m) == "slice"]
+    flops = counter.flops(family.index for family in inside)
+    word, width = sizes.word_size(stack), sizes.widths[stack]
+    side = (word, SymbolicSize(sizes.width_symbols[width], width))
+    dense = SymbolicCount.product((*side, *side))
+    n = sizes.word_counts[stack]
+    longest, path_order = longest_path(build_slice_graph(network, stack), n)
+    sequential, steps_order = count_sequential_steps(network, stack, n)
+    return SliceCost(
+        stack=stack,
+        slices=count,
+        **_describe_flops(flops, word_values),
+        steps=sequential,
+        steps_order=steps_order,
+        longest_path=longest,
+        longest_path_order=path_order,
+        dense_parameters=dense.exact(word_values) * count,
+        dense_flops=2 * sizes.batch * dense.exact(word_values) * count,
+        dense_order=dense.order,
+    )
+
+
+def _format_numbers(item: Row | Cost) -> tuple[str, ...]:
+    """The numbers of a template, or of the whole."""
+    return (
+        f"{item.parameters:,}",
+        "unknown" if item.flops is None else f"{item.flops:,}",
+        "" if item.flops_in_words is None else str(item.flops_in_words),
+        item.order,
+        f"{item.parameter_bytes:,}",
+        f"{item.value_bytes:,}",
+    )
+
+
+def _format_with_order(count: int | None, order_text: str) -> str:
+    """A count with its order, where it has one."""
+    return order_text or "none" if count is None else f"{count:,}, {order_text}" if order_text else f"{count:,}"
+
+
+def _format_table(table: Sequence[Sequence[str]]) -> list[str]:
+    """A table as text, its numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(_justify_cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table
+    ]
+
+
+def _justify_cell(text: str, width: int) -> str:
+    return text.rjust(width) if text[:1].isdigit() and text.replace(",", "").isdigit() else text.ljust(width)

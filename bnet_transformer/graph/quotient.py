@@ -1,0 +1,87 @@
+"""Shrinking: boxes of nodes become single nodes; what the shrunk graph is, on plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bnet_transformer._core.checks import check_mapping
+from bnet_transformer._core.picture_registry import Drawable
+from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSelection
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+MAX_ARROWS = 10_000_000  # that are shrunk
+
+
+@dataclass(frozen=True)
+class Quotient(Drawable):
+    """A shrunk graph: `arrows[k]` joins boxes, `counts[k]` says how many ground arrows it stands for."""
+
+    boxes: tuple[str, ...]
+    arrows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @property
+    def acyclic(self) -> bool:
+        """True where the boxes still form a DAG."""
+        import networkx as nx
+
+        return bool(nx.is_directed_acyclic_graph(self.to_networkx()))
+
+    def to_networkx(self) -> nx.DiGraph:
+        """The boxes as a networkx graph; arrows carry `count`."""
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        graph.add_nodes_from(self.boxes)
+        graph.add_edges_from(
+            (self.boxes[i], self.boxes[j], {"count": int(count)})
+            for (i, j), count in zip(self.arrows.tolist(), self.counts.tolist(), strict=True)
+        )
+        return graph
+
+
+def shrink(
+    ground: GroundGraph, boxes: Mapping[str, str] | Callable[[str], str], selection: NodeSelection = ALL_NODES
+) -> Quotient:
+    """Shrink each box to one node; arrows inside a box vanish, parallel ones are counted.
+
+    `boxes` maps a node's name to its box; a node that a mapping does not name is a box of its own.
+    """
+    if callable(boxes):
+        naming = boxes
+    else:
+        told = check_mapping("boxes", boxes if boxes is not None else "None")
+        for name in told:
+            ground.parse_name(name)
+        naming = lambda name: told.get(name, name)  # noqa: E731
+    arrows = ground.count_arrows(selection)
+    if arrows > MAX_ARROWS:
+        raise BudgetError("shrinking", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, allowed="fewer words")
+    kept = [
+        node
+        for family in ground.template.groups
+        if ground.is_selected(family, selection)
+        for node in ground.select_nodes(family, selection).tolist()
+    ]
+    label = np.full(len(ground), -1, dtype=np.int64)
+    order: dict[str, int] = {}
+    for node in kept:
+        name = naming(ground.name(node))
+        if not isinstance(name, str) or not name:
+            raise BNetError("boxes", expected="the name of a box, a string", actual=name)
+        label[node] = order.setdefault(name, len(order))
+    size = len(order)
+    codes = [label[sources] * size + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)]
+    joined = np.concatenate(codes) if codes else np.zeros(0, dtype=np.int64)
+    unique, counts = np.unique(joined, return_counts=True)
+    pairs = np.stack([unique // max(size, 1), unique % max(size, 1)], axis=1)
+    across = pairs[:, 0] != pairs[:, 1]
+    return Quotient(tuple(order), pairs[across], counts[across])

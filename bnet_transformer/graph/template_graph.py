@@ -1,0 +1,190 @@
+"""The folded graph: one family for each node template and slice, with its plates, and the arrows between families.
+
+It knows no sentence yet: the word plate has no size here. `GroundGraph` adds the words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from bnet_transformer._core.naming import Reach, join_name, join_stem, split_name
+from bnet_transformer.errors import UnknownNameError, unknown_name_error
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """All nodes of one template at one slice: `q_0` stands for `q_0_0`, `q_0_1`, ... over its plates.
+
+    `step` orders a stack: -1 for its prologue, t for what slice t computes (its state `x_(t+1)` included),
+    `slices` for its epilogue; None for a node outside every stack.
+    """
+
+    index: int
+    stack: str
+    role: str
+    slice: int | None
+    plates: tuple[str, ...]
+    word_stack: str | None
+    step: int | None = None
+
+    @cached_property
+    def stem(self) -> str:
+        return join_stem(self.stack, self.role)
+
+    @cached_property
+    def name(self) -> str:
+        return join_name(self.stem, () if self.slice is None else (self.slice,))
+
+
+@dataclass(frozen=True)
+class EdgeTemplate:
+    """All arrows from one family to another: for a shared plate the same index, for a plate of the parent alone
+    every index, for words the union of the reaches (one for each slot of the child that the parent fills)."""
+
+    parent: int
+    child: int
+    reaches: tuple[Reach, ...]
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TemplateGraph:
+    """Families and bundles of arrows. Families stand in topological order, recurrent groups side by side."""
+
+    groups: tuple[NodeGroup, ...]
+    edges: tuple[EdgeTemplate, ...]
+    plate_sizes: Mapping[str, int]
+    slices: Mapping[str, int]
+    components: tuple[tuple[int, ...], ...] = field(default=())
+
+    @cached_property
+    def without_plates(self) -> TemplateGraph:
+        """The same graph with one node for each family: plates and words are gone, and with them the reaches."""
+        families = tuple(replace(family, plates=(), word_stack=None) for family in self.groups)
+        bundles = tuple(replace(bundle, reaches=()) for bundle in self.edges)
+        return TemplateGraph(families, bundles, {}, self.slices, self.components)
+
+    @cached_property
+    def word_stacks(self) -> tuple[str, ...]:
+        """The stacks over whose words some family lies, in their order; none in a net without words."""
+        over = {family.word_stack for family in self.groups}
+        return tuple(stack for stack in self.slices if stack in over)
+
+    @property
+    def depth(self) -> int:
+        """The number of slices of the deepest stack; 0 in a net without slices."""
+        return max(self.slices.values(), default=0)
+
+    @cached_property
+    def by_name(self) -> dict[str, NodeGroup]:
+        return {family.name: family for family in self.groups}
+
+    @cached_property
+    def by_stem(self) -> dict[str, tuple[NodeGroup, ...]]:
+        found: dict[str, list[NodeGroup]] = {}
+        for family in self.groups:
+            found.setdefault(family.stem, []).append(family)
+        return {stem: tuple(families) for stem, families in found.items()}
+
+    @cached_property
+    def in_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
+        """For each family, the arrows that come in."""
+        return _collect_edges(len(self.groups), ((arrow.child, arrow) for arrow in self.edges))
+
+    @cached_property
+    def out_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
+        """For each family, the arrows that go out."""
+        return _collect_edges(len(self.groups), ((arrow.parent, arrow) for arrow in self.edges))
+
+    @cached_property
+    def word_independent(self) -> frozenset[int]:
+        """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`).
+
+        A net without words has none: there is nothing that they were the weights of.
+        """
+        found: set[int] = set()
+        for family in self.groups if self.word_stacks else ():
+            above = (arrow.parent for arrow in self.in_edges[family.index])
+            if family.word_stack is None and all(parent in found for parent in above):
+                found.add(family.index)
+        return frozenset(found)
+
+    @cached_property
+    def recurrent(self) -> frozenset[int]:
+        """The families whose words are computed one after another: they read themselves, or each other in a group."""
+        grouped = {index for group in self.components if len(group) > 1 for index in group}
+        return frozenset(grouped | {arrow.child for arrow in self.edges if arrow.child == arrow.parent})
+
+    def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
+        """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
+
+        Args:
+            groups: Where the walk starts.
+            blocked_groups: Families above which it does not go, be they among those where it starts or not.
+        """
+        return self._transitive_closure(groups, True, blocked_groups)
+
+    def descendants(self, groups: Iterable[int]) -> set[int]:
+        """The families to which arrows lead from some; one of these is among them only if one of these leads to it."""
+        return self._transitive_closure(groups, False, ())
+
+    def ancestral_set(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
+        """Some families and all their ancestors: see `ancestors`."""
+        own = set(groups)
+        return own | self.ancestors(own, blocked_groups)
+
+    def _transitive_closure(self, groups: Iterable[int], up: bool, blocked_groups: Container[int]) -> set[int]:
+        found: set[int] = set()
+        stack = list(groups)
+        while stack:
+            index = stack.pop()
+            if index not in blocked_groups:
+                arrows = self.in_edges[index] if up else self.out_edges[index]
+                more = {a.parent if up else a.child for a in arrows} - found
+                found |= more
+                stack.extend(more)
+        return found
+
+    def get_group(self, name: str) -> NodeGroup:
+        """The family of that name, or the error with near matches; the name of one node is told as such."""
+        try:
+            return self.by_name[name]
+        except (KeyError, TypeError):
+            owner = self.find_group_of_node(name)
+            if owner is None:
+                raise unknown_name_error("family", name, self.by_name) from None
+            got, allowed = f"{name!r}, one node", f"{owner.name!r}"
+            raise UnknownNameError("family", expected="the name of a family", actual=got, allowed=allowed) from None
+
+    def find_group_of_node(self, name: object) -> NodeGroup | None:
+        """The family of which that is the name of one node: `q_0` of `q_0_2`."""
+        found = self.parse_name(name, {})
+        return found[0] if found and found[1] else None
+
+    def parse_name(self, name: object, word_counts: Mapping[str, int]) -> tuple[NodeGroup, tuple[int, ...]] | None:
+        """The family of the node of that name and its index there, where there is one.
+
+        Args:
+            name: The name of a node: `q_0_2` is word 2 of the family `q_0`.
+            word_counts: How many words each stack has; any number where it does not say.
+        """
+        stem, indices = split_name(name) if isinstance(name, str) else ("", ())
+        for family in self.by_stem.get(stem, ()):
+            own = () if family.slice is None else (family.slice,)
+            sizes = [self.plate_sizes[plate] for plate in family.plates]
+            sizes += [] if family.word_stack is None else [word_counts.get(family.word_stack, sys.maxsize)]
+            index = indices[len(own) :]
+            inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
+            if indices[: len(own)] == own and inside:
+                return family, index
+        return None
+
+
+def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:
+    found: list[list[EdgeTemplate]] = [[] for _ in range(count)]
+    for index, arrow in pairs:
+        found[index].append(arrow)
+    return tuple(map(tuple, found))

@@ -1,0 +1,123 @@
+"""Which slices, words, heads and states are meant: what users pass, as numbers and node groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.graph import NodeGroup
+from bnet_transformer.reference import GroundModel
+
+
+def merge_words(attention: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+    """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
+    read = torch.stack([attention[..., list(group)].sum(-1) for group in groups], -1)
+    return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
+
+
+def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> NodeSpec:
+    """The member that reads words in a slice: the one whose TPM is an attention."""
+    depth = get_depth(model.network)
+    if check_int("slice", slice_, minimum=0) >= depth:
+        raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
+    found = [m for m in model.network.specs if m.group.step == slice_ and m.has_word_attention]
+    names = {member.group.stem: member for member in found}
+    if role is not None:
+        if not isinstance(role, str) or role not in names:
+            raise unknown_name_error("role that reads", role, names)
+        return names[role]
+    if len(found) > 1:
+        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(names))
+    if not found:
+        here = [m for m in model.network.specs if m.group.step == slice_]
+        collect = [m.tpm.no_attention_reason() for m in here if m.word_parents]
+        got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
+        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", actual=got)
+    return found[0]
+
+
+def find_state_group(network: Network, stack: str) -> NodeGroup | None:
+    """The first state of a stack's words, if it has one without plates."""
+    return next((each for each in network.graph.groups if each.stack == stack and network.is_word_state(each)), None)
+
+
+def parse_slices(slices: object, network: Network) -> list[int]:
+    """Slices of a net, from one or several."""
+    return parse_indices("slices", slices, get_depth(network))
+
+
+def parse_attention_slices(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
+    """The stack and the numbers of the slices in which words read words.
+
+    Args:
+        network: The net.
+        slices: One slice, several, or `"all"`.
+        role: The role that reads; its stack is meant. By default the first stack.
+    """
+    graph = network.graph
+    if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
+        raise unknown_name_error("role", role, graph.by_stem)
+    stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
+    depth = get_depth(network, stack)
+    if stack not in graph.word_stacks:
+        got = f"the stack {stack!r}, without words" if stack else "a net without words"
+        raise BNetError("slice", expected="slices in which words read words", actual=got)
+    if isinstance(slices, str):
+        check_choice("slices", slices, ("all",))
+        return stack, list(range(depth))
+    numbers = sorted({check_int("slice", item, minimum=0) for item in to_list(slices)})
+    if not numbers or numbers[-1] >= depth:
+        raise BNetError("slices", expected=f"slices from 0 to {depth - 1}", actual=slices)
+    return stack, numbers
+
+
+def get_depth(network: Network, stack: str | None = None) -> int:
+    """The number of slices of a stack, by default of the deepest; refused where a net has none."""
+    depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
+    if not depth:
+        got = f"none in the stack {stack!r}" if stack else "a net without slices"
+        raise BNetError("slice", expected="a net with slices", actual=got)
+    return depth
+
+
+def parse_words(tokens: Sequence[str], words: object) -> list[int]:
+    """Indices of words, from indices or the words themselves (every place where a word stands)."""
+    asked = to_list(words)
+    found: list[int] = []
+    for item in asked:
+        if isinstance(item, str):
+            places = [k for k, token in enumerate(tokens) if token == item]
+            if not places:
+                raise unknown_name_error("word", item, tokens)
+            found.extend(places)
+        else:
+            found.extend(parse_indices("words", item, len(tokens)))
+    return sorted(set(found))
+
+
+def to_list(value: object) -> list[object]:
+    """What was asked for as a list: one thing, or a collection of them."""
+    if isinstance(value, Tensor | np.ndarray):
+        with suppress(RuntimeError):  # a tensor without a plain table of numbers is refused as it is
+            value = value.tolist()
+    return list(value) if isinstance(value, Collection) and not isinstance(value, str) else [value]
+
+
+def parse_indices(subject: str, indices: object, count: int) -> list[int]:
+    """Indices below `count`, from one or several."""
+    found = []
+    for item in to_list(indices):
+        number = check_int(subject, item, minimum=0)
+        if number >= count:
+            raise BNetError(subject, expected=f"numbers from 0 to {count - 1}", actual=number)
+        found.append(number)
+    if not found:
+        raise BNetError(subject, expected=f"numbers from 0 to {count - 1}, at least one", actual="none")
+    return sorted(set(found))

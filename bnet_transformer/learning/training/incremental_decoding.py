@@ -1,0 +1,360 @@
+"""One word at a time: the readout of each new word, with what later words read of it kept (for attention, k and v).
+
+What is kept follows from the declaration: the families of the stack that a word reads at other words than itself.
+Everything else is computed for the new word alone; what no word of the stack decides is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.execution_state import ExecutionRequest, build_context, gather_parents
+from bnet_transformer.data.task import Task, find_deciding_stacks, find_noncausal_arrow
+from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.errors import BNetError
+from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
+
+
+@dataclass
+class DecodingState:
+    """What is there while one word is computed: its index, its values, and what is kept of the words before it."""
+
+    max_length: int
+    word: int = 0
+    values: dict[int, Tensor] = field(default_factory=dict)
+    kv_cache: dict[int, Tensor] = field(default_factory=dict)
+
+
+Operation = Callable[[DecodingState], None]
+Reader = Callable[[DecodingState], Tensor]
+
+
+class IncrementalDecoder:
+    """Evaluates the readout of one new word after another, for a batch of rows.
+
+    It begins with a prompt `[batch, word]`, all its words at once; `log_probs` is `[rows, states]` of the last word.
+    """
+
+    def __init__(
+        self,
+        module: CompiledModule,
+        task: Task,
+        x: Mapping[str, Tensor],
+        mask: Mapping[str, Tensor] | None,
+        length: int,
+    ) -> None:
+        self.readout, self.stack = find_next_word_readout(task)
+        self.network = module.network
+        needed = self.network.ancestral_specs(self.readout)
+        decided = find_deciding_stacks(self.network, needed)
+        self.per_word_specs = [m for m in needed if self.stack in decided[m.group.index]]
+        self.per_word_indices = {member.group.index for member in self.per_word_specs}
+        _check_incremental(self.per_word_specs, self.stack, self.per_word_indices, self.network.specs)
+        self.input_index = next(m.group.index for m in self.per_word_specs if m.tpm.kind == "input")
+        inputs = [(member, given) for member in self.per_word_specs for given in member.parents]
+        self.cached_indices = {
+            g.index for _, g in inputs if g.index in self.per_word_indices and g.reach.kind != "same"
+        }
+        fixed = {given.index for _, given in inputs if given.index not in self.per_word_indices}
+        want = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
+        self.batch_size, words = x[self.stack].shape
+        x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
+        course, _ = module.run(ExecutionRequest((*want, self.readout.group.name), x, mask))
+        self.execution, self.layout = course, course.layout
+        at, parents = gather_parents(course, self.readout)
+        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word_dim, words - 1))
+        self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
+        self.static_values = {index: course.values[index] for index in fixed}
+        for index in self.cached_indices:
+            self._write_cache(index, course.values[index], 0)
+        self.positions = torch.arange(self.state.max_length, device=course.device)
+        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=course.device)
+        self._operations: list[Operation] | None = None
+
+    def repeat(self, times: int) -> None:
+        """Each row `times` times, one after the other."""
+        self.static_values |= {
+            i: value.repeat_interleave(times, 0) for i, value in self.static_values.items() if value.shape[0] > 1
+        }
+        caches, present = self.state.kv_cache, self.execution.present
+        self.state.kv_cache = {index: value.repeat_interleave(times, 0) for index, value in caches.items()}
+        self.execution.present = {stack: value.repeat_interleave(times, 0) for stack, value in present.items()}
+        self.log_probs = self.log_probs.repeat_interleave(times, 0)
+        self.batch_size, self._operations = self.batch_size * times, None
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row r becomes what row `rows[r]` was."""
+        axis, there = self.layout.word_dim, self.state.word + 1
+        for value in self.state.kv_cache.values():
+            part = value.narrow(axis, 0, there)
+            part.copy_(part.index_select(0, rows))
+
+    def step(self, ids: Tensor) -> Tensor:
+        """The log probabilities of the readout of a new word, `[rows]` ids."""
+        if self._operations is None:
+            self._operations = self._compile_operations()
+        state = self.state
+        state.word += 1
+        state.values = {self.input_index: ids.reshape(-1, *[1] * (self.layout.rank - 1))}
+        for operation in self._operations:
+            operation(state)
+        self.log_probs = _log_softmax(state.values[self.readout.group.index].select(self.layout.word_dim, -1))
+        return self.log_probs
+
+    def _write_cache(self, index: int, value: Tensor, word: int) -> None:
+        axis, caches = self.layout.word_dim, self.state.kv_cache
+        if index not in caches:
+            shape = list(value.shape)
+            shape[0], shape[axis] = self.batch_size, self.state.max_length
+            caches[index] = value.new_zeros(shape)
+        caches[index].narrow(axis, word, value.shape[axis]).copy_(value)
+
+    # the operations of a step
+
+    def _compile_operations(self) -> list[Operation]:
+        """One operation for each family, or for several maps of one vector."""
+        done: set[int] = set()
+        found: list[Operation] = []
+        for member in self.per_word_specs:
+            index = member.group.index
+            if index in done or member.tpm.kind == "input":
+                continue
+            together = self._find_sibling_maps(member) if self._is_linear_map(member) else []
+            if together:
+                found.append(self._fuse_maps(together))
+                done |= {each.group.index for each in together}
+            else:
+                found.append(self._create_operation(member))
+            for each in together or [member]:
+                if each.group.index in self.cached_indices:
+                    found.append(self._create_cache_operation(each.group.index))
+        return (
+            [self._create_cache_operation(self.input_index), *found]
+            if self.input_index in self.cached_indices
+            else found
+        )
+
+    def _create_cache_operation(self, index: int) -> Operation:
+        return lambda state: self._write_cache(index, state.values[index], state.word)
+
+    def _create_operation(self, spec: NodeSpec) -> Operation:
+        index, tpm = spec.group.index, spec.tpm
+        readers = [self._create_reader(given) for given in spec.parents]
+        fast = self._fuse_attention(spec) or self._fuse_concat(spec)
+        if fast is not None:
+            return lambda state: state.values.update({index: fast(state, readers)})
+        parameters = build_context(self.execution, spec).parameters
+        fixed = {g.slot: self._static_read_indices(g) for g in spec.parents if g.over and not self._is_growing(g)}
+        grow = [given.slot for given in spec.parents if self._is_growing(given)]
+        dtype, rank = self.execution.dtype, self.layout.rank + len(spec.shape)
+        make = tpm.logits if tpm.kind == "discrete" else tpm.value
+        rank += tpm.kind == "discrete"
+
+        def operation(state: DecodingState) -> None:
+            read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(
+                grow, self.positions[: state.word + 1]
+            )
+            mask = {slot: pair[1] for slot, pair in fixed.items()}
+            for given in spec.parents:
+                if given.slot in grow:
+                    mask[given.slot] = self._growing_mask(given, state.word)
+            place = self.positions[state.word : state.word + 1]
+            value = make(
+                EvalContext(parameters, place, read, mask, False, dtype), *[reader(state) for reader in readers]
+            )
+            state.values[index] = value.reshape(*[1] * (rank - value.dim()), *value.shape)
+
+        return operation
+
+    def _growing_mask(self, parent: ParentSpec, word: int) -> Tensor:
+        """Who is read among the words up to this one."""
+        places, reach = self.positions[None, : word + 1], parent.reach
+        if reach.kind == "mask":
+            return torch.tensor([reach.table[word][: word + 1]], device=places.device)
+        return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, places, word + 1)
+
+    def _is_growing(self, parent: ParentSpec) -> bool:
+        return WORD in parent.over and parent.index in self.per_word_indices
+
+    def _create_reader(self, parent: ParentSpec) -> Reader:
+        """How the value in a slot is found, aligned with the word's own."""
+        axis, index, reach = self.layout.word_dim, parent.index, parent.reach.kind
+        if index not in self.per_word_indices:
+            value = self._align_static(parent, self.static_values[index])
+            return lambda state: value
+        if reach in ("same", "rest"):  # the first word is never a new one
+            return lambda state: self._align_plates(parent, state.values[index])
+        if reach == "first":
+            return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, 0, 1))
+        if reach == "before":
+            return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, state.word - 1, 1))
+        return lambda state: self._align_plates(
+            parent, state.kv_cache[index].narrow(axis, 0, state.word + 1).unsqueeze(axis)
+        )
+
+    def _align_static(self, parent: ParentSpec, value: Tensor) -> Tensor:
+        """A value that no word of the stack decides: of the first word, of all words, or as it is."""
+        axis = self.layout.word_dim
+        if parent.reach.kind == "first":
+            value = value.narrow(axis, 0, 1)
+        elif WORD in parent.over:
+            value = value.unsqueeze(axis)
+        return self._align_plates(parent, value)
+
+    def _align_plates(self, parent: ParentSpec, value: Tensor) -> Tensor:
+        for plate in reversed(parent.over):
+            if plate != WORD:
+                value = value.unsqueeze(self.layout.rank).transpose(self.layout.axis(plate), self.layout.rank)
+        return value
+
+    def _static_read_indices(self, parent: ParentSpec) -> tuple[Tensor, Tensor]:
+        """Who is read, of a collection that does not grow."""
+        if WORD not in parent.over:
+            size = self.network.graph.plate_sizes[parent.over[-1]]
+            return torch.arange(size, device=self.execution.device), self.full_mask.new_ones(size)
+        stack = self.network.specs[parent.index].group.word_stack or ""
+        many = self.execution.word_counts[stack]
+        mask = self.full_mask.new_ones(1, many)
+        if stack in self.execution.present:
+            present = self.execution.present[stack]
+            mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, many)
+        return torch.arange(many, device=self.execution.device), mask
+
+    # fewer and larger products, where a family's TPM is one of the package's
+
+    def _is_linear_map(self, spec: NodeSpec) -> bool:
+        if not isinstance(spec.tpm, Linear | Affine) or spec.tpm.dim is not None or len(spec.parents) != 2:
+            return False
+        W, x = spec.parents
+        alone = W.index not in self.per_word_indices and self.static_values[W.index].shape[0] == 1 and not W.over
+        return alone and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
+
+    def _find_sibling_maps(self, spec: NodeSpec) -> list[NodeSpec]:
+        """The maps of the same vector, whose plates it has not."""
+        source = spec.parents[1].index
+        plates = self.network.specs[source].group.plates
+        beside = [
+            other for other in self.per_word_specs if self._is_linear_map(other) and other.parents[1].index == source
+        ]
+        return beside if not plates else []
+
+    def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
+        """`[W_q W_k W_v] x` as one product, the weights put together once."""
+        spread, biases = [], []
+        for member in specs:
+            W = self.static_values[member.parents[0].index]
+            lead = [self.network.graph.plate_sizes[p] if p in member.group.plates else 1 for p in self.layout.plates]
+            spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
+            held, shape = build_context(self.execution, member).parameters.get("bias"), spread[-1].shape[:-1]
+            biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
+        W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
+        b_all = torch.cat([b.reshape(-1) for b in biases])
+        plain = all(not isinstance(member.tpm, Affine) for member in specs)
+        sizes = [W.shape[:-1].numel() for W in spread]
+        shapes = [(-1, *W.shape[1:-1]) for W in spread]
+        indices = [member.group.index for member in specs]
+        source = specs[0].parents[1].index
+
+        def operation(state: DecodingState) -> None:
+            x = state.values[source]
+            made = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if plain else b_all)
+            for index, part, shape in zip(indices, made.split(sizes, -1), shapes, strict=True):
+                state.values[index] = part.reshape(shape)
+
+        return operation
+
+    def _fuse_attention(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
+        """`softmax(q k) v` of the words so far; None for attention with more to it."""
+        tpm = spec.tpm
+        if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
+            return None
+        plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in spec.parents[1:3]):
+            return None
+        key = spec.parents[1]
+        mask = None if self._is_growing(key) else self._static_read_indices(key)[1]
+        hidden = None if mask is None or bool(mask.all()) else ~mask
+        score, residual = tpm.score, tpm.residual
+
+        def value(state: DecodingState, readers: list[Reader]) -> Tensor:
+            q, k, v = (reader(state) for reader in readers[:3])
+            k, v = k.squeeze(-3), v.squeeze(-3)
+            scores = (q * score.get_scale(q.shape[-1])) @ k.mT
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -torch.inf)
+            mix = scores.softmax(-1) @ v
+            return mix + readers[-1](state) if residual else mix
+
+        return value
+
+    def _fuse_concat(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
+        """`W_o [a^1 a^2 ...]`, the matrices put side by side once; None for another TPM."""
+        tpm = spec.tpm
+        if not isinstance(tpm, Concat) or not tpm.mapped or spec.group.plates:
+            return None
+        held = spec.parents[0].index
+        if held in self.per_word_indices or self.static_values[held].shape[0] != 1:
+            return None
+        W_o = tpm.concat_weights(self._align_plates(spec.parents[0], self.static_values[held]))
+        W = W_o.reshape(W_o.shape[-2:])
+        bias = build_context(self.execution, spec).parameters["bias"] if tpm.bias else None
+
+        def value(state: DecodingState, readers: list[Reader]) -> Tensor:
+            total = functional.linear(readers[1](state).flatten(-1 - tpm.plates), W, bias)
+            return total + readers[-1](state) if tpm.residual else total
+
+        return value
+
+
+def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
+    """The readout that tells the next word, and its stack; or the error that says why there is none."""
+    wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
+    if task.next_word is not None and task.encoders[task.next_word].states is not None:
+        return task.readouts[0], task.next_word
+    for readout in task.readouts:
+        stack, told = readout.group.word_stack, readout.tpm.states
+        arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
+        if stack is not None and arrow is not None and told is not None and told == task.encoders[stack].states:
+            raise BNetError("generate", expected=wanted, actual=f"one that reads later words: {arrow}",
+                            allowed="mask='causal'")  # fmt: skip
+    names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
+    got = f"the readouts {names}" if names else "no readout"
+    raise BNetError("generate", expected=wanted, actual=got, allowed="iterate, of a net whose words are vectors")
+
+
+def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
+    """Words `[row, word]` up to the number that a table asks for: no earlier word reads those behind it."""
+    return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
+
+
+def _check_incremental(
+    per_word_specs: list[NodeSpec], stack: str, per_word_indices: set[int], specs: tuple[NodeSpec, ...]
+) -> None:
+    """Refuse what cannot be computed word by word."""
+    for member in per_word_specs:
+        name = member.group.name
+        if member.tpm.kind == "input" and not member.tpm.is_index_valued:
+            raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
+        for given in member.parents:
+            read = specs[given.index].group
+            if given.pick:
+                raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
+            apart = given.index not in per_word_indices and read.word_stack is not None
+            if apart and not (given.reach.kind == "first" or (given.reach.kind == "every" and WORD in given.over)):
+                wanted = "every word of the other stack to be read, or its first"
+                raise BNetError(name, expected=wanted, actual=f"{read.name} by reach {given.reach}")
+            if given.reach.kind == "earlier" and not member.tpm.can_read_empty:
+                raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
+    if sum(member.tpm.kind == "input" for member in per_word_specs) != 1:
+        raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.reshape(len(logits), -1, logits.shape[-1])[:, -1].log_softmax(-1)

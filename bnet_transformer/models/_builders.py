@@ -1,0 +1,374 @@
+"""What the models share: words and readouts; the vanilla transformers' sublayers in post-norm and pre-norm places.
+
+    post-norm   add = x + sublayer(x),   x' = norm(add)          pre-norm   x' = x + sublayer(norm(x))
+
+A sublayer is attention of several heads, summed by `W_o`, or the feed-forward map. Where there is dropout, it is a
+node between the sublayer and the sum. The last node of a slice makes its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.naming import Reach, as_reach
+from bnet_transformer.declare import Arrow, Node, Plate
+from bnet_transformer.declare.declaration import check_vocabulary
+from bnet_transformer.errors import BNetError
+from bnet_transformer.tpm import (
+    TPM,
+    Activation,
+    Add,
+    Affine,
+    Attention,
+    Bias,
+    Categorical,
+    Concat,
+    Dot,
+    Dropout,
+    Embed,
+    FeedForward,
+    Given,
+    Linear,
+    Norm,
+    Normal,
+    Pool,
+    Positions,
+    Sinusoid,
+    Weight,
+)
+from bnet_transformer.tpm.field_checks import CheckedDataclass, check_below_one, check_bool, choice, optional
+from bnet_transformer.tpm.steps import ACTIVATIONS, check_activation
+
+Vocabulary = Sequence[str] | int | None
+TABLE = "W_embed"
+WORD, HEADS = ["word"], ["head", "word"]
+
+
+def build_observation(readout: TPM | None, source_role: str = "x", plates: Sequence[str] = WORD) -> list[Node]:
+    """The node of what is observed: what stands over words, or the sentence where the readout pools."""
+    if readout is None:
+        return []
+    if not isinstance(readout, Categorical | Normal):
+        raise BNetError("observe", expected="a readout", actual=readout, allowed="Categorical(n), Normal(sigma), None")
+    if readout.pool:
+        return [Node("y", readout, [Arrow(source_role, "every")])]
+    return [Node("y", readout, [source_role], plates=plates)]
+
+
+@dataclass(frozen=True)
+class StackBuilder(CheckedDataclass):
+    """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
+
+    `features` is the width of real-valued words, where it is not that of the states; `norm_type` and `eps` are of the norms.
+    """
+
+    dim: Annotated[int, check_int]
+    bias: Annotated[bool, check_bool] = True
+    features: Annotated[int | None, optional(check_int)] = None
+    dropout: Annotated[float, check_below_one] = 0.0
+    eps: float = field(default=1e-5, kw_only=True)
+    norm_type: str = field(default="layer", kw_only=True)
+
+    @property
+    def norm_tpm(self) -> Norm:
+        """The TPM of every norm."""
+        return Norm(self.norm_type, eps=self.eps, bias=self.bias)
+
+    @property
+    def output_role(self) -> str:
+        """The role that leaves a stack: the last state, or its norm."""
+        return "x"
+
+    # the words
+
+    def build_embedding(
+        self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
+    ) -> list[Node]:
+        """The first state: vectors, told as they are or as features that are mapped, or an embedding times sqrt(dim);
+        plus positions; less what is dropped. Where they are not `mapped`, the features are the first state."""
+        if vocabulary is not None and self.features is not None:
+            raise BNetError("features", expected="None: the words are of a vocabulary", actual=self.features)
+        features = self.features if mapped else None
+        if vocabulary is None and positions is None and features is None:
+            return [Node("x", Given(self.features or self.dim), plates=WORD)]
+        if features is not None:
+            embed = Affine(self.dim) if self.bias else Linear(self.dim)
+            nodes = [Node("value", Given(features), plates=WORD), Node("embed", embed, ["value"], WORD)]
+        elif vocabulary is None:
+            nodes = [Node("embed", Given(self.dim), plates=WORD)]
+        else:
+            table = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
+            token = Node("token", Given(states=count_words(vocabulary)), plates=WORD)
+            nodes = [token, Node("embed", table, [TABLE, "token"] if tied else ["token"], WORD)]
+        if positions is not None:
+            nodes.append(Node("position", positions, plates=WORD))
+            nodes.append(Node("add", Add(), ["embed", "position"], WORD))
+        *before, last = nodes + self.build_dropout(nodes[-1].role, "drop")
+        return [*before, Node("x", last.tpm, last.parents, WORD)]
+
+    def build_embedding_table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
+        """The embedding as a node outside the stacks, where several share it."""
+        return [Node(TABLE, Weight((count_words(vocabulary), self.dim)))] if tied else []
+
+    def build_dropout(self, source: str, role: str) -> list[Node]:
+        """A node that drops out, where there is dropout."""
+        return [Node(role, Dropout(self.dropout), [source], WORD)] if self.dropout else []
+
+    # the readouts
+
+    def build_word_readout(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
+        """A word of the vocabulary for each word. Tied logits have a bias only behind a transform, as in BERT."""
+        nodes = self._build_transform(self.output_role, transform, WORD)
+        if transform:
+            nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
+        source = nodes[-1].role if nodes else self.output_role
+        size = count_words(vocabulary)
+        own = None if tied else size
+        logits = Affine(own) if self.bias and (transform or not tied) else Linear(own)
+        nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
+        return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
+
+    def build_pooled_readout(
+        self, readout: Categorical | Normal, pool: str | None, transform: str | None
+    ) -> list[Node]:
+        """A readout of each word, or of the sentence: of its first or last word, of their mean or sum."""
+        if readout.pool is not None:
+            if pool or transform:
+                raise BNetError("pool", expected="one pool", actual=f"{pool!r} beside {readout}", allowed="pool= alone")
+            return build_observation(readout, self.output_role)
+        over = [] if pool else WORD
+        nodes: list[Node] = []
+        if pool in ("first", "last"):
+            nodes = [Node("pool", Add(), [Arrow(self.output_role, pool)])]
+        elif pool:
+            nodes = [Node("pool", Pool(pool), [Arrow(self.output_role, "every")])]
+        nodes += self._build_transform("pool" if pool else self.output_role, transform, over)
+        return [*nodes, *build_observation(readout, nodes[-1].role if nodes else self.output_role, over)]
+
+    def _build_transform(self, source: str, activation: str | None, plates: list[str]) -> list[Node]:
+        """`s(W x + b)` before a readout, where it is asked for."""
+        if activation is None:
+            return []
+        dense = Affine(self.dim) if self.bias else Linear(self.dim)
+        return [Node("dense", dense, [source], plates), Node("transform", Activation(activation), ["dense"], plates)]
+
+    def build_readout(
+        self,
+        readout: TPM | str | None,
+        vocabulary: Vocabulary,
+        pool: str | None = None,
+        transform: str | None = None,
+        *,
+        tied: bool,
+    ) -> list[Node]:
+        """The nodes of what is observed; "word" is a word of the vocabulary, or the features of one."""
+        check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
+        check_choice("transform", transform, (None, *ACTIVATIONS))
+        if isinstance(readout, Categorical | Normal):
+            return self.build_pooled_readout(readout, pool, transform)
+        allowed = "'word', a Categorical, a Normal, None"
+        if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
+            raise BNetError("readout", expected="what is observed", actual=readout, allowed=allowed)
+        if readout == "auto":
+            readout = None if vocabulary is None and self.features is None else "word"
+        if readout == "word" and vocabulary is None and self.features is not None:
+            return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
+        for what, value in (("pool", pool), ("transform", transform)):
+            if value is not None and (what == "pool" or readout is None):
+                raise BNetError(
+                    what, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
+                )
+        if readout is None:
+            return []
+        if vocabulary is None:
+            wanted = "a vocabulary or features, for it is 'word'"
+            raise BNetError("readout", expected=wanted, actual="none", allowed=allowed)
+        return self.build_word_readout(vocabulary, transform, tied=tied)
+
+
+@dataclass(frozen=True)
+class BlockBuilder(StackBuilder):
+    """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
+
+    Later habits: norms of another `norm_type`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
+    `score`, and a `relative_bias` bias of the scores within a stack, from a node `b`; `groups` of heads that share their
+    keys and values, maps that are `parts_without_bias` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
+    """
+
+    heads: Annotated[int, check_int] = 8
+    hidden: Annotated[int | None, optional(check_int)] = None
+    norm: Annotated[str, choice("post", "pre", "parallel")] = "post"
+    final_norm: Annotated[bool | None, choice(None, True, False)] = None
+    activation: Annotated[str, check_activation] = "relu"
+    _: KW_ONLY
+    gated: bool = False
+    key_dim: Annotated[int | None, optional(check_int)] = None
+    score: Dot = Dot(None)  # noqa: RUF009  (frozen)
+    relative_bias: Bias | None = None
+    groups: Annotated[int | None, optional(check_int)] = None
+    parts_without_bias: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.heads and self.key_dim is None:
+            raise BNetError("heads", expected=f"a divisor of dim, which is {self.dim}", actual=self.heads)
+        if self.groups is not None and self.heads % self.groups:
+            raise BNetError("groups", expected=f"a divisor of heads, which is {self.heads}", actual=self.groups)
+
+    @property
+    def plates(self) -> list[Plate]:
+        """The plate of heads; where groups of them share keys and values, that of groups, and of heads in a group."""
+        if self.groups is None:
+            return [Plate("head", self.heads)]
+        return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
+
+    @property
+    def output_role(self) -> str:
+        """The role that leaves a stack: the last state, or its norm, which follows by default in all but post-norm."""
+        return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
+
+    # the slices
+
+    def build_slice(self, reach: Reach, cross_reach: Reach | None = None) -> list[Node]:
+        """One slice: attention; with a `cross_reach` reach attention to the encoder's last state; the feed-forward map."""
+        if self.norm == "parallel":
+            if cross_reach is not None:
+                raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
+            return self._build_parallel_sublayers(reach)
+        nodes = self._build_residual("x", partial(self._build_attention, reach=reach), ("drop1", "add1", "norm1"))
+        if cross_reach is not None:
+            attend = partial(
+                self._build_attention,
+                reach=cross_reach,
+                prefix="cross_",
+                memory=(f"enc.{self.output_role}", "enc.word"),
+            )
+            nodes += self._build_residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
+        return nodes + self._build_residual(
+            nodes[-1].role, self._build_feed_forward, ("drop2", "add2", "norm2"), makes_state=True
+        )
+
+    def _build_parallel_sublayers(self, reach: Reach) -> list[Node]:
+        """`x' = x + attention(norm(x)) + feed_forward(norm(x))`, each with a norm of its own."""
+        nodes, summed = [], ["x"]
+        sublayers = (self._build_attention("norm1", reach), self._build_feed_forward("norm2"))
+        for k, sublayer in enumerate(sublayers, 1):
+            inner = [Node(f"norm{k}", self.norm_tpm, ["x"], WORD), *sublayer]
+            inner += self.build_dropout(inner[-1].role, f"drop{k}")
+            nodes += inner
+            summed.append(inner[-1].role)
+        return [*nodes, Node("x", Add(), summed, WORD)]
+
+    def build_final_norm(self) -> list[Node]:
+        """The norm after the last slice, where there is one."""
+        return [Node("norm", self.norm_tpm, ["x"], WORD)] if self.output_role == "norm" else []
+
+    def _build_residual(
+        self, x: str, sublayer: Callable[[str], list[Node]], roles: tuple[str, str, str], *, makes_state: bool = False
+    ) -> list[Node]:
+        """`norm(x + sublayer(x))`, or `x + sublayer(norm(x))`."""
+        drop, add, norm = roles
+        pre = self.norm == "pre"
+        inner = sublayer(norm if pre else x)
+        inner += self.build_dropout(inner[-1].role, drop)
+        total = Node("x" if pre and makes_state else add, Add(), [x, inner[-1].role], WORD)
+        if pre:
+            return [Node(norm, self.norm_tpm, [x], WORD), *inner, total]
+        return [*inner, total, Node("x" if makes_state else norm, self.norm_tpm, [add], WORD)]
+
+    def _build_attention(
+        self, x: str, reach: Reach, prefix: str = "", memory: tuple[str, str] | None = None
+    ) -> list[Node]:
+        """Attention of all heads, summed by `W_o`; `memory` says where keys and values come from, by default x."""
+        width = self.key_dim or self.dim // self.heads
+        q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
+        W_o = f"W_{prefix}o"
+        project = Affine() if self._has_bias("map") else Linear()
+        heads = [plate.name for plate in self.plates]
+        plates = {q: heads, k: heads[:1], v: heads[:1]}
+        sources = {q: (x, "word"), k: memory or (x, "word"), v: memory or (x, "word")}
+        relative = self.relative_bias if memory is None else None  # the words of two sentences have no common order
+        arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
+        return [
+            *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
+            *(Node(r, project, [f"W_{r}", source], [*plates[r], over]) for r, (source, over) in sources.items()),
+            Node(a, Attention(self.score, bias=relative), arrows, [*heads, "word"]),
+            Node(W_o, Weight((self.dim, width), spread=self.dim**-0.5), plates=heads),
+            Node(mix, Concat(bias=self._has_bias("mix"), plates=len(heads)), [W_o, a], WORD),
+        ]
+
+    def _build_feed_forward(self, x: str) -> list[Node]:
+        hidden = 4 * self.dim if self.hidden is None else self.hidden
+        return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
+
+    def _has_bias(self, part: str) -> bool:
+        """True where a map adds a bias."""
+        return self.bias and part not in self.parts_without_bias
+
+
+def count_words(vocabulary: Vocabulary) -> int:
+    """How many words a vocabulary has."""
+    if isinstance(vocabulary, str | Sequence):
+        return len(check_vocabulary(vocabulary))
+    try:
+        return check_int("vocabulary", vocabulary)
+    except BNetError as error:
+        wanted = "a list of different words, or their number, at least 1"
+        raise BNetError("vocabulary", expected=wanted, actual=vocabulary) from error
+
+
+def list_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
+    """The words of a vocabulary, where they are told and not only counted."""
+    return check_vocabulary(vocabulary) if isinstance(vocabulary, str | Sequence) else None
+
+
+def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
+    """True where a table of the vocabulary is a node that embedding and readout share."""
+    check_choice("tie", tie, (True, False))
+    return tie and vocabulary is not None
+
+
+def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
+    """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
+    name = positions if isinstance(positions, str) else None
+    if words is not None and name != "learned":
+        raise BNetError("words", expected="None, unless positions='learned'", actual=words)
+    if positions is None or (isinstance(positions, TPM) and not positions.get_slots()):
+        return positions
+    if name == "sinusoidal":
+        return Sinusoid(dim)
+    if name == "learned":
+        if words is None:
+            raise BNetError("words", expected="the most words that positions are learned for", actual="none")
+        return Positions(words, dim)
+    allowed = "'sinusoidal', 'learned', None, a TPM without parents such as Sinusoid(dim, base=100.0)"
+    raise BNetError("positions", expected="how words are placed", actual=positions, allowed=allowed)
+
+
+def parse_mask(mask: object, subject: str = "mask") -> Reach:
+    """Which words a word reads: all of them for None."""
+    reach = as_reach(mask)
+    if reach.is_single:
+        allowed = "None, 'causal', a Reach, a table of booleans"
+        raise BNetError(subject, expected="who reads whom", actual=mask, allowed=allowed)
+    return reach
+
+
+def shift_right(outputs: Tensor, start: int) -> Tensor:
+    """A decoder's words, of its outputs `[..., word]`: the start word, then every output but the last.
+
+    >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
+    tensor([[0, 5, 6]])
+    """
+    there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
+    if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
+        raise BNetError("outputs", expected="ids, [..., word], at least one word", actual=outputs)
+    first = torch.full_like(outputs[..., :1], check_int("start", start, minimum=0))
+    return torch.cat([first, outputs[..., :-1]], -1)

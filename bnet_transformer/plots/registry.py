@@ -1,0 +1,93 @@
+"""The one table of plots: what kind of result is drawn by which function, and what options that takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from torch import Tensor
+from torch.distributions import Categorical, Distribution
+
+from bnet_transformer._core.checks import check_names
+from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
+from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
+from bnet_transformer.attention.heads.head_roles import Roles
+from bnet_transformer.cost import Cost
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference import Samples
+from bnet_transformer.interventions.counterfactual import Counterfactual
+from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
+from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
+from bnet_transformer.learning.training.loop import Trained
+from bnet_transformer.plots import fits, heads, labelled_arrays as tables, rollout as readings, sentences, sweeps
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
+from bnet_transformer.plots.labelled_arrays import LabelledArray
+
+# The first kind that a result is of draws it.
+PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
+    LabelledArray: tables.plot_labelled_array,
+    Tensor: tables.plot_array,
+    np.ndarray: tables.plot_array,
+    Categorical: readings.plot_categorical,
+    Distribution: readings.plot_distribution,
+    Reads: readings.plot_reads,
+    Tan: readings.plot_tan,
+    TanTree: readings.plot_tan_tree,
+    CorpusTan: readings.plot_corpus_tan,
+    Counterfactual: readings.plot_counterfactual,
+    Samples: readings.plot_samples,
+    Sweep: sweeps.plot_sweep,
+    Mediation: sweeps.plot_mediation,
+    Fit: fits.plot_fit,
+    Heads: fits.plot_heads,
+    Comparison: fits.plot_comparison,
+    Check: fits.plot_check,
+    Inclusion: heads.plot_inclusion,
+    Damage: heads.plot_damage,
+    Roles: heads.plot_roles,
+    Trained: fits.plot_training,
+    Cost: fits.plot_cost,
+    sentences.SentenceLike: sentences.plot_sentence,
+}
+PUBLIC_NAMES: Mapping[type, str] = {sentences.SentenceLike: "Sentence"}
+UNTYPED_RESULTS = "what has values and axes, a list of Sentences"
+
+
+def plot(
+    result: object, *, ax: Axes | None = None, theme: str = "light", title: str | None = None, **options: Any
+) -> Figure | SubFigure:
+    """Draw any result; the figure comes back, a new one or that of `ax`.
+
+    A `Sentence` shows its attention TPMs (`slice=`, `head=`, `role=`), or a posterior with `node=` (and `evidence=`).
+    An array or tensor is drawn by the names of its axes (`axes=("sentence", "head")`, with `labels=`, and `low=` and
+    `high=` or `error=`). `theme` is light or dark. `docs/plots.md` has them all.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
+    >>> figure = bt.plot(s, slice=0)
+    >>> [panel.get_title() for panel in figure.axes[:2]]
+    ['c = 0', 'c = 1']
+    """
+    draw = _find_plot(result)
+    known = [p.name for p in inspect.signature(draw).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    check_names(f"option of a plot of {type(result).__name__}", options, known)
+    canvas = Canvas(ax, theme, title)
+    with plot_rc_context(canvas.colours["ink"]):
+        draw(result, canvas, **options)
+        return canvas.finish()
+
+
+def _find_plot(result: object) -> Callable[..., None]:
+    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.SentenceLike) for each in result):
+        return sentences.plot_sentences
+    for kind, draw in PLOTS_BY_TYPE.items():
+        if isinstance(result, kind):
+            return draw
+    if hasattr(result, "values") and hasattr(result, "axes"):
+        return tables.plot_array_result
+    names = ", ".join([*(PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE), UNTYPED_RESULTS])
+    raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=f"{names}; draw is for graphs")
