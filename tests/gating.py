@@ -34,21 +34,21 @@ def close(got, wanted, tolerance=1e-9):
 def nodes_of(s, family):
     """The names of the nodes of a family, `[head, word]`."""
     ground = s.ground
-    found = ground.folded.by_name[family]
+    found = ground.template.by_name[family]
     shape = ground.shapes[found.index]
-    names = np.array([ground.name(n) for n in ground.nodes(found).tolist()])
+    names = np.array([ground.name(n) for n in ground.select_nodes(found).tolist()])
     return names.reshape(-1, *shape[-1:]) if found.plates else names.reshape(shape)
 
 
 def run_of(s, *off):
     """A run by the reference, node by node, in which these heads are set to zero: (family, head)."""
     done = s.do({name: Zero() for family, head in off for name in nodes_of(s, family)[head].ravel()})
-    return reference.ReferenceRun(done.state.world, {})
+    return reference.ReferenceRun(done.state.model, {})
 
 
 def output_of(s, run, family):
     """The nodes of a family in a run: values, log probabilities, means."""
-    kind = s.net.network.member(family).tpm.kind
+    kind = s.net.network.get_spec(family).tpm.kind
     ids = [s.ground.id(name) for name in nodes_of(s, family).ravel()]
     if kind == "deterministic":
         return torch.stack([run.value(node) for node in ids])

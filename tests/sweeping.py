@@ -39,7 +39,7 @@ def pair(each, dtype=D):
 
 def outcomes(s):
     """The outcome at the first and at the last word."""
-    nodes = s.ground.select_nodes(s.ground.folded.by_name[find_default_output(s.net.network)]).tolist()
+    nodes = s.ground.select_nodes(s.ground.template.by_name[find_default_output(s.net.network)]).tolist()
     return [s.ground.name(node) for node in dict.fromkeys((nodes[0], nodes[-1]))]
 
 
@@ -102,7 +102,7 @@ class Slow:
         """
         logs, found, graph = [], [], None
         for both in self.runs:
-            done, (world, states) = patch(*both), (both[base].world, both[base].states)
+            done, (world, states) = patch(*both), (both[base].model, both[base].states)
             graph = graph or world.surgery(done)
             run = reference.ReferenceRun(
                 valued(graph, done), {n: state for n, state in states.items() if n not in done}
@@ -144,7 +144,7 @@ def valued(graph, done):
     """A sentence after surgery, with other values for what was set."""
     rows = {node: each.weights for node, each in done.items() if isinstance(each, AttentionRow)}
     values = {node: each for node, each in done.items() if node not in rows}
-    return replace(graph, do={**graph.do, **values}, rows={**graph.rows, **rows})
+    return replace(graph, do={**graph.do, **values}, rows={**graph.attention_rows, **rows})
 
 
 def setting(nodes):
@@ -158,11 +158,11 @@ def reading(nodes, words=None):
     def patch(clean, corrupt):
         done = {}
         for node in nodes:
-            (there, new), (same, old) = clean.reading(node), corrupt.reading(node)
+            (there, new), (same, old) = clean.attention(node), corrupt.attention(node)
             assert there == same
-            member = clean.world.network.members[clean.world.ground.family_of(node).index]
-            given = next(each for each in member.inputs if each.slot == "v.")
-            stack = clean.world.network.members[given.parent].family.words
+            member = clean.model.network.specs[clean.model.ground.group_of(node).index]
+            given = next(each for each in member.parents if each.slot == "v.")
+            stack = clean.model.network.members[given.parent].family.words
             row = torch.zeros(clean.world.ground.words[stack], dtype=new.dtype)
             for word, ours, own in zip(there, new, old, strict=True):
                 row[word] = ours if words is None or word in words else own
@@ -182,7 +182,7 @@ def along(*nodes):
         carried = clean.value(nodes[0])
         for parent, child in itertools.pairwise(nodes):
             corrupt.value(child)
-            alone = reference.ReferenceRun(corrupt.world, corrupt.states)
+            alone = reference.ReferenceRun(corrupt.model, corrupt.states)
             alone.values = {**corrupt.values, parent: carried}
             carried = alone._compute_value(child)
         return {nodes[-1]: carried}
@@ -192,7 +192,7 @@ def along(*nodes):
 
 def axes_of(s, role):
     """The axes of the sweep of a role: slice, plates, word."""
-    family = s.ground.folded.by_stem[role][0]
+    family = s.ground.template.by_stem[role][0]
     return (("slice",) if family.slice is not None else ()) + s.ground.axes(family)
 
 
@@ -202,8 +202,8 @@ def cells(s, role, over=None):
     slices = [family.slice for family in families]
     found = {}
     for family in families:
-        for node in s.ground.nodes(family).tolist():
-            index = s.ground.place(node)[1]
+        for node in s.ground.select_nodes(family).tolist():
+            index = s.ground.unravel_index(node)[1]
             whole = dict(zip(axes, (slices.index(family.slice), *index) if "slice" in axes else index, strict=True))
             found.setdefault(tuple(whole[axis] for axis in (axes if over is None else over)), []).append(node)
     return found
@@ -212,16 +212,16 @@ def cells(s, role, over=None):
 def arrows(s, first, last):
     """For each place of an arrow between roles, its two nodes: slice, plates, word (the child's), word read."""
     ground, found = s.ground, {}
-    for family in ground.folded.by_stem[last]:
-        inputs = s.net.network.members[family.index].inputs
-        for node in ground.nodes(family).tolist():
-            own = dict(zip(ground.axes(family), ground.place(node)[1], strict=True))
+    for family in ground.template.by_stem[last]:
+        inputs = s.net.network.specs[family.index].parents
+        for node in ground.select_nodes(family).tolist():
+            own = dict(zip(ground.axes(family), ground.unravel_index(node)[1], strict=True))
             for parent in ground.parents(node):
-                above, index = ground.place(parent)
+                above, index = ground.unravel_index(parent)
                 if above.stem == first:
                     theirs = dict(zip(ground.axes(above), index, strict=True))
                     plates = [{**theirs, **own}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
-                    apart = any(given.reach.kind != "same" for given in inputs if given.parent == above.index)
+                    apart = any(given.reach.kind != "same" for given in inputs if given.index == above.index)
                     read = WORD in theirs and (WORD not in own or above.words != family.words or apart)
                     at = [] if family.slice is None else [family.slice]
                     words = [own[WORD]] if WORD in own else []

@@ -26,8 +26,8 @@ D = torch.float64
 
 
 def discrete(s):
-    kinds = {m.family.index: m.tpm.kind for m in s.net.network.specs}
-    return [n for n in s.topological_order() if kinds[s.ground.family_of(s.ground.id(n)).index] == "discrete"]
+    kinds = {m.group.index: m.tpm.kind for m in s.net.network.specs}
+    return [n for n in s.topological_order() if kinds[s.ground.group_of(s.ground.id(n)).index] == "discrete"]
 
 
 # the folded graph
@@ -215,7 +215,7 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
 
 
 def _row(s, name):
-    words, shares = reference.ReferenceRun(s.state.world, {}).attention(s.ground.id(name))
+    words, shares = reference.ReferenceRun(s.state.model, {}).attention(s.ground.id(name))
     return torch.zeros(2, dtype=D).index_add(0, torch.tensor(words), shares)
 
 

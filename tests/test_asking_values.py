@@ -22,7 +22,7 @@ def both(s, name, evidence):
     """A posterior by elimination and by the reference."""
     seen = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
-    yield reference.posterior(s.state.world, s.ground.id(name), seen)
+    yield reference.posterior(s.state.model, s.ground.id(name), seen)
 
 
 # evidence on values
@@ -203,15 +203,15 @@ def test_a_word_that_cannot_be_read_is_no_state():
 def place(s, name):
     """The member to which a node belongs, and its index there."""
     family, index = s.ground.parse_name(name)
-    return s.net.network.members[family.index], index
+    return s.net.network.specs[family.index], index
 
 
 def row_for(s, name, seed=0):
     """A random row of attention over the words that a node reads."""
     member, index = place(s, name)
-    values = next(given for given in member.inputs if given.slot == "v.")
-    words = reference.find_slot_parents(s.state.world, member, index, values, {})[2]
-    row = torch.zeros(s.ground.words[s.net.network.members[values.parent].family.words], dtype=D)
+    values = next(given for given in member.parents if given.slot == "v.")
+    words = reference.find_slot_parents(s.state.model, member, index, values, {})[2]
+    row = torch.zeros(s.ground.word_counts[s.net.network.specs[values.index].group.word_counts], dtype=D)
     row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
     return Attend(row / row.sum())
 

@@ -50,10 +50,10 @@ class Slow:
     """One example: runs of both sentences, and of any circuit, as dictionaries of the values of nodes."""
 
     def __init__(self, clean, corrupt):
-        self.world, self.ground = clean.state.world, clean.ground
-        self.clean, self.corrupt = (reference.ReferenceRun(each.state.world, {}) for each in (clean, corrupt))
+        self.model, self.ground = clean.state.model, clean.ground
+        self.clean, self.corrupt = (reference.ReferenceRun(each.state.model, {}) for each in (clean, corrupt))
         self.order = topological_order(self.ground).tolist()
-        self.parents = {node: reference.parents(self.world, node) for node in self.order}
+        self.parents = {node: reference.parents(self.model, node) for node in self.order}
         self.known = {}
 
     def told(self, gone, nodes):
@@ -68,7 +68,7 @@ class Slow:
             kept = [(p, hangs[p]) for p in parents if p not in own]
             hangs[node] = hash((node, frozenset(own), tuple(kept)))  # what is gone above it: its value is kept by that
             if hangs[node] not in self.known:
-                alone = reference.ReferenceRun(self.world, {})
+                alone = reference.ReferenceRun(self.model, {})
                 alone.values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
                 self.known[hangs[node]] = self._of(alone, node)
             values[node] = self.known[hangs[node]]
@@ -81,8 +81,8 @@ class Slow:
         return distribution.logits if hasattr(distribution, "logits") else distribution.mean
 
     def _random(self, node):
-        member = self.world.network.members[self.ground.family_of(node).index]
-        return member.tpm.is_random and node not in self.world.do
+        member = self.model.network.members[self.ground.family_of(node).index]
+        return member.tpm.is_random and node not in self.model.do
 
 
 def differing(slow):
@@ -173,8 +173,8 @@ def turned(said, shift):
 def settled(net, s):
     """The sentence with every choice above its outcome set."""
     outcome = find_default_output(net.network)
-    random = [m for m in net.network.specs if m.tpm.kind == "discrete" and m.family.name != outcome]
-    return s.do({m.family.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
+    random = [m for m in net.network.specs if m.tpm.kind == "discrete" and m.group.name != outcome]
+    return s.do({m.group.name: 1 if m.tpm.states is not None else 0 for m in random}) if random else s
 
 
 @cache

@@ -101,22 +101,22 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
     families = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and not m.tpm.is_index_valued]
     families += [m for m in s.net.network.specs if m.tpm.kind == "discrete" and m.tpm.states is not None]
     member = data.draw(st.sampled_from(families), label="member")
-    shape = s.ground.shapes[member.family.index]
+    shape = s.ground.shapes[member.group.index]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32), label="seed"))
-    if member.tpm.reads_by_index:
+    if member.tpm.is_index_valued:
         one = torch.randint(member.tpm.states, (1, *shape), generator=generator)
     else:
         one = torch.randn(1, *shape, *member.shape, generator=generator, dtype=D)
-    at = data.draw(st.integers(0, one.reshape(-1, *(() if member.tpm.reads_by_index else member.shape)).shape[0] - 1))
+    at = data.draw(st.integers(0, one.reshape(-1, *(() if member.tpm.is_index_valued else member.shape)).shape[0] - 1))
     other = one.clone()
-    flat = other.view(-1, *(() if member.tpm.reads_by_index else member.shape))
-    flat[at] = (flat[at] + 1) % member.tpm.states if member.tpm.reads_by_index else flat[at] + 1
-    node = int(s.ground.offsets[member.family.index]) + at
+    flat = other.view(-1, *(() if member.tpm.is_index_valued else member.shape))
+    flat[at] = (flat[at] + 1) % member.tpm.states if member.tpm.is_index_valued else flat[at] + 1
+    node = int(s.ground.offsets[member.group.index]) + at
     changes = {node, *map(s.ground.id, s.descendants(s.ground.name(node)))}
     for family in s.net.network.graph.groups:
         try:
             first, second = (
-                module(given=inputs(s), want=[family.name], do={member.family.name: value})[family.name]
+                module(given=inputs(s), want=[family.name], do={member.group.name: value})[family.name]
                 for value in (one, other)
             )
         except bt.BNetError:

@@ -114,13 +114,13 @@ def test_parameters_and_values_are_those_that_there_are(case):
     assert cost.parameters == sum(value.numel() for value in net.parameters.values())
     assert cost.parameter_bytes == 8 * cost.parameters
     module = net.module()
-    names = tuple(family.name for family in net.network.graph.families)
+    names = tuple(family.name for family in net.network.graph.groups)
     try:
         module.plan(names, frozenset())
     except bt.BNetError:  # not all of them can be computed at once
         names = (module.output,)
     course, _ = module.run(ExecutionRequest(names, drawn(net, words, 2)))
-    fold = 2 * max(words.values()) > module.widest
+    fold = 2 * max(words.values()) > module.max_width
     counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(net.network, words, 2))
     symbols = {counting.sizes.word_size(stack).symbol: n for stack, n in words.items()}
     for index, value in course.values.items():

@@ -95,13 +95,13 @@ class Anew:
     def __init__(self, module, task, x, mask, readout):
         self.module, self.x, self.mask, self.readout = module, dict(x), dict(mask or {}), readout
         self.stack = task.next_word or ""
-        self.exact = task.words[self.stack].exact
+        self.exact_length = task.encoders[self.stack].exact_length
         self._tell()
 
     def _tell(self):
         ids = self.x[self.stack]
         found = self.module(
-            {**self.x, self.stack: pad_to_length(ids, self.exact)}, self.mask or None, want=[self.readout]
+            {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None, want=[self.readout]
         )
         self.log_probs = found[self.readout][:, ids.shape[1] - 1].log_softmax(-1)
 

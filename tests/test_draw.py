@@ -102,9 +102,9 @@ def through(picture):
     """The boxes that meet, and those that arrows run through."""
     found = []
     for one, other in itertools.combinations(picture.boxes, 2):
-        a, b = one.edges, other.edges
+        a, b = one.bounds, other.bounds
         found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
-    left, top, right, bottom = np.array([box.edges for box in picture.boxes]).T
+    left, top, right, bottom = np.array([box.bounds for box in picture.boxes]).T
     for arrow in picture.arrows:
         x, y = np.array([*sample_curve(arrow.points)]).T[:, :, None]
         hit = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
@@ -129,8 +129,8 @@ def test_every_case_is_drawn_as_it_is(case):
         place = {box.name: box for box in picture.boxes}
         for arrow in picture.arrows:
             box, (x, y) = place[arrow.target], arrow.points[-1]
-            assert box.edges[0] - 1 <= x <= box.edges[2] + 1 and box.edges[1] - 1 <= y <= box.edges[3] + 1
-        for left, top, right, bottom in (box.edges for box in (*picture.boxes, *picture.lines)):
+            assert box.bounds[0] - 1 <= x <= box.bounds[2] + 1 and box.bounds[1] - 1 <= y <= box.bounds[3] + 1
+        for left, top, right, bottom in (box.bounds for box in (*picture.boxes, *picture.lines)):
             assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
 
 

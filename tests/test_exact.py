@@ -108,13 +108,13 @@ def below_a_plate() -> bt.BNet:
 )
 def test_choices_that_meet_in_a_recurrence_or_below_a_plate(make, do, evidence, without_the_reference):
     s = make().sentence("the cat sat").do(do).observe(evidence)
-    members = s.net.network.members
-    nodes = [n for m in members if m.tpm.kind == "discrete" for n in s.ground.nodes(m.family).tolist()]
-    nodes = [node for node in nodes if node not in s.state.evidence and node not in s.state.world.do]
+    members = s.net.network.specs
+    nodes = [n for m in members if m.tpm.kind == "discrete" for n in s.ground.select_nodes(m.group).tolist()]
+    nodes = [node for node in nodes if node not in s.state.evidence and node not in s.state.model.do]
     values = [s.ground.id(name) for name in ("x_1_0", "x_1_1")]
-    total = reference.log_evidence(s.state.world, s.state.evidence)
-    expected = [reference.posterior(s.state.world, node, s.state.evidence) for node in nodes]
-    expected_values = [reference.values(s.state.world, node, s.state.evidence) for node in values]
+    total = reference.log_evidence(s.state.model, s.state.evidence)
+    expected = [reference.posterior(s.state.model, node, s.state.evidence) for node in nodes]
+    expected_values = [reference.values(s.state.model, node, s.state.evidence) for node in values]
     with without_the_reference():
         close(s.log_prob(), total)
         for node, share in zip(nodes, expected, strict=True):

@@ -201,7 +201,7 @@ def test_a_net_goes_to_a_device_and_a_type(net):
     assert {value.device.type for value in there.parameters.values()} == {there.network.device.type} == {"meta"}
     assert there.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
     both = net.to(torch.device("meta"), torch.float64)
-    assert (both.network.dtype, both.network.floating) == (torch.float64, torch.float64)
+    assert (both.network.dtype, both.network.default_dtype) == (torch.float64, torch.float64)
     home = net.to("cpu")
     assert all(torch.equal(home.parameters[name], value) for name, value in net.parameters.items())
     for bad in (("nonsense",), ("cuda:99",), (3,), (None,), ("cpu", "cpu"), (torch.float32, torch.float64)):

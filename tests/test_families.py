@@ -150,9 +150,9 @@ def test_its_values_are_the_references(name):
     middle = f"{states(s)}_1_1"
     asked = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
     for node in {name.rstrip("0123456789_"): name for name in asked.topological_order()}.values():
-        member = net.network.members[asked.ground.family_of(asked.ground.id(node)).index]
+        member = net.network.specs[asked.ground.group_of(asked.ground.id(node)).index]
         if member.tpm.kind == "deterministic":
-            (slow,) = reference.values(asked.state.world, asked.ground.id(node), {})[None]
+            (slow,) = reference.values(asked.state.model, asked.ground.id(node), {})[None]
             torch.testing.assert_close(asked[node], slow, rtol=1e-9, atol=1e-9)
 
 
@@ -242,7 +242,7 @@ def test_the_buckets_of_mpnet_are_transformers():
     net = from_pretrained(random_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
     theirs = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
-    assert net.network.get_spec("a_1").tpm.bias.bias(b, n, n).equal(theirs.float())
+    assert net.network.get_spec("a_1").tpm.bias.compute_bias(b, n, n).equal(theirs.float())
     assert [i.index for i in net.network.get_spec("a_0").parents][-1] == net.network.graph.by_name["b"].index
 
 

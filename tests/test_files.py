@@ -324,12 +324,12 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
         with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
             io.save(net, place)
             assert reader.read() == (tmp_path / "plain").read_bytes()
-            with pytest.raises(ZeroDivisionError), _core.files.replacing(place) as temporary:
+            with pytest.raises(ZeroDivisionError), _core.files.atomic_write(place) as temporary:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()
     ends = os.pipe()  # the standard output of a shell's pipe has no path of its own
-    with _core.files.replacing(f"/dev/fd/{ends[1]}") as temporary:
+    with _core.files.atomic_write(f"/dev/fd/{ends[1]}") as temporary:
         temporary.write_bytes(b"whole")
     assert os.read(ends[0], 9) == b"whole"
     for end in ends:

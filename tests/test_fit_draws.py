@@ -270,7 +270,7 @@ def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypa
 
     monkeypatch.setattr(FitObjective, "log_evidences", counted)
     for numbers in (each, 7 * each, 30 * each):
-        monkeypatch.setattr(heads, "NUMBERS", numbers)
+        monkeypatch.setattr(heads, "MAX_CHUNK_NUMEL", numbers)
         sizes.clear()
         sets = heads.samples_to_parameters(f.network, f.samples)
         torch.testing.assert_close(heads.log_likelihoods(objective, f.data, sets), whole)
@@ -317,7 +317,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
 
     def stopped(self):
         advance(self)
-        if self.step == when and self.number == 0:
+        if self.step == when and self.index == 0:
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(NUTSChain, "advance", stopped)

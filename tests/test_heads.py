@@ -221,10 +221,10 @@ def test_intervals_hold_planted_shares(monkeypatch):
 def joint(runs, sigma):
     """`log P` of each sentence under every setting of the gates of all slices."""
     (part,) = runs.parts()
-    shape = (1, len(runs.sites), runs.heads)
-    rows = [runs.gated(part, setting.reshape(shape).expand(len(part), -1, -1))
-            for setting in all_settings(len(runs.sites) * runs.heads)]  # fmt: skip
-    return torch.stack(rows, 1)[part.which.argsort()].detach() / sigma**2
+    shape = (1, len(runs.sites), runs.num_heads)
+    rows = [runs.gated_log_probs(part, setting.reshape(shape).expand(len(part), -1, -1))
+            for setting in all_settings(len(runs.sites) * runs.num_heads)]  # fmt: skip
+    return torch.stack(rows, 1)[part.indices.argsort()].detach() / sigma**2
 
 
 def summed(heads, seed):

@@ -34,7 +34,7 @@ from tests.gating import (
 
 def table_by_loop(net, sites, sentences, told, output=None):
     """`[site, sentence, setting]`: a sentence and a setting at a time."""
-    heads = net.network.graph.sizes["head"] * net.network.graph.sizes.get("group", 1)
+    heads = net.network.graph.plate_sizes["head"] * net.network.graph.plate_sizes.get("group", 1)
     found = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
     for k, said in enumerate(sentences):
         s = net.sentence(x=said) if isinstance(said, torch.Tensor) else net.sentence(said)
@@ -77,16 +77,16 @@ def said_to(each, net):
         words = {"enc": 3, "dec": 2, "": 3} if table else words
         said, told = {}, {}
         for m in network.specs:
-            lead = () if m.family.words is None else (words[m.family.words],)
+            lead = () if m.group.word_stack is None else (words[m.group.word_stack],)
             if m.tpm.kind == "input":
                 own = (*lead, *m.shape)
-                said[m.family.words] = (
+                said[m.group.word_stack] = (
                     torch.from_numpy(rng.normal(size=own)) if m.shape else rng.integers(m.tpm.states, size=own).tolist()
                 )
-            elif m.tpm.is_random and not network.graph.out_of[m.family.index]:
+            elif m.tpm.is_random and not network.graph.out_edges[m.group.index]:
                 own = (*lead, *(m.shape if m.tpm.kind == "continuous" else ()))
                 drawn = rng.normal(size=own) if m.tpm.kind == "continuous" else rng.integers(m.tpm.states, size=own)
-                told[m.family.name] = drawn.tolist()
+                told[m.group.name] = drawn.tolist()
         sentences.append(said if len(said) > 1 else said[""])
         observed.append(told)
     return sentences, observed

@@ -306,7 +306,7 @@ def test_outputs_are_shifted_right():
 
 def test_dropout_is_a_node_that_zero_leaves_out():
     def drops(net):
-        return {m.family.stem: m.tpm.p for m in net.network.specs if isinstance(m.tpm, Dropout)}
+        return {m.group.stem: m.tpm.p for m in net.network.specs if isinstance(m.tpm, Dropout)}
 
     net = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=5, dropout=0.5)
     roles = {"enc_x", "enc_drop1", "enc_drop2", "dec_x", "dec_drop1", "dec_cross_drop", "dec_drop2"}

@@ -51,7 +51,7 @@ def ids_of(models):
 def values_of(net):
     """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
     made = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
-    wanted = [m.family for m in made if not isinstance(m.tpm, Given | Weight)]
+    wanted = [m.group for m in made if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
         readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])
     values = {(f.role, f.name.removeprefix(f.role)): found[f.name] for f in wanted}

@@ -176,7 +176,7 @@ def test_by_itself_a_process_waits_for_nobody(monkeypatch):
 def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, once):
     f, asked = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setattr(Fit, "_likelihoods", lambda self: asked.append(1) or torch.zeros(1))
+    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: asked.append(1) or torch.zeros(1))
     for others, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
         with others():
             f.log_likelihoods  # noqa: B018

@@ -407,8 +407,8 @@ def test_do_computes_again_only_what_descends(monkeypatch):
     real = compiler.module.plan_to_values
 
     def counted(plan, course):
-        made = [index for group in plan.groups for index in group if index not in course.known]
-        runs.append([course.network.graph.families[index].name for index in made])
+        made = [index for group in plan.components for index in group if index not in course.known]
+        runs.append([course.network.graph.groups[index].name for index in made])
         return real(plan, course)
 
     monkeypatch.setattr(compiler.module, "plan_to_values", counted)

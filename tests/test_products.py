@@ -108,7 +108,7 @@ def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
             slopes = gradients(module, plain.sum())
             for gram in (True, False):
                 with monkeypatch.context() as patch:
-                    patch.setattr(readout, "_pays", lambda *_, gram=gram: gram)
+                    patch.setattr(readout, "_is_gram_cheaper", lambda *_, gram=gram: gram)
                     found = log_evidence(module, {"y": evidence}, x, there)
                 close(found, plain)
                 for one, other in zip(gradients(module, found.sum()), slopes, strict=True):
@@ -122,7 +122,7 @@ def test_gram_matrices_give_posteriors(options, monkeypatch):
     for name in ("c", "W_q_0", "W_v_0"):
         found = posterior(module, name, {"y": Evidence(y)}, x)
         with monkeypatch.context() as patch:
-            patch.setattr(factors, "attentions_below", lambda *_: {})
+            patch.setattr(factors, "find_deferred_attention", lambda *_: {})
             plain = posterior(module, name, {"y": Evidence(y)}, x)
         close(found, plain, 1e-09)
 

@@ -147,14 +147,14 @@ def test_setting_a_state_changes_what_comes_after_it(case):
     s = s.do(c=1) if "c" in s.net.network.graph.by_name else s
     for index in sorted(s.net.network.graph.recurrent):
         member = s.net.network.specs[index]
-        node = member.family.name + "_0" * len(member.family.plates) + "_1"
+        node = member.group.name + "_0" * len(member.group.plates) + "_1"
         done = s.do({node: torch.full(member.shape, 0.7, dtype=D)})
         below = {node, *s.descendants(node)}
         assert {name.rpartition("_")[2] for name in below} <= {"1", "2"}
-        run = reference.ReferenceRun(done.state.world, {})
+        run = reference.ReferenceRun(done.state.model, {})
         for name in s.topological_order()[::2]:
             place = s.ground.id(name)
-            if s.net.network.members[s.ground.family_of(place).index].tpm.kind == "deterministic":
+            if s.net.network.specs[s.ground.group_of(place).index].tpm.kind == "deterministic":
                 close(done[name], run.value(place))
                 assert name in below or done[name].equal(s[name])
 

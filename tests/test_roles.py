@@ -126,7 +126,7 @@ def test_counts_are_those_of_a_loop_over_sentences(options):
 def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
     whole = bt.roles(net, CORPUS * 3)
-    monkeypatch.setattr(reading, "NUMBERS", 1)
+    monkeypatch.setattr(reading, "MAX_ATTENTION_NUMEL", 1)
     apart = bt.roles(net, CORPUS * 3)
     for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
         torch.testing.assert_close(getattr(apart, name), getattr(whole, name), msg=name, equal_nan=True)

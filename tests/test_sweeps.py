@@ -45,7 +45,7 @@ def check(found, slow, patches, tolerance=1e-10):
 
 def roles(net):
     """The roles that a sweep may be over: nodes that are functions, and words that are given."""
-    kinds = {m.family.stem: m.tpm.kind for m in net.network.specs}
+    kinds = {m.group.stem: m.tpm.kind for m in net.network.specs}
     return [role for role, kind in kinds.items() if kind == "deterministic"]
 
 
@@ -210,7 +210,7 @@ def test_rows_and_entries_of_attention(name):
 
 
 def reading_of(slow, node):
-    return slow.runs[0][1].reading(node)
+    return slow.runs[0][1].attention(node)
 
 
 def all_indices(found):

@@ -24,7 +24,7 @@ UNMOVED = {"chapter, real", "corpus", "slice", "hidden Markov", "experts", *WITH
 def near(s, first=()):
     """The same sentence but for a little noise in nodes of the first role that can have some."""
     for role in (*first, *roles(s.net)):
-        names = [s.ground.name(node) for node in s.ground.nodes(s.ground.folded.by_stem[role][0]).tolist()]
+        names = [s.ground.name(node) for node in s.ground.select_nodes(s.ground.template.by_stem[role][0]).tolist()]
         try:
             return s.do({name: Noise(LITTLE) for name in names})
         except bt.BNetError:  # of weights that hang on a choice

@@ -256,7 +256,7 @@ def roles(
             which = here.global_indices(torch.tensor(share)).tolist()
             pairs = [_split_tokens(network, readers, intakes[k], marks) for k in which]
             codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
-            masks = [attention_mask(network, member, intakes[which[0]].words) for member in readers.specs]
+            masks = [attention_mask(network, member, intakes[which[0]].word_counts) for member in readers.specs]
             tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
         posterior = tally.posterior(interval)
     drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]

@@ -55,7 +55,7 @@ class Ablation:
             return self._get_shared_value(node)
         if example not in self._example_values:
             state = self.corrupt[example].state
-            self._example_values[example] = RelativeValues(state.world, state.answers.value)
+            self._example_values[example] = RelativeValues(state.model, state.evaluator.value)
         return self._example_values[example](node, self.intervention)
 
     def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
@@ -83,7 +83,7 @@ class Ablation:
         return own
 
     def _get_shared_value(self, node: int) -> Tensor:
-        world: GroundModel = self.corrupt[0].state.world
+        world: GroundModel = self.corrupt[0].state.model
         if not self._shared_values and isinstance(self.intervention, Mean):
             self._shared_values |= compute_means(world, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._shared_values:
@@ -110,7 +110,7 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
     for several in by_form.values():
         there, batch = several[0].state.ground, parse_examples("clean", several)
         ids = {there.id(model.ground.name(node)): node for node in real}
-        families = {there.family_of(node).index for node in ids}
+        families = {there.group_of(node).index for node in ids}
         if find_run_obstacle(batch, families) is not None:  # such nodes are refused one by one
             return {}
         size = max(1, memory // (2 * estimate_bytes(batch.model, find_needed_positions(batch.model, ids))[1]))

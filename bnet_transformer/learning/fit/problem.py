@@ -112,7 +112,7 @@ class FitObjective(nn.Module):
         if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
                 course, factors = self(corpus, lambda course, factors: (course, factors))
-            if not any(f.told is not None and _table_name(f) in self.learned.tables for f in factors):
+            if not any(f.evidence is not None and _table_name(f) in self.learned.tables for f in factors):
                 course.values.clear()
                 self._factor_cache[corpus] = course, factors
 

@@ -1,0 +1,139 @@
+"""Refuse everyday words in identifiers, class names that occur twice, and modules named by such a word.
+
+    python .ci/check_names.py            of the whole project
+    python .ci/check_names.py FOLDER...  of these folders
+
+A name is the term of the field that a reader would search for. The words below say that something was told, found or
+kept, and not what it is. Names of test functions are sentences, and are not checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+WORDS = frozenset(
+    """
+    alike alone anything apart ask asked asking bare begun beside climb drawn each everything far few found gone good
+    got held here hears judged keeps kept late lead leads least listen look looks lost made many met mine most much
+    near nothing once others ours own owns place placed places rest rise room said saying seen settle settled settling
+    several some sound stand stands stay stays strange stranger strangers tall teller telling tells theirs there thing
+    things tired together told turns unseen untaken untold want wanted wants way ways what whole who whose why wide
+    widest worth
+    """.split()
+)
+# Identifiers that hold such a word and are the technical term, or that users type since they are public.
+ALLOWED = {
+    "held_out": "data that training does not use",
+}
+FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_JS_TEXT = re.compile(r"/\*.*?\*/|//[^\n]*|`(?:\\.|[^`\\])*`|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+_JS_NAMES = re.compile(
+    r"\b(?:const|let|var|function|class)\s+([\w$]+)|\b(?:const|let)\s*[\[{]([^=]*?)[\]}]\s*(?:=|of)"
+    r"|^\s*(?:static |async |get |set )*(\w+)\(([^()]*)\)\s*\{|\(([\w\s,{}\[\]=.]*)\)\s*=>|(\w+)\s*=>|this\.(\w+)\s*=[^=]",
+    re.MULTILINE,
+)
+
+
+def split_words(identifier: str) -> list[str]:
+    """The words of an identifier in snake or camel case.
+
+    >>> split_words("_NodeGroup"), split_words("kv_cache")
+    (['node', 'group'], ['kv', 'cache'])
+    """
+    return [part.lower() for part in _PARTS.findall(identifier)]
+
+
+def find_refused_words(identifier: str) -> list[str]:
+    """The words of an identifier that are refused; words that an allowed name covers are not."""
+    for allowed in ALLOWED:
+        identifier = re.sub(rf"(?<![a-zA-Z]){allowed}(?![a-z])", "", identifier, flags=re.IGNORECASE)
+    return [word for word in split_words(identifier) if word in WORDS]
+
+
+def iter_defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The identifiers that Python code defines, with their lines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if not name.startswith("test_"):
+                    yield node.lineno, name
+            case ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.Attribute(attr=name, ctx=ast.Store(), value=ast.Name(id="self" | "cls")):
+                yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def iter_javascript_names(text: str) -> Iterator[tuple[int, str]]:
+    """The identifiers that JavaScript defines, with their lines."""
+    code = _JS_TEXT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    for match in _JS_NAMES.finditer(code):
+        line = code.count("\n", 0, match.start()) + 1
+        for group in filter(None, match.groups()):
+            for name in re.findall(r"[A-Za-z_$][\w$]*", group):
+                yield line, name
+
+
+def read_code(path: Path) -> str:
+    """The code of a file; of a notebook, that of its cells, without magics."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(line for cell in cells for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
+
+
+def check_file(path: Path) -> Iterator[str]:
+    """The faults of the names in a file, one line each."""
+    stem = "" if path.suffix == ".ipynb" else path.stem.removeprefix("test_")
+    for word in find_refused_words(stem):
+        yield f"{path}: module named by {word!r}"
+    code = read_code(path)
+    names = iter_javascript_names(code) if path.suffix == ".js" else iter_defined_names(ast.parse(code))
+    for line, name in sorted(set(names)):
+        for word in find_refused_words(name):
+            yield f"{path}:{line}: {word!r} in {name}"
+
+
+def find_repeated_classes(package: Path) -> Iterator[str]:
+    """Class names of the package that are defined more than once."""
+    lines = defaultdict(list)
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                lines[node.name.lstrip("_")].append(f"{path}:{node.lineno}")
+    for name, definitions in sorted(lines.items()):
+        if len(definitions) > 1:
+            yield f"class {name} is defined {len(definitions)} times: {', '.join(definitions)}"
+
+
+def main(folders: list[str]) -> int:
+    """Print every fault, and how many there are; the exit status is 1 if there is one."""
+    paths = [
+        path
+        for folder in folders
+        for path in sorted(Path(folder).rglob("*"))
+        if path.suffix in (".py", ".js", ".ipynb") and ".ipynb_checkpoints" not in path.parts
+    ]
+    faults = [fault for path in paths for fault in check_file(path)]
+    faults += find_repeated_classes(Path("bnet_transformer"))
+    print("\n".join([*faults, f"{len(faults)} names to change"] if faults else []), end="\n" if faults else "")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or list(FOLDERS)))
