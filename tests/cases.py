@@ -14,7 +14,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.inference import Evidence
-from tests.strangers import AdditiveAttention, Gate, Recurrent
+from tests.custom_tpms import AdditiveAttention, Gate, Recurrent
 
 WORD = ["word"]
 HEADS = ["head", "word"]

@@ -16,7 +16,7 @@ from bnet_transformer._core import files as tensors, memory
 from bnet_transformer.interventions.sweeps.cell_spec import PATH_BYTES
 from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
-from tests.keeping import rewrite
+from tests.file_helpers import rewrite
 from tests.test_interrupted_runs import WORDS, mixture, same, vectors
 
 

@@ -18,7 +18,7 @@ from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, 
 from bnet_transformer.interventions.circuits.runner import build_runner
 from bnet_transformer.interventions.sweeps.examples import parse_example_pair, parse_metric as measure_of
 from tests.cases import CASES
-from tests.sweeping import curved, metric, refusal
+from tests.sweep_oracle import curved, metric, refusal
 
 D = torch.float64
 # Nets of every kind of arrow, and the share of the whole effect that is the threshold.

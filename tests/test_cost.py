@@ -34,8 +34,8 @@ from bnet_transformer.tpm import (
     Weight,
 )
 from tests.cases import CASES, HEADS, WORD, every, projections
-from tests.strangers import Gate, Recurrent
-from tests.sweeping import refusal
+from tests.custom_tpms import Gate, Recurrent
+from tests.sweep_oracle import refusal
 
 REFUSED = "word, two slices"
 """The net whose readout cannot be computed in batches."""

@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer.models._builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
-from tests.hugging import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
+from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
 GROUPED = {**LLAMA, "num_key_value_heads": 2}
 LONG = {**BERT, "max_position_embeddings": 22}

@@ -14,7 +14,7 @@ from bnet_transformer.equations.result import align_equations, estimate_width
 from bnet_transformer.errors import BNetError, UnknownNameError
 from bnet_transformer.tpm import Add, Affine, Attention, Bilinear, Categorical, Dot, Normal, Score, Weight
 from tests.cases import every
-from tests.telling import VECTOR, WORD, mixed, net, right
+from tests.equation_nets import VECTOR, WORD, mixed, net, right
 
 # the chapter
 

@@ -42,7 +42,7 @@ from bnet_transformer.tpm import (
 )
 from bnet_transformer.tpm.symbols import FORMS, Symbols
 from tests.cases import CASES, every
-from tests.telling import WORD, mixed, net, right
+from tests.equation_nets import WORD, mixed, net, right
 
 # what pdflatex with amsmath and amssymb, MathJax and KaTeX (strict) all know
 TOLD_EVERYWHERE = r"""

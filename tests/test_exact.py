@@ -1,4 +1,4 @@
-"""Exact elimination: batches by hand, choices of words that meet, evidence and advice (cases: `test_answers`)."""
+"""Exact elimination: batches by hand, choices of words that meet, evidence and advice (cases: `test_equivalence`)."""
 
 import itertools
 

@@ -20,9 +20,9 @@ from bnet_transformer import _core, tpm
 from bnet_transformer.declare import Declaration, Network, declare, io
 from bnet_transformer.tpm import Add, Categorical, Given, Parent
 from tests.cases import CASES, Case
-from tests.keeping import rewrite, same
+from tests.file_helpers import rewrite, same
 
-TRUST = ("tests.strangers",)
+TRUST = ("tests.custom_tpms",)
 
 
 def test_parameters_are_read_in_the_order_of_the_net(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning.fit.head_summary import find_selectors, head_dim
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
-from tests.asia import PARENTS, D, asia, joint, sampled, site_density, tables
 from tests.cases import hidden_states, jolted, sites
+from tests.discrete_networks import PARENTS, D, asia, joint, sampled, site_density, tables
 
 
 def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:

@@ -29,7 +29,7 @@ from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.dataset import map_tokens
 from bnet_transformer.declare import io as store
-from tests.keeping import same
+from tests.file_helpers import same
 
 # the law
 

@@ -11,7 +11,7 @@ from torch.func import jacrev
 
 import bnet_transformer as bt
 from bnet_transformer.tpm import Categorical, Cayley, EvalContext, Given, Normal, Skew, Triangular, Weight
-from tests import columns
+from tests import numpy_geometric as columns
 from tests.cases import jolted
 
 D = torch.float64

@@ -13,7 +13,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
-from tests import columns
+from tests import numpy_geometric as columns
 from tests.test_geometric import said
 
 h5py = pytest.importorskip("h5py")

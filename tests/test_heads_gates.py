@@ -6,7 +6,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
 from bnet_transformer.tpm import Categorical, Normal
-from tests.gating import BY_NAME, TEXTS, D, close, concat, inclusion
+from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat, inclusion
 
 
 def gated_by_hand(net, x, family, gates, **options):

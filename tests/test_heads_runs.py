@@ -14,7 +14,7 @@ from bnet_transformer.attention.heads.head_inclusion import create_runs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jolted, projections
-from tests.gating import (
+from tests.gate_helpers import (
     BY_NAME,
     TEXTS,
     VOCABULARY,
@@ -202,7 +202,7 @@ def test_ablation_is_zero_before_the_output_projection():
 @pytest.fixture(scope="module")
 def bert():
     """A BERT of random weights: the net of it, its own module, sentences of two lengths."""
-    from tests.hugging import BERT, random_model
+    from tests.huggingface_models import BERT, random_model
 
     model = random_model("BertModel", BERT)
     ids = [torch.tensor(row) for row in ([[3, 1, 7, 12], [5, 5, 2, 0]], [[9, 1, 4], [2, 8, 11], [6, 7, 3]])]

@@ -11,7 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
 from bnet_transformer.tpm import EvalContext, Given, Patches, Start
-from tests.hugging import VIT, D, config, random_model
+from tests.huggingface_models import VIT, D, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5, "qkv_bias": False}
 MODELS = [

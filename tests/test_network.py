@@ -6,7 +6,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.tpm import Add, Affine, Attention, Categorical, Given, Linear, Normal, Weight
 from tests.cases import CASES, TPMS, every
-from tests.strangers import Recurrent
+from tests.custom_tpms import Recurrent
 
 WORD = ["word"]
 X = bt.Node("x", Given(4), plates=WORD)

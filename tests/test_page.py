@@ -31,8 +31,8 @@ from bnet_transformer.page import description as data
 from bnet_transformer.page.attention import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
-from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
+from tests.discrete_networks import PARENTS, in_pgmpy, textbook
 from tests.test_draw import HOSTILE
 
 FRONT = Path(data.__file__).parent / "front"

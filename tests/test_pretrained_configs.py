@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.family import load_config
-from tests.hugging import T, config, random_model
+from tests.huggingface_models import T, config, random_model
 from tests.test_families import TABLE
 
 ALIASED = ["gpt2", "distilbert", "bart", "marian", "t5"]

@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_pretrained
-from tests.hugging import D, T, random_model
+from tests.huggingface_models import D, T, random_model
 from tests.test_families import TABLE
 from tests.test_pretrained_configs import check_logits, saved
 

@@ -14,7 +14,7 @@ from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, to_hugging_face
 from bnet_transformer.pretrained.family import ACTIVATIONS
 from bnet_transformer.tpm import Activation, Categorical, EvalContext, Normal
-from tests.hugging import BERT, DISTIL, GPT2, MPNET, D, T, config, random_model
+from tests.huggingface_models import BERT, DISTIL, GPT2, MPNET, D, T, config, random_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 HEADED = [

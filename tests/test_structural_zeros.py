@@ -12,7 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Categorical
 from tests import flat_options
-from tests.asia import PARENTS, D, check_posteriors, joint, marginal, sampled, tables, textbook
+from tests.discrete_networks import PARENTS, D, check_posteriors, joint, marginal, sampled, tables, textbook
 
 
 def test_posteriors_are_those_of_pgmpy():

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import bnet_transformer as bt
 from bnet_transformer.figures.options import resolve_highlight
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
-from tests.sweeping import refusal
+from tests.sweep_oracle import refusal
 from tests.test_plots import cells, heights, texts
 
 WORDS = ("the", "cat", "<sat>")

@@ -11,7 +11,7 @@ from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from tests.cases import CASES, chapter, jolted
-from tests.sweeping import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
+from tests.sweep_oracle import D, Slow, axes_of, case, cells, metric, outcomes, pair, reading, setting
 
 CELLS, RUNS = 4, 20  # of a sweep, that the reference is asked for at most; and its runs for these
 

@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.interventions import Attend, Mean, Noise, Zero
 from bnet_transformer.tpm import Add, Affine, Categorical, Given, Linear, Pool
 from tests.cases import WORD, every, jolted
-from tests.sweeping import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
+from tests.sweep_oracle import D, Slow, along, arrows, by_index, case, cells, metric, outcomes, pair, refusal, setting
 from tests.test_sweeps import all_indices, check, close, doubled, several, some, two
 
 ARROWS = {

@@ -8,7 +8,7 @@ from bnet_transformer.inference import query
 from bnet_transformer.inference.query import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
-from tests.sweeping import case, metric, outcomes, pair
+from tests.sweep_oracle import case, metric, outcomes, pair
 from tests.test_sweeps import close, doubled, two
 
 

@@ -20,8 +20,8 @@ from bnet_transformer.cli import main
 from bnet_transformer.figures.graph_layout import minimize_crossings
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
-from tests.asia import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
 from tests.cases import hidden_states, jolted, no_slices, sites
+from tests.discrete_networks import PARENTS, D, asia, check_posteriors, joint, marginal, sampled, site_density
 
 # declared
 

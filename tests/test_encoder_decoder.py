@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
 from bnet_transformer.tpm import Buckets
-from tests.hugging import BART, T5, D, T, config, random_model
+from tests.huggingface_models import BART, T5, D, T, config, random_model
 
 LONG = {**BART, "max_position_embeddings": 20}
 SMALL = {"d_model": 15, "encoder_attention_heads": 5, "decoder_attention_heads": 5, "activation_function": "relu"}

@@ -6,7 +6,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.interventions import Attend, Zero
 from tests.cases import jolted
-from tests.sweeping import D, Slow, cells, metric, reading, setting
+from tests.sweep_oracle import D, Slow, cells, metric, reading, setting
 from tests.test_sweeps import close
 
 DONE = {

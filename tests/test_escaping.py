@@ -1,6 +1,6 @@
 """Whatever a word is, in every export it stays a word: a reader of someone else's gives it back, and nothing is run.
 
-Pages in a browser are in `test_page_browser.py`, plots in `test_plots.py`, error messages in `test_told.py`.
+Pages in a browser are in `test_page_browser.py`, plots in `test_plots.py`, error messages in `test_compiled_inputs.py`.
 """
 
 from __future__ import annotations

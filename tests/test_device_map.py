@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
 from bnet_transformer.pretrained.source import model_to_source, wrap_state_dict
 from bnet_transformer.pretrained.weight_mapping import dispatch_weights
-from tests.hugging import GPT2, MPNET, T5, random_model
+from tests.huggingface_models import GPT2, MPNET, T5, random_model
 from tests.test_families import TABLE
 
 MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}

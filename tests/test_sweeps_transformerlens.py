@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_pretrained
-from tests.hugging import GPT2, T, random_model
+from tests.huggingface_models import GPT2, T, random_model
 
 CLEAN = torch.tensor([[3, 4, 5, 6, 7], [1, 2, 3, 4, 5], [9, 9, 8, 2, 7]])
 CORRUPT = torch.tensor([[3, 8, 5, 6, 7], [6, 7, 8, 9, 10], [9, 9, 1, 1, 7]])

@@ -11,7 +11,7 @@ from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretr
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.weight_mapping import map_parameters
 from bnet_transformer.tpm import Given, Weight
-from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, random_model
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
 LENS = [

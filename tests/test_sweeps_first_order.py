@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Noise, Zero
-from tests.sweeping import D, case, curved, metric, outcomes, pair
+from tests.sweep_oracle import D, case, curved, metric, outcomes, pair
 from tests.test_sweeps import READERS, REFUSED, ROLES, close, doubled, roles, several, two
 
 LITTLE = 1e-6
