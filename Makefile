@@ -33,7 +33,7 @@ help:
 	@echo "make demo         build the bnet of a sentence in MiniLM, print it, write figures, graph and equations to demo/"
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
-	@echo "make lint         ruff, mypy, tsc for the page's script, and the order of the packages (import-linter)"
+	@echo "make lint         ruff, mypy, tsc for the page's script, names, and the order of the packages (import-linter)"
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and whether its links lead anywhere"
 	@echo "make docs-links   whether the links to the web lead anywhere (needs the network)"
 	@echo "make bench        the benchmarks, on this machine"
@@ -63,6 +63,8 @@ lint: $(DEV)
 	@$(BIN)/ruff format --quiet --check .
 	@echo "== lint: mypy"
 	@$(BIN)/mypy bnet_transformer
+	@echo "== lint: names"
+	@$(BIN)/python .ci/check_names.py
 	@echo "== lint: the order of the packages"
 	@$(BIN)/lint-imports --no-cache
 

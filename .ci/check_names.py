@@ -17,28 +17,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = frozenset(
-    """
-    alike alone anything apart ask asked asking bare begun beside climb drawn each everything far few found gone good
-    got held here hears judged keeps kept late lead leads least listen look looks lost made many met mine most much
-    near nothing once others ours own owns place placed places rest rise room said saying seen settle settled settling
-    several some sound stand stands stay stays strange stranger strangers tall teller telling tells theirs there thing
-    things tired together told turns unseen untaken untold want wanted wants way ways what whole who whose why wide
-    widest worth
-    """.split()
-)
+EVERYDAY = """
+alike alone anything apart ask asked asking bare begun beside climb drawn each everything far few found gone
+good got held here hears judged keeps kept late lead leads least listen look looks lost made many met mine most
+much near nothing once others ours own owns place placed places rest rise room said saying seen settle settled
+settling several some sound stand stands stay stays strange stranger strangers tall teller telling tells theirs
+there thing things tired together told turns unseen untaken untold want wanted wants way ways what whole who
+whose why wide widest worth
+"""
+WORDS = frozenset(EVERYDAY.split())
 # Identifiers that hold such a word and are the technical term, or that users type since they are public.
-ALLOWED = {
-    "held_out": "data that training does not use",
-}
+ALLOWED = {"held_out": "data that training does not use"}
 FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _JS_TEXT = re.compile(r"/\*.*?\*/|//[^\n]*|`(?:\\.|[^`\\])*`|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-_JS_NAMES = re.compile(
-    r"\b(?:const|let|var|function|class)\s+([\w$]+)|\b(?:const|let)\s*[\[{]([^=]*?)[\]}]\s*(?:=|of)"
-    r"|^\s*(?:static |async |get |set )*(\w+)\(([^()]*)\)\s*\{|\(([\w\s,{}\[\]=.]*)\)\s*=>|(\w+)\s*=>|this\.(\w+)\s*=[^=]",
-    re.MULTILINE,
-)
+_JS_NAMES = re.compile(r"[A-Za-z_$][\w$]*")
 
 
 def split_words(identifier: str) -> list[str]:
@@ -79,13 +72,11 @@ def iter_defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def iter_javascript_names(text: str) -> Iterator[tuple[int, str]]:
-    """The identifiers that JavaScript defines, with their lines."""
+    """All identifiers of JavaScript outside of strings and comments, with their lines."""
     code = _JS_TEXT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-    for match in _JS_NAMES.finditer(code):
-        line = code.count("\n", 0, match.start()) + 1
-        for group in filter(None, match.groups()):
-            for name in re.findall(r"[A-Za-z_$][\w$]*", group):
-                yield line, name
+    for number, line in enumerate(code.splitlines(), 1):
+        for match in _JS_NAMES.finditer(line):
+            yield number, match[0]
 
 
 def read_code(path: Path) -> str:

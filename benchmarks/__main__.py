@@ -100,19 +100,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
     parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
-    asked = telling.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
-    if asked.runs is not None and asked.runs < 1:
-        parser.error(f"--runs: expected at least 1; got {asked.runs}")
-    if asked.runs is not None:
-        os.environ[MOST_RUNS] = str(asked.runs)
-    chosen = [row for row in ROWS if not asked.rows or {row.name, row.page} & set(asked.rows)]
-    found = {}
+    query = telling.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
+    if query.runs is not None and query.runs < 1:
+        parser.error(f"--runs: expected at least 1; got {query.runs}")
+    if query.runs is not None:
+        os.environ[MOST_RUNS] = str(query.runs)
+    chosen = [row for row in ROWS if not query.rows or {row.name, row.page} & set(query.rows)]
+    result = {}
     for row in chosen:
         print(f"measuring {row.name} ...", file=sys.stderr, flush=True)
-        found[row] = row.figures()
+        result[row] = row.figures()
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
-    telling.tell(asked, title, command, found, telling.conditions())
+    telling.tell(query, title, command, result, telling.conditions())
     return 0
 
 

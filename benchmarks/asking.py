@@ -32,40 +32,40 @@ def _separations(mask: str | None) -> list[Figure]:
     net = bt.bayesuvius(24, slices=12, heads=12, combine="concat", key_dim=2, value_dim=2, mask=mask)
     x, pick = torch.zeros(512, 24), random.Random(0)
     s = net.sentence(x=x)
-    ground, what = s.ground, f"{mask}: " if mask else ""
-    near = [n for f in ground.template.groups if f.slice in (3, 4) for n in _low(ground, f.index)]
+    ground, subject = s.ground, f"{mask}: " if mask else ""
+    close = [n for f in ground.template.groups if f.slice in (3, 4) for n in _low(ground, f.index)]
     questions = []
     for k in range(QUERIES):
         left, right, *given = map(
-            ground.name, pick.sample(near if k % 2 else range(len(ground)), 2 + pick.randint(0, 4))
+            ground.name, pick.sample(close if k % 2 else range(len(ground)), 2 + pick.randint(0, 4))
         )
         questions.append((left, right, given))
     before = peak_memory()
     spent = interleaved({"": lambda: net.sentence(x=x).separations(questions)}, runs=5)[""]
-    found, batched = s.separations(questions), peak_memory()
-    alone = _each(lambda q: s.separated(*q), questions[:100])
+    result, batched = s.separations(questions), peak_memory()
+    single = _each(lambda q: s.separated(*q), questions[:100])
     trails = _each(lambda q: s.active_trail(*q), questions[:100])
     small = peak_memory()
     separator = _each(lambda q: s.minimal_separator(*q[:2]), questions[1:12:2])
     return [
-        figure(f"{what}nodes", len(ground), ""),
-        figure(f"{what}arrows", ground.count_arrows(), ""),
-        figure(f"{what}queries that are separated", int(found.sum()), ""),
-        figure(f"{what}10,000 queries in one call", spent, "s", target=10.0),
-        figure(f"{what}one query in a call of its own", alone, "s"),
-        figure(f"{what}a trail", trails, "s"),
-        figure(f"{what}a minimal separator (both nodes near)", separator, "s"),
-        figure(f"{what}peak memory before", before, "MB"),
-        figure(f"{what}peak memory after the queries in one call", batched, "MB"),
-        figure(f"{what}peak memory after single queries and trails", small, "MB"),
-        figure(f"{what}peak memory after the separators", peak_memory(), "MB"),
+        figure(f"{subject}nodes", len(ground), ""),
+        figure(f"{subject}arrows", ground.count_arrows(), ""),
+        figure(f"{subject}queries that are separated", int(result.sum()), ""),
+        figure(f"{subject}10,000 queries in one call", spent, "s", target=10.0),
+        figure(f"{subject}one query in a call of its own", single, "s"),
+        figure(f"{subject}a trail", trails, "s"),
+        figure(f"{subject}a minimal separator (both nodes near)", separator, "s"),
+        figure(f"{subject}peak memory before", before, "MB"),
+        figure(f"{subject}peak memory after the queries in one call", batched, "MB"),
+        figure(f"{subject}peak memory after single queries and trails", small, "MB"),
+        figure(f"{subject}peak memory after the separators", peak_memory(), "MB"),
     ]
 
 
 def _low(ground: GroundGraph, family: int) -> list[int]:
     """The nodes of a family whose word and other indices lie below four."""
-    own = ground.template.groups[family]
-    return [n for n in ground.select_nodes(own)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
+    local = ground.template.groups[family]
+    return [n for n in ground.select_nodes(local)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
 
 
 def _each(ask: Callable[[Asked], object], questions: list[Asked]) -> list[float]:
@@ -100,17 +100,17 @@ def _posteriors(atoms: int | None, query: str) -> list[Figure]:
     module = bt.bayesuvius(32, heads=8, atoms=atoms, observe=Categorical(8)).module()
     x, y = torch.randn(SENTENCES, WORDS, 32), torch.randint(8, (SENTENCES, WORDS))
     before = peak_memory()
-    found = posterior(module, query, {"y": Evidence(y)}, x)
-    assert found.shape[0] == SENTENCES and torch.allclose(found.sum(-1), torch.ones(SENTENCES), atol=1e-4)
+    result = posterior(module, query, {"y": Evidence(y)}, x)
+    assert result.shape[0] == SENTENCES and torch.allclose(result.sum(-1), torch.ones(SENTENCES), atol=1e-4)
     after = peak_memory()
     job = lambda: posterior(module, query, {"y": Evidence(y)}, x)  # noqa: E731
     spent = interleaved({"": job}, runs=7)[""]
-    what = f"P({query} | y)" + (f", {atoms} atoms" if atoms else "")
+    subject = f"P({query} | y)" + (f", {atoms} atoms" if atoms else "")
     return [
-        figure(what, spent, "s"),
-        figure(f"{what}: peak memory before", before, "MB"),
-        figure(f"{what}: peak memory after", after, "MB"),
-        *of_the_limit(job, spent, name=what),
+        figure(subject, spent, "s"),
+        figure(f"{subject}: peak memory before", before, "MB"),
+        figure(f"{subject}: peak memory after", after, "MB"),
+        *of_the_limit(job, spent, name=subject),
     ]
 
 

@@ -38,8 +38,8 @@ def tiny(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
     net = net.replace({"c.logits": pi.log(), "W_v_0.values": torch.randn(2, DIM, DIM, dtype=torch.float64)})
     x = torch.randn(SENTENCES, WORDS, DIM, dtype=torch.float64)
     x[..., 1] = CORRELATION * x[..., 0] + math.sqrt(1 - CORRELATION**2) * x[..., 1]
-    found = net.pyro(parameters="own")(x)
-    return net, (x, found["y"].reshape(SENTENCES, WORDS, DIM)), found["c"].reshape(-1)
+    result = net.pyro(parameters="own")(x)
+    return net, (x, result["y"].reshape(SENTENCES, WORDS, DIM)), result["c"].reshape(-1)
 
 
 def exact_ranks(replications: int, draws: int = 19) -> list[int]:
@@ -72,9 +72,9 @@ def _ranks(method: bt.NUTS | bt.SVI, replications: int, learn: Sequence[str], th
     for seed in range(replications):
         net, data, _ = tiny(1000 + seed)
         f = bt.fit(net, data, method=method, learn=learn, spread=1.0, seed=seed, progress=False)
-        for name, each in zip(learn, ranks, strict=True):
+        for name, item in zip(learn, ranks, strict=True):
             samples = f.samples[name].flatten(0, 1)[thin - 1 :: thin].flatten(1)[:, 0]
-            each.append(int((samples < _natural(name, net.parameters[name]).flatten()[0]).sum()))
+            item.append(int((samples < _natural(name, net.parameters[name]).flatten()[0]).sum()))
     return ranks
 
 
@@ -86,8 +86,8 @@ def chi_square(ranks: Sequence[int], bins: int) -> tuple[float, float]:
     """The statistic of even ranks from 0 to bins - 1, and its p."""
     counts = torch.bincount(torch.tensor(ranks), minlength=bins).double()
     even = len(ranks) / bins
-    found = float(((counts - even).square() / even).sum())
-    return found, float(chi2.sf(found, bins - 1))
+    result = float(((counts - even).square() / even).sum())
+    return result, float(chi2.sf(result, bins - 1))
 
 
 def main() -> None:
@@ -100,7 +100,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     nuts, svi = nuts_ranks(count), svi_ranks(count)
-    for name, ranks, wanted in (
+    for name, ranks, expected in (
         ("exact P(c given y)", exact_ranks(10 * count), True),
         ("NUTS, P(first head)", nuts[0], True),
         ("NUTS, W_v", nuts[1], True),
@@ -108,10 +108,10 @@ def main() -> None:
         ("mean-field SVI, W_v", svi[1], False),
     ):
         grouped = [rank // 2 for rank in ranks]
-        found, p = chi_square(grouped, 10)
+        result, p = chi_square(grouped, 10)
         ends = sum(g in (0, 9) for g in grouped) / len(grouped)
-        verdict = ("met" if p > 0.01 else "**not met**") if wanted else "shown, no target"
-        lines.append(f"| {name} | {len(ranks)} | 10 | {found:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |")
+        verdict = ("met" if p > 0.01 else "**not met**") if expected else "shown, no target"
+        lines.append(f"| {name} | {len(ranks)} | 10 | {result:.1f} | {p:.2g} | {ends:.2f} (even: 0.20) | {verdict} |")
         print(lines[-1], flush=True)
     text = (__doc__ or "").split("\n\n", 2)[2]
     text = text[text.index("A tiny model") :]

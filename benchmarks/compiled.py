@@ -21,17 +21,17 @@ EACH = ["head", "word"]
 def encoder_forward() -> list[Figure]:
     """Forward of a 6-slice, 384-wide, 12-head concat net with feed-forward (post-norm) at 8 x 128 words, against
     `torch.nn.TransformerEncoder` of the same shape and weights; no gradients."""
-    ours, theirs, x = _pair()
+    actual, peer, x = _pair()
     with torch.no_grad():
-        torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
-        spent = interleaved({"ours": lambda: ours(x), "theirs": lambda: theirs(x)}, runs=15)
-        return _told(spent, lambda: ours(x))
+        torch.testing.assert_close(actual(x), peer(x), rtol=1e-4, atol=1e-4)
+        spent = interleaved({"ours": lambda: actual(x), "theirs": lambda: peer(x)}, runs=15)
+        return _told(spent, lambda: actual(x))
 
 
 def encoder_training() -> list[Figure]:
     """Forward and backward of the same pair."""
-    ours, theirs, x = _pair()
-    run = {"ours": lambda: ours(x).sum().backward(), "theirs": lambda: theirs(x).sum().backward()}
+    actual, peer, x = _pair()
+    run = {"ours": lambda: actual(x).sum().backward(), "theirs": lambda: peer(x).sum().backward()}
     return _told(interleaved(run, runs=11), run["ours"])
 
 
@@ -47,8 +47,8 @@ def _told(spent: dict[str, list[float]], job: Callable[[], object]) -> list[Figu
 def _pair() -> tuple[nn.Module, nn.Module, Tensor]:
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(DIM, HEADS, 4 * DIM, dropout=0.0, batch_first=True)
-    theirs = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
-    return net_of(theirs).module().train(), theirs, torch.randn(BATCH, WORDS, DIM)
+    peer = nn.TransformerEncoder(slice_, SLICES, enable_nested_tensor=False).train()
+    return net_of(peer).module().train(), peer, torch.randn(BATCH, WORDS, DIM)
 
 
 def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
@@ -70,14 +70,14 @@ def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
     ]
     stack = bt.Stack([*maps, *steps], [bt.Node("x", Given(dim), plates=WORD)], slices=len(encoder.layers))
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", heads)], name="encoder"))
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for t, layer in enumerate(encoder.layers):
         weights = {name: value.detach() for name, value in layer.named_parameters()}
         qkv = weights["self_attn.in_proj_weight"].reshape(3, heads, width, dim)
         biases = weights["self_attn.in_proj_bias"].reshape(3, heads, width)
         for k, r in enumerate("qkv"):
-            found |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
-        found |= {
+            result |= {f"W_{r}_{t}.value": qkv[k], f"{r}_{t}.bias": biases[k]}
+        result |= {
             f"W_o_{t}.value": weights["self_attn.out_proj.weight"].reshape(dim, heads, width).transpose(0, 1),
             f"mix_{t}.bias": weights["self_attn.out_proj.bias"],
             f"norm1_{t}.gain": weights["norm1.weight"],
@@ -89,4 +89,4 @@ def net_of(encoder: nn.TransformerEncoder) -> bt.BNet:
             f"x_{t + 1}.gain": weights["norm2.weight"],
             f"x_{t + 1}.bias": weights["norm2.bias"],
         }
-    return net.replace(found)
+    return net.replace(result)

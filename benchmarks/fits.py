@@ -43,11 +43,11 @@ def restarts(count: int, *, device: str = "cpu", **sizes: int) -> tuple[Gradient
         return list(torch.autograd.grad(objective.log_evidences(leaves, corpus).sum(), list(leaves.values())))
 
     def one_by_one() -> list[Tensor]:
-        found = []
+        result = []
         for r in range(count):
             leaves = {name: value[r].detach().requires_grad_() for name, value in sets.items()}
-            found.append(torch.autograd.grad(objective.log_evidence(leaves, corpus).sum(), list(leaves.values())))
-        return [torch.stack(each) for each in zip(*found, strict=True)]
+            result.append(torch.autograd.grad(objective.log_evidence(leaves, corpus).sum(), list(leaves.values())))
+        return [torch.stack(item) for item in zip(*result, strict=True)]
 
     return at_once, one_by_one
 

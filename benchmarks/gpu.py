@@ -42,9 +42,9 @@ class Where:
     device: str
     small: bool
 
-    def pick(self, whole: int, small: int) -> int:
+    def pick(self, full: int, small: int) -> int:
         """One of two sizes."""
-        return small if self.small else whole
+        return small if self.small else full
 
     def timed(self, calls: dict[str, Callable[[], object]], runs: int, warm: int = 3) -> dict[str, list[float]]:
         """Interleaved runs by the device's clock."""
@@ -78,30 +78,30 @@ def concat_training(where: Where) -> list[Figure]:
     dim, slices = where.pick(512, 32), where.pick(6, 2)
     torch.manual_seed(0)
     slice_ = nn.TransformerEncoderLayer(dim, 8, 4 * dim, dropout=0.0, batch_first=True)
-    theirs: nn.Module = nn.TransformerEncoder(slice_, slices, enable_nested_tensor=False).train()
-    net, x = net_of(theirs), torch.randn(2, 16, dim)
-    want = _gradients(net.module(), x)
-    _agree(_gradients(theirs, x), want, "ours and theirs on the CPU")
-    ours, theirs = net.to(where.device).module().train(), theirs.to(where.device)
-    _agree(_gradients(ours, x.to(where.device)), want, "the device and the CPU")
+    peer: nn.Module = nn.TransformerEncoder(slice_, slices, enable_nested_tensor=False).train()
+    net, x = net_of(peer), torch.randn(2, 16, dim)
+    expected = _gradients(net.module(), x)
+    _agree(_gradients(peer, x), expected, "ours and theirs on the CPU")
+    actual, peer = net.to(where.device).module().train(), peer.to(where.device)
+    _agree(_gradients(actual, x.to(where.device)), expected, "the device and the CPU")
     x = torch.randn(where.pick(32, 2), where.pick(512, 16), dim, device=where.device)
     flash = functools.partial(sdpa_kernel, [SDPBackend.FLASH_ATTENTION]) if where.cuda else contextlib.nullcontext
     calls: dict[str, Callable[[], object]] = {
-        "ours": _training(ours, x, where, contextlib.nullcontext),
-        "theirs": _training(theirs, x, where, flash),
+        "ours": _training(actual, x, where, contextlib.nullcontext),
+        "theirs": _training(peer, x, where, flash),
     }
     spent = where.timed(calls, runs=15, warm=5)
     where.anew()
     calls["ours"]()
     peak, words = where.peak(), x.shape[0] * x.shape[1]
-    work, best = work_of(lambda: _loss(ours, x, where).backward()), machine(where.device, torch.bfloat16)
+    work, best = work_of(lambda: _loss(actual, x, where).backward()), machine(where.device, torch.bfloat16)
     limit = work.seconds(best)
     return [
-        figure("ours", [words / each for each in spent["ours"]], "words/s"),
-        figure("nn.TransformerEncoder", [words / each for each in spent["theirs"]], "words/s"),
+        figure("ours", [words / item for item in spent["ours"]], "words/s"),
+        figure("nn.TransformerEncoder", [words / item for item in spent["theirs"]], "words/s"),
         figure("throughput over theirs", ratios(spent["theirs"], spent["ours"]), ""),
         figure("time over theirs", ratios(spent["ours"], spent["theirs"]), "", target=1 / 0.95),
-        figure(LIMIT, [each / limit for each in spent["ours"]], ""),
+        figure(LIMIT, [item / limit for item in spent["ours"]], ""),
         figure("peak memory", peak, "MB"),
     ]
 
@@ -121,8 +121,8 @@ def mixture_step(where: Where) -> list[Figure]:
     return [
         figure("a step", spent, "s"),
         figure("matrix products of eight heads", work.flops / 1e12, "TFLOP"),
-        figure("time over that of the products", [each * best.rate / work.flops for each in spent], "", target=1 / 0.7),
-        figure(LIMIT, [each / work.seconds(best) for each in spent], ""),
+        figure("time over that of the products", [item * best.rate / work.flops for item in spent], "", target=1 / 0.7),
+        figure(LIMIT, [item / work.seconds(best) for item in spent], ""),
         figure("peak memory", peak, "MB"),
     ]
 
@@ -131,11 +131,11 @@ def sweep(where: Where) -> list[Figure]:
     """`bt.sweep` over every (slice, word) of a GPT-2-shaped net (12 slices, 768 wide, 12 heads, 64 words, vocabulary
     50,257, float32), against `get_act_patch_resid_pre` of TransformerLens on the same weights and device: at most 1/30
     of its time. Then a cell at a time."""
-    few: dict[str, Any] = {"words": 8, "slices": 2, "dim": 48, "vocabulary": 1000, "lens": False}
-    here = sweeps.made(**few, device=where.device).ours("x")().outcomes
-    _agree([here], [sweeps.made(**few).ours("x")().outcomes], "the device and the CPU")
+    small: dict[str, Any] = {"words": 8, "slices": 2, "dim": 48, "vocabulary": 1000, "lens": False}
+    current = sweeps.made(**small, device=where.device).ours("x")().outcomes
+    _agree([current], [sweeps.made(**small).ours("x")().outcomes], "the device and the CPU")
     lens = not sweeps.missing()
-    sizes = few | {"lens": lens}
+    sizes = small | {"lens": lens}
     if not where.small:
         sizes |= {"words": 64, "slices": 12, "dim": 768, "vocabulary": sweeps.VOCABULARY}
     pair = sweeps.made(**sizes, device=where.device)
@@ -166,15 +166,15 @@ def responsibilities(where: Where) -> list[Figure]:
     part by part. Memory after a tenth of the sentences is the memory at the end."""
     net = bt.from_pretrained("minilm")
     with torch.no_grad():
-        (found, _), (cpu, _) = (_responsible(net.to(d), 8, 4, Where(d, True)) for d in (where.device, "cpu"))
-    _agree([found], [cpu], "the device and the CPU")
+        (result, _), (cpu, _) = (_responsible(net.to(d), 8, 4, Where(d, True)) for d in (where.device, "cpu"))
+    _agree([result], [cpu], "the device and the CPU")
     total, part = where.pick(1_000_000, 200), where.pick(2048, 20)
     where.anew()
     start = clock_of(where.device)()
     with torch.no_grad():
-        found, peaks = _responsible(net.to(where.device), total, part, where)
+        result, peaks = _responsible(net.to(where.device), total, part, where)
     spent = clock_of(where.device)() - start
-    torch.testing.assert_close(found.sum(-1), torch.ones_like(found[..., 0]), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(result.sum(-1), torch.ones_like(result[..., 0]), rtol=1e-3, atol=1e-3)
     (tenth, host), (end, host_end) = peaks
     return [
         figure("sentences", total, ""),
@@ -190,11 +190,11 @@ def responsibilities(where: Where) -> list[Figure]:
 def geometric_steps(where: Where) -> list[Figure]:
     """Steps of `bt.train` on a geometric net (3 wide, 3 slices, 2 blocks; windows of 3 words, batches of 512), and the
     minutes of 500,000. They must be minutes."""
-    few: dict[str, Any] = {"steps": 20, "optimizer": bt.AdamW(rate=0.01), "batch": 64, "progress": False}
+    small: dict[str, Any] = {"steps": 20, "optimizer": bt.AdamW(rate=0.01), "batch": 64, "progress": False}
     data = _turned(1024)
-    want = bt.train(_geometric(), data, device="cpu", **few).losses
-    got = bt.train(_geometric(), data, **few, device=where.device).losses
-    _agree([torch.tensor(got)], [torch.tensor(want)], "the losses on the device and on the CPU")
+    expected = bt.train(_geometric(), data, device="cpu", **small).losses
+    actual = bt.train(_geometric(), data, **small, device=where.device).losses
+    _agree([torch.tensor(actual)], [torch.tensor(expected)], "the losses on the device and on the CPU")
     run = functools.partial(
         bt.train, _geometric(), _turned(4096), optimizer=bt.AdamW(rate=0.01), batch=512, progress=False,
         device=where.device,
@@ -202,16 +202,18 @@ def geometric_steps(where: Where) -> list[Figure]:
     rate = _steps_a_second(run, where.pick(500, 10), where.pick(2500, 30), where)
     return [
         figure("steps a second", rate, "/s"),
-        figure(f"minutes of {STEPS:,} steps", [STEPS / each / 60 for each in rate], "min"),
+        figure(f"minutes of {STEPS:,} steps", [STEPS / item / 60 for item in rate], "min"),
     ]
 
 
 def restarts_at_once(where: Where) -> list[Figure]:
     """A gradient of the exact marginal of 64 restarts of a mixture (8 heads, 16 words, d=32, d_k=4, 256 sentences) as
     one batched dimension, against a loop over them."""
-    few = {"heads": 2, "words": 4, "dim": 4, "sentences": 8}
-    sizes = few if where.small else {"heads": 8, "words": 16, "dim": 32, "sentences": 256}
-    _agree(fits.restarts(3, device=where.device, **few)[0](), fits.restarts(3, **few)[1](), "the device and the CPU")
+    small = {"heads": 2, "words": 4, "dim": 4, "sentences": 8}
+    sizes = small if where.small else {"heads": 8, "words": 16, "dim": 32, "sentences": 256}
+    _agree(
+        fits.restarts(3, device=where.device, **small)[0](), fits.restarts(3, **small)[1](), "the device and the CPU"
+    )
     at_once, one_by_one = fits.restarts(where.pick(64, 3), device=where.device, **sizes)
     spent = where.timed({"at once": at_once, "one by one": one_by_one}, runs=9)
     where.anew()
@@ -239,17 +241,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
     parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
-    asked = telling.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
-    if asked.device.startswith("cuda") and not torch.cuda.is_available():
+    query = telling.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
+    if query.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
-    where, found = Where(asked.device, asked.small), {}
-    for name in asked.rows or MEASURED:
+    where, result = Where(query.device, query.small), {}
+    for name in query.rows or MEASURED:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         measure = functools.update_wrapper(functools.partial(MEASURED[name], where), MEASURED[name])
-        found[Row(name, "gpu", measure)] = measure()
-    said = telling.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
+        result[Row(name, "gpu", measure)] = measure()
+    text = telling.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
     command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    telling.tell(asked, "Benchmarks: gpu", command, found, said)
+    telling.tell(query, "Benchmarks: gpu", command, result, text)
     return 0
 
 
@@ -264,13 +266,13 @@ def _tf32(on: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _agree(here: Sequence[Tensor], there: Sequence[Tensor], what: str) -> None:
+def _agree(current: Sequence[Tensor], present: Sequence[Tensor], subject: str) -> None:
     """Stop where results differ by more than a thousandth of the greatest number."""
-    for one, other in zip(here, there, strict=True):
-        apart = float((one.detach().cpu() - other.detach().cpu()).abs().max())
-        most = float(other.detach().abs().max())
-        if not apart <= 1e-3 * max(most, 1e-3):
-            raise AssertionError(f"{what} differ by {apart:.3g}, where the greatest number is {most:.3g}")
+    for one, other in zip(current, present, strict=True):
+        separate = float((one.detach().cpu() - other.detach().cpu()).abs().max())
+        maximum = float(other.detach().abs().max())
+        if not separate <= 1e-3 * max(maximum, 1e-3):
+            raise AssertionError(f"{subject} differ by {separate:.3g}, where the greatest number is {maximum:.3g}")
 
 
 def _gradients(module: nn.Module, x: Tensor) -> list[Tensor]:
@@ -287,13 +289,13 @@ def _loss(module: nn.Module, x: Tensor, where: Where) -> Tensor:
     return loss
 
 
-def _training(module: nn.Module, x: Tensor, where: Where, way: Callable[[], Any]) -> Callable[[], None]:
+def _training(module: nn.Module, x: Tensor, where: Where, route: Callable[[], Any]) -> Callable[[], None]:
     """A step: the loss in bf16, gradients, AdamW; code is made of the module where there is a GPU."""
     run = torch.compile(module) if where.cuda else module
     adam = torch.optim.AdamW(module.parameters(), 1e-4, fused=where.cuda)
 
     def step() -> None:
-        with way():
+        with route():
             _loss(run, x, where).backward()
         adam.step()
         adam.zero_grad(set_to_none=True)
@@ -312,9 +314,9 @@ def _mixture(device: str, sentences: int, words: int, dim: int) -> Callable[[], 
     def step() -> list[Tensor]:
         for value in parameters:
             value.grad = None
-        told = log_evidence(module, {"y": Evidence(y)}, x)
-        (-told.sum()).backward()
-        return [told.detach(), *(value.grad for value in parameters if value.grad is not None)]
+        given = log_evidence(module, {"y": Evidence(y)}, x)
+        (-given.sum()).backward()
+        return [given.detach(), *(value.grad for value in parameters if value.grad is not None)]
 
     return step
 
@@ -323,8 +325,8 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
     """The mean of `P(head | relation)` over so many sentences, `[slice, relation, head]`; the peaks of memory (of the
     device, of the process) after a tenth and at the end. A part of the sentences is all that is ever held."""
     module, pool = net.module().eval(), net.batch(SENTENCES)
-    ids, there = pool.x[""], (pool.mask or {})[""]
-    known, ends = ids[there].cpu(), [int(ids[0][there[0]][k]) for k in (0, -1)]
+    ids, present = pool.x[""], (pool.mask or {})[""]
+    known, ends = ids[present].cpu(), [int(ids[0][present[0]][k]) for k in (0, -1)]
     words, device = where.pick(32, 8), where.device
     generator = torch.Generator().manual_seed(0)
     sums, done, peaks = torch.zeros((), device=device), 0, []
@@ -332,16 +334,16 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
         size = min(part, total - done)
         lengths = torch.randint(words // 2, words + 1, (size, 1), generator=generator)
         ids = known[torch.randint(len(known), (size, words), generator=generator)]
-        place = torch.arange(words)
+        position = torch.arange(words)
         ids[:, 0] = ends[0]
-        ids = torch.where(place == lengths - 1, ends[1], ids)
-        there = (place < lengths).to(device)
+        ids = torch.where(position == lengths - 1, ends[1], ids)
+        present = (position < lengths).to(device)
         given = {"segment": torch.zeros_like(ids, device=device)}
-        read, _ = module.readings(ids.to(device), there, given=given)
-        tables = _relations(words, lengths.to(device), there)
-        shares = torch.stack([torch.einsum("shij,srij->srh", each, tables) for each in read.values()])
-        told = shares / shares.sum(-1, keepdim=True).clamp_min(1e-30)
-        sums = sums + told.double().sum(1)
+        read, _ = module.readings(ids.to(device), present, given=given)
+        tables = _relations(words, lengths.to(device), present)
+        shares = torch.stack([torch.einsum("shij,srij->srh", item, tables) for item in read.values()])
+        passed = shares / shares.sum(-1, keepdim=True).clamp_min(1e-30)
+        sums = sums + passed.double().sum(1)
         before, done = done, done + size
         if before < total // 10 <= done or done == total:
             clock_of(device)()
@@ -349,14 +351,14 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
     return (sums / total).float(), [peaks[0], peaks[-1]]
 
 
-def _relations(words: int, lengths: Tensor, there: Tensor) -> Tensor:
+def _relations(words: int, lengths: Tensor, present: Tensor) -> Tensor:
     """Which word stands to which in each relation, among those that are there: `[sentence, relation, word, read]`."""
-    i = torch.arange(words, device=there.device)
+    i = torch.arange(words, device=present.device)
     one, other = i[:, None], i[None, :]
     last = (other == lengths[:, :, None] - 1).expand(-1, words, -1)
-    fixed = [each.expand(len(lengths), words, words) for each in (one == other, one - 1 == other, one + 1 == other)]
+    fixed = [item.expand(len(lengths), words, words) for item in (one == other, one - 1 == other, one + 1 == other)]
     tables = torch.stack([*fixed, (other == 0).expand(len(lengths), words, words), last], 1)
-    return (tables & there[:, None, :, None] & there[:, None, None, :]).float()
+    return (tables & present[:, None, :, None] & present[:, None, None, :]).float()
 
 
 def _geometric() -> bt.BNet:
@@ -373,17 +375,17 @@ def _turned(count: int) -> tuple[Tensor, Tensor]:
     return x, x @ turn.mT
 
 
-def _steps_a_second(run: Callable[..., object], few: int, many: int, where: Where) -> list[float]:
+def _steps_a_second(run: Callable[..., object], small: int, many: int, where: Where) -> list[float]:
     """From two runs of different lengths, so that what is done once does not count."""
-    found = []
+    result = []
     for _ in range(1 if where.small else 3):
         times = [time.perf_counter()]
-        for steps in (few, many):
+        for steps in (small, many):
             run(steps=steps)
             times.append(clock_of(where.device)())
         short, long = (b - a for a, b in itertools.pairwise(times))
-        found.append((many - few) / max(long - short, 1e-9))
-    return found
+        result.append((many - small) / max(long - short, 1e-9))
+    return result
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def of_elimination() -> list[Figure]:
             *_grown("sentences", {n: fits.step(heads=8, words=16, sentences=n) for n in (256, 512, 1024, 2048)}, 1),
             *_grown("atoms a role", {m: fits.step(heads=4, words=16, atoms=m) for m in (4, 8, 16)}, 2),
         ]
-        wide = {k: fits.step(heads=k, words=16, atoms=8) for k in (4, 32)}
-        spent = interleaved({str(k): call for k, call in wide.items()}, runs=5)
+        width = {k: fits.step(heads=k, words=16, atoms=8) for k in (4, 32)}
+        spent = interleaved({str(k): call for k, call in width.items()}, runs=5)
         return [*rows, figure("codebooks, 32 heads over 4", ratios(spent["32"], spent["4"]), "", target=1.5)]
 
 
@@ -75,14 +75,16 @@ def of_a_sweep() -> list[Figure]:
         ]
 
 
-def _grown(what: str, jobs: Mapping[int, Job], most: float, runs: int = 5) -> list[Figure]:
+def _grown(subject: str, jobs: Mapping[int, Job], maximum: float, runs: int = 5) -> list[Figure]:
     """The slopes of time and memory over a size; `most` is the slope that the theory allows."""
     sizes = list(jobs)
     spent = interleaved({str(size): job for size, job in jobs.items()}, runs=runs)
     peaks = [peak_of(job) for job in jobs.values()]
-    said = f"{what} {sizes[0]:,} to {sizes[-1]:,}"
-    rows = [growth(f"{said}: time, theory {most:g}", sizes, [min(each) for each in spent.values()], most + ROOM)]
-    return rows + ([growth(f"{said}: memory, theory {most:g}", sizes, peaks, most + ROOM)] if min(peaks) > 0 else [])
+    text = f"{subject} {sizes[0]:,} to {sizes[-1]:,}"
+    rows = [growth(f"{text}: time, theory {maximum:g}", sizes, [min(item) for item in spent.values()], maximum + ROOM)]
+    return rows + (
+        [growth(f"{text}: memory, theory {maximum:g}", sizes, peaks, maximum + ROOM)] if min(peaks) > 0 else []
+    )
 
 
 def _of_nets(job: Callable[..., Job]) -> list[Figure]:
@@ -124,7 +126,7 @@ def _sweep(*, words: int = 32, slices: int = 4, heads: int = 4, sentences: int =
 
     def job() -> object:
         pairs = [[net.sentence(row) for row in ids.tolist()] for ids in (clean, corrupt)]
-        first, second = pairs if sentences > 1 else [each[0] for each in pairs]
+        first, second = pairs if sentences > 1 else [item[0] for item in pairs]
         return bt.sweep(first, second, at=at, over=None if at == "x" else ("slice", "head"), metric=metric)
 
     return job

@@ -71,10 +71,10 @@ class Row:
 
     def figures(self) -> list[Figure]:
         """What was measured; how far from the limit is among it, unless the row says why not."""
-        found = self.measure()
-        told = any(each.what.endswith(LIMIT) for each in found)
-        assert not found or told != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
-        return found
+        result = self.measure()
+        given = any(item.what.endswith(LIMIT) for item in result)
+        assert not result or given != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
+        return result
 
     @property
     def title(self) -> str:
@@ -82,10 +82,10 @@ class Row:
         return " ".join((self.measure.__doc__ or self.name).split())
 
 
-def figure(what: str, values: float | Sequence[float], unit: str, target: float | None = None) -> Figure:
+def figure(subject: str, values: float | Sequence[float], unit: str, target: float | None = None) -> Figure:
     """The figure of one run or of several."""
     runs = [values] if isinstance(values, int | float) else list(values)
-    return Figure(what, statistics.median(runs), unit, min(runs), max(runs), len(runs), target)
+    return Figure(subject, statistics.median(runs), unit, min(runs), max(runs), len(runs), target)
 
 
 def interleaved(
@@ -101,22 +101,22 @@ def interleaved(
         for name in list(calls) if run % 2 == 0 else list(calls)[::-1]:
             gc.collect()
             start = clock()
-            kept = calls[name]()
+            retained = calls[name]()
             spent = clock() - start
-            del kept
+            del retained
             if run >= 0:
                 seconds[name].append(spent)
     return seconds
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def ratios(our_value: Sequence[float], peer: Sequence[float]) -> list[float]:
     """Ours over theirs, run by run."""
-    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return [actual / other for actual, other in zip(our_value, peer, strict=True)]
 
 
-def differences(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def differences(our_value: Sequence[float], peer: Sequence[float]) -> list[float]:
     """Ours less theirs, run by run."""
-    return [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    return [actual - other for actual, other in zip(our_value, peer, strict=True)]
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
@@ -129,15 +129,15 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     mean_x, mean_y, n = sum(x) / len(x), sum(y) / len(y), len(x)
     spread = sum((a - mean_x) ** 2 for a in x)
-    found = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-    rest = sum((b - mean_y - found * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
-    return found, math.sqrt(rest / (n - 2) / spread) if n > 2 else math.nan
+    result = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    remainder = sum((b - mean_y - result * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return result, math.sqrt(remainder / (n - 2) / spread) if n > 2 else math.nan
 
 
-def growth(what: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
+def growth(subject: str, sizes: Sequence[float], values: Sequence[float], target: float | None = None) -> Figure:
     """The slope of values over sizes as a figure, with its standard error."""
-    found, error = slope(sizes, values)
-    return Figure(what, found, "", found, found, len(sizes), target, error)
+    result, error = slope(sizes, values)
+    return Figure(subject, result, "", result, result, len(sizes), target, error)
 
 
 def runs_of(count: int) -> int:
@@ -152,11 +152,11 @@ def python(code: str) -> Callable[[], object]:
 
 def peak_of_python(code: str) -> float:
     """The peak memory, in MB, of a process that runs this code."""
-    told = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
+    given = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
     if not STATUS.exists():
         return math.nan
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{told}"], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"{code}\n{given}"], check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
     return _status("VmHWM", done.stdout)
 
@@ -195,9 +195,9 @@ def peak_of(job: Callable[[], object]) -> float:
     if not peak_anew():
         return math.nan
     before = _status("VmRSS")
-    kept = job()
+    retained = job()
     peak = _status("VmHWM")
-    del kept
+    del retained
     return max(0.0, peak - before)
 
 
@@ -213,8 +213,8 @@ def peak_anew() -> bool:
     return True
 
 
-def _status(what: str, told: str | None = None) -> float:
+def _status(subject: str, given: str | None = None) -> float:
     """A line of /proc/self/status, in MB of 10**6 bytes."""
-    lines = (STATUS.read_text() if told is None else told).splitlines()
-    line = next(line for line in lines if line.startswith(what))
+    lines = (STATUS.read_text() if given is None else given).splitlines()
+    line = next(line for line in lines if line.startswith(subject))
     return int(line.split()[1]) * 1024 / 1e6

@@ -63,11 +63,11 @@ def planted(per: str, sigma: float, heads: int = HEADS, seed: int = 0) -> bt.BNe
     net = mixture(per, sigma, heads)
     spread = {"q": math.sqrt(2 / DIM), "k": math.sqrt(2 / DIM), "v": 1 / math.sqrt(DIM)}
     key = "value" if per == "word" else "values"
-    found = {"c_0.logits" if per == "word" else "c.logits": PI.log()}
+    result = {"c_0.logits" if per == "word" else "c.logits": PI.log()}
     for role, scale in spread.items():
         shape = (heads, DIM if role == "v" else KEY, DIM)
-        found[f"W_{role}_0.{key}"] = scale * torch.randn(shape, generator=generator)
-    return net.replace(found)
+        result[f"W_{role}_0.{key}"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(result)
 
 
 def mixture(per: str, sigma: float, heads: int, seed: int = 0) -> bt.BNet:
@@ -78,18 +78,18 @@ def drawn(net: bt.BNet, selector: str, sentences: int, seed: int) -> tuple[Tenso
     """Sentences, what is observed, and the heads that were drawn."""
     torch.manual_seed(seed)
     x = torch.randn(sentences, WORDS, DIM)
-    found = net.pyro(parameters="own")(x)
-    return x, found["y"].reshape(sentences, WORDS, DIM), found[selector].reshape(sentences, -1).squeeze(-1)
+    result = net.pyro(parameters="own")(x)
+    return x, result["y"].reshape(sentences, WORDS, DIM), result[selector].reshape(sentences, -1).squeeze(-1)
 
 
 def oracle(net: bt.BNet, x: Tensor, y: Tensor, c: Tensor, selector: str) -> tuple[float, float]:
     """The ARI and the test NLL per dim of the true parameters."""
     from bnet_transformer.inference import Evidence, log_evidence, posterior
 
-    module, seen = net.module(), {"y": Evidence(y)}
+    module, observed = net.module(), {"y": Evidence(y)}
     with torch.no_grad():
-        nll = -float(log_evidence(module, seen, x).sum()) / y.numel()
-    return adjusted_rand_score(c, posterior(module, selector, seen, x).argmax(-1)), nll
+        nll = -float(log_evidence(module, observed, x).sum()) / y.numel()
+    return adjusted_rand_score(c, posterior(module, selector, observed, x).argmax(-1)), nll
 
 
 def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tuple[float, float]]:
@@ -104,23 +104,23 @@ def every_restart(per: str, sigma: float, restarts: int, steps: int) -> list[tup
     with tempfile.TemporaryDirectory() as folder:
         method = bt.MAP(restarts=restarts, steps=steps, prune=False)
         f = bt.fit(net, (x, y), method=method, spread=SPREAD, checkpoints=folder, progress=False)
-        kept = checkpoint.read_checkpoint(Path(folder, checkpoint.FILE_NAME), net.network)
-    last = {who: score for step, who, score in f.measured if step == kept.step}
-    found = []
-    for place, who in enumerate(kept.get_tensors("story")["who"].tolist()):
-        one = net.replace({name: value[place] for name, value in kept.get_tensors("all").items()})
-        found.append((last[who] / (WORDS * DIM), oracle(one, tx, ty, tc, selector)[0]))
-    return sorted(found, reverse=True)
+        retained = checkpoint.read_checkpoint(Path(folder, checkpoint.FILE_NAME), net.network)
+    last = {owner: score for step, owner, score in f.measured if step == retained.step}
+    result = []
+    for position, owner in enumerate(retained.get_tensors("story")["who"].tolist()):
+        one = net.replace({name: value[position] for name, value in retained.get_tensors("all").items()})
+        result.append((last[owner] / (WORDS * DIM), oracle(one, tx, ty, tc, selector)[0]))
+    return sorted(result, reverse=True)
 
 
 def restarts_row(per: str, sigma: float, restarts: int, steps: int) -> Row:
     """All restarts of one row."""
-    told = ", ".join(f"{score:.4f} ({ari:.3f})" for score, ari in every_restart(per, sigma, restarts, steps))
-    what = f"{per} {sigma:g}, all {restarts} restarts: held-out log likelihood per dim (ARI)"
-    return Row((what, "", told, "report"), None)
+    given = ", ".join(f"{score:.4f} ({ari:.3f})" for score, ari in every_restart(per, sigma, restarts, steps))
+    subject = f"{per} {sigma:g}, all {restarts} restarts: held-out log likelihood per dim (ARI)"
+    return Row((subject, "", given, "report"), None)
 
 
-def head_row(per: str, sigma: float, near: float | None, gap: float | None, restarts: int, steps: int) -> Row:
+def head_row(per: str, sigma: float, close: float | None, gap: float | None, restarts: int, steps: int) -> Row:
     """Fit one row; every restart that was followed to the end is told."""
     selector = "c_0" if per == "word" else "c"
     true = planted(per, sigma)
@@ -133,14 +133,16 @@ def head_row(per: str, sigma: float, near: float | None, gap: float | None, rest
     spent = time.perf_counter() - start
     ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
-    met = None if near is None else ari >= best - near and (gap is None or nll <= floor + gap)
+    met = None if close is None else ari >= best - close and (gap is None or nll <= floor + gap)
     end = max(step for step, _, _ in f.measured)
     last = sorted((score for step, _, score in f.measured if step == end), reverse=True)
     g = bt.fit(true, (x, y), method=bt.MAP(steps=200, rate=0.01), batch=LEARN, spread=SPREAD, progress=False)
     near_truth = adjusted_rand_score(tc, g.responsibilities((tx, ty)).argmax(-1))
-    told = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
+    given = ", ".join(f"{score / (WORDS * DIM):.4f}" for score in last)
     goal = (
-        "report" if near is None else f"ARI ≥ {best - near:.3f}" + ("" if gap is None else f", NLL ≤ {floor + gap:.4f}")
+        "report"
+        if close is None
+        else f"ARI ≥ {best - close:.3f}" + ("" if gap is None else f", NLL ≤ {floor + gap:.4f}")
     )
     cells = (
         f"{per} {sigma:g}",
@@ -150,7 +152,7 @@ def head_row(per: str, sigma: float, near: float | None, gap: float | None, rest
         f"{floor:.4f}",
         f"{nll:.4f}",
         goal,
-        told,
+        given,
         f"{spent:.0f} s",
     )
     return Row(cells, met)
@@ -162,21 +164,22 @@ def summed_row(steps: int) -> Row:
     x, y, _ = drawn(true, "c", LEARN, seed=1)
     tx, ty, _ = drawn(true, "c", JUDGE, seed=2)
     f = bt.fit(mixture("sentence", 1.0, HEADS), (x, y), method=bt.MAP(restarts=4, steps=steps), progress=False)
-    mine = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
+    actual = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     net = bt.bayesuvius(DIM, heads=HEADS, key_dim=KEY, combine="concat", observe=Normal(1.0))
     g = bt.fit(net, (x, y), method=bt.MAP(restarts=4, steps=2 * steps), progress=False)
-    theirs = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
+    peer = -float(g.log_likelihood((tx, ty)).sum()) / ty.numel()
     sigma, best = at_best_sigma(g.predict(tx), ty)
-    told = f"{theirs:.4f} at sigma 1, {theirs - mine:.4f} more; {best:.4f} at its own best sigma {sigma:.3f}, "
-    told += f"{best - mine:.4f} more"
+    given = f"{peer:.4f} at sigma 1, {peer - actual:.4f} more; {best:.4f} at its own best sigma {sigma:.3f}, "
+    given += f"{best - actual:.4f} more"
     return Row(
-        ("mixture, sum of 4 heads: NLL per dim", f"{mine:.4f}", told, "0.2 more, at its best sigma"), best - mine >= 0.2
+        ("mixture, sum of 4 heads: NLL per dim", f"{actual:.4f}", given, "0.2 more, at its best sigma"),
+        best - actual >= 0.2,
     )
 
 
-def at_best_sigma(made: Tensor, y: Tensor) -> tuple[float, float]:
+def at_best_sigma(created: Tensor, y: Tensor) -> tuple[float, float]:
     """The sigma under which a Normal about what was made gives y the most, and its NLL per dim."""
-    square = float((y - made).double().square().mean())
+    square = float((y - created).double().square().mean())
     return math.sqrt(square), 0.5 * math.log(2 * math.pi * math.e * square)
 
 
@@ -189,50 +192,54 @@ def offered_row(restarts: int, steps: int) -> Row:
     nll = -float(f.log_likelihood((tx, ty)).sum()) / ty.numel()
     ari = adjusted_rand_score(tc, f.responsibilities((tx, ty)).argmax(-1))
     shares = ", ".join(f"{p:.3f}" for p in sorted(f.pi.tolist(), reverse=True))
-    told = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
-    return Row(("8 offered, 4 exist", told, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)
+    given = f"{f.heads.live} live, {f.heads.effective:.2f} in effect ({shares})"
+    return Row(("8 offered, 4 exist", given, f"ARI {ari:.3f}, NLL {nll:.4f}", "report"), None)
 
 
 def codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
     """A net whose heads draw from atoms by planted rows, Dirichlet(0.3)."""
     net = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=seed)
     generator = torch.Generator().manual_seed(seed)
-    found = {"c.logits": PI.log()}
+    result = {"c.logits": PI.log()}
     rows = torch.distributions.Gamma(torch.full((3, HEADS, atoms), 0.3), torch.ones(()))
     torch.manual_seed(seed)
     drawn_rows = rows.sample().clamp(min=1e-12)
     for k, role in enumerate("qkv"):
-        found[f"W_{role}_0.logits"] = (drawn_rows[k] / drawn_rows[k].sum(-1, keepdim=True)).log()
+        result[f"W_{role}_0.logits"] = (drawn_rows[k] / drawn_rows[k].sum(-1, keepdim=True)).log()
         scale = 1 / math.sqrt(DIM) if role == "v" else math.sqrt(2 / DIM)
         shape = (atoms, DIM if role == "v" else KEY, DIM)
-        found[f"W_{role}_0.atoms"] = scale * torch.randn(shape, generator=generator)
-    return net.replace(found)
+        result[f"W_{role}_0.atoms"] = scale * torch.randn(shape, generator=generator)
+    return net.replace(result)
 
 
 def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
     """The pi-weighted total variation between planted rows and those found, heads matched, mean over the roles."""
     weights = true.parameters["c.logits"].softmax(-1)
     planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
-    apart = torch.stack([(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]).mean(0)
-    match = torch.tensor(match_heads(-apart - (weights[:, None] - pi).abs()))
-    return float((weights * apart[torch.arange(len(match)), match]).sum())
+    separate = torch.stack([(a[:, None] - b).abs().sum(-1) / 2 for a, b in zip(planted_rows, theta, strict=True)]).mean(
+        0
+    )
+    match = torch.tensor(match_heads(-separate - (weights[:, None] - pi).abs()))
+    return float((weights * separate[torch.arange(len(match)), match]).sum())
 
 
 def observed_atoms(
     states: list[Tensor], atoms: int, restarts: int = 20, steps: int = 500
 ) -> tuple[Tensor, list[Tensor]]:
     """EM where the atoms of each sentence are seen and only its head is not: the floor."""
-    seen = [functional.one_hot(s, atoms).double() for s in states]
+    observed = [functional.one_hot(s, atoms).double() for s in states]
     best: tuple[float, Tensor, list[Tensor]] | None = None
     for r in range(restarts):
         generator = torch.Generator().manual_seed(r)
         pi = torch.full((HEADS,), 1 / HEADS, dtype=torch.float64)
-        theta = [torch.rand(HEADS, atoms, generator=generator, dtype=torch.float64).log_softmax(-1).exp() for _ in seen]
+        theta = [
+            torch.rand(HEADS, atoms, generator=generator, dtype=torch.float64).log_softmax(-1).exp() for _ in observed
+        ]
         for _ in range(steps):
-            joint = pi.log() + sum(s @ t.log().mT for s, t in zip(seen, theta, strict=True))
+            joint = pi.log() + sum(s @ t.log().mT for s, t in zip(observed, theta, strict=True))
             share = joint.softmax(-1)
             pi = share.mean(0)
-            theta = [(c := share.mT @ s + 1e-9) / c.sum(-1, keepdim=True) for s in seen]
+            theta = [(c := share.mT @ s + 1e-9) / c.sum(-1, keepdim=True) for s in observed]
         score = float(joint.logsumexp(-1).sum())
         if best is None or score > best[0]:
             best = score, pi, theta
@@ -245,19 +252,19 @@ def codebook_row(sentences: int = 20_000, atoms: int = 6, sigma: float = 1.0) ->
     true = codebook(atoms, seed=0, sigma=sigma)
     torch.manual_seed(1)
     x = torch.randn(sentences, WORDS, DIM)
-    found = true.pyro(parameters="own")(x)
-    y = found["y"].reshape(sentences, WORDS, DIM)
+    result = true.pyro(parameters="own")(x)
+    y = result["y"].reshape(sentences, WORDS, DIM)
     tables = ["c.logits", *(f"W_{role}_0.logits" for role in "qkv")]
     fresh = bt.bayesuvius(DIM, heads=HEADS, atoms=atoms, key_dim=KEY, observe=Normal(sigma), seed=5)
     net = true.replace({name: fresh.parameters[name] for name in tables})
     start = time.perf_counter()
     f = bt.fit(net, (x, y), method=bt.EM(restarts=8, steps=200), learn=tables, every=200, progress=False)
     spent = time.perf_counter() - start
-    states = [found[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
+    states = [result[f"W_{role}_0"].reshape(-1).long() for role in "qkv"]
     floor = total_variation(true, *observed_atoms(states, atoms))
     tv = total_variation(true, f.pi, [f.theta[f"W_{role}_0"] for role in "qkv"])
-    told = f"{tv:.4f}"
-    return Row(("codebook: TV of theta, pi-weighted", f"{floor:.4f}", told, "TV ≤ 0.05", f"{spent:.0f} s"), tv <= 0.05)
+    given = f"{tv:.4f}"
+    return Row(("codebook: TV of theta, pi-weighted", f"{floor:.4f}", given, "TV ≤ 0.05", f"{spent:.0f} s"), tv <= 0.05)
 
 
 def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None]) -> str:
@@ -268,21 +275,21 @@ def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     tell("\n".join(heads))
-    for per, sigma, near, gap in ROWS:
+    for per, sigma, close, gap in ROWS:
         if only in (None, f"{per} {sigma:g}"):
-            heads.append(str(head_row(per, sigma, near, gap, restarts, steps)))
+            heads.append(str(head_row(per, sigma, close, gap, restarts, steps)))
             tell(heads[-1])
-    rest = ["| what | of | found | target | |", "|---|---|---|---|---|"]
-    others = {
+    remainder = ["| what | of | found | target | |", "|---|---|---|---|---|"]
+    remaining = {
         "restarts": lambda: restarts_row("sentence", 3.0, restarts, steps),
         "sum": lambda: summed_row(steps),
         "offered": lambda: offered_row(restarts, steps),
         "codebook": codebook_row,
     }
-    for name, of in others.items():
+    for name, of in remaining.items():
         if only in (None, name):
-            rest.append(str(of()))
-            tell(rest[-1])
+            remainder.append(str(of()))
+            tell(remainder[-1])
     when = (
         f"{datetime.date.today()}, {platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
@@ -292,7 +299,7 @@ def page(restarts: int, steps: int, only: str | None, tell: Callable[[str], None
         f"--restarts {restarts} --steps {steps}`.\n\n{text[text.index('Data:') :]}\n"
         + "\n".join(heads)
         + "\n\n"
-        + "\n".join(rest)
+        + "\n".join(remainder)
         + "\n"
     )
 
@@ -302,9 +309,9 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--only")
-    told = parser.parse_args()
-    text = page(told.restarts, told.steps, told.only, lambda line: print(line, flush=True))
-    if told.only is None:
+    given = parser.parse_args()
+    text = page(given.restarts, given.steps, given.only, lambda line: print(line, flush=True))
+    if given.only is None:
         PAGE.write_text(text, encoding="utf-8")
 
 

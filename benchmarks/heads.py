@@ -27,19 +27,22 @@ def gated_runs() -> list[Figure]:
     sentences = said(SENTENCES)
     gates = (torch.rand(SETTINGS, MOST, generator=torch.Generator().manual_seed(0)) < 0.7).double()
     runs = _runs(sentences)
-    ours = lambda: runs.table(gates, lambda count: None)  # noqa: E731
+    actual = lambda: runs.table(gates, lambda count: None)  # noqa: E731
     encoded = [tokenizer(text, return_tensors="pt") for text in sentences]
-    alone = lambda: looped(model, encoded, gates, 1)  # noqa: E731
+    single = lambda: looped(model, encoded, gates, 1)  # noqa: E731
     together = lambda: looped(model, encoded, gates, SETTINGS)  # noqa: E731
-    torch.testing.assert_close(ours(), alone(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(ours(), together(), rtol=1e-4, atol=1e-4)
-    spent = interleaved({"ours": ours, "alone": alone, "together": together}, runs=RUNS, warm=0)
+    torch.testing.assert_close(actual(), single(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual(), together(), rtol=1e-4, atol=1e-4)
+    spent = interleaved({"ours": actual, "alone": single, "together": together}, runs=RUNS, warm=0)
     count = SENTENCES * SETTINGS * len(runs.sites)
-    told = {"ours": "ours", "alone": "transformers", "together": "transformers, batched"}
-    rows = [figure(f"{what}: runs of a sentence", [count / s for s in spent[key]], "/s") for key, what in told.items()]
+    given = {"ours": "ours", "alone": "transformers", "together": "transformers, batched"}
+    rows = [
+        figure(f"{subject}: runs of a sentence", [count / s for s in spent[key]], "/s")
+        for key, subject in given.items()
+    ]
     rows.append(figure("time, ours over transformers", ratios(spent["ours"], spent["alone"]), "", 1 / 4))
     rows.append(figure("time, ours over transformers, batched", ratios(spent["ours"], spent["together"]), ""))
-    return [*rows, *of_the_limit(ours, spent["ours"])]
+    return [*rows, *of_the_limit(actual, spent["ours"])]
 
 
 def memory_of_inclusion() -> list[Figure]:
@@ -59,8 +62,8 @@ def growth_with_heads() -> list[Figure]:
     200 draws: seconds, and the part that is runs of the net. Settings double with each head."""
     rows = []
     for heads in (2, 4, 6, 8, 12):
-        runs, whole = growth(heads)
-        spent = interleaved({"runs": runs, "whole": whole}, runs=RUNS, warm=0)
+        runs, full = growth(heads)
+        spent = interleaved({"runs": runs, "whole": full}, runs=RUNS, warm=0)
         rows.append(figure(f"{heads} heads: runs of the net", spent["runs"], "s"))
         rows.append(figure(f"{heads} heads: all", spent["whole"], "s"))
         rows += of_the_limit(runs, spent["runs"], name=f"{heads} heads: runs of the net")
@@ -95,22 +98,22 @@ def looped(model: Any, encoded: list[Any], gates: Any, batch: int) -> Any:
     import torch
 
     slices = model.encoder.layer
-    found = torch.empty(len(slices), len(encoded), len(gates), dtype=torch.float64)
+    result = torch.empty(len(slices), len(encoded), len(gates), dtype=torch.float64)
     with torch.no_grad():
-        full = [model(**each).last_hidden_state for each in encoded]
+        full = [model(**item).last_hidden_state for item in encoded]
         for s, slice_ in enumerate(slices):
-            for k, each in enumerate(encoded):
+            for k, item in enumerate(encoded):
                 for start in range(0, len(gates), batch):
                     some = gates[start : start + batch]
                     mask = some.float().repeat_interleave(model.config.hidden_size // some.shape[1], 1)[:, None]
                     hook = slice_.attention.output.dense.register_forward_pre_hook(lambda _, x, m=mask: (x[0] * m,))
                     try:
-                        rows = {name: value.expand(len(some), -1) for name, value in each.items()}
-                        apart = model(**rows).last_hidden_state - full[k]
+                        rows = {name: value.expand(len(some), -1) for name, value in item.items()}
+                        separate = model(**rows).last_hidden_state - full[k]
                     finally:
                         hook.remove()
-                    found[s, k, start : start + batch] = -0.5 * apart.square().sum((1, 2)).double()
-    return found
+                    result[s, k, start : start + batch] = -0.5 * separate.square().sum((1, 2)).double()
+    return result
 
 
 def _theirs() -> tuple[Any, Any]:
@@ -130,18 +133,18 @@ def _runs(sentences: list[str]) -> Any:
     return create_runs(bt.from_pretrained("minilm").network, sentences)
 
 
-def _peak(what: str) -> float:
+def _peak(subject: str) -> float:
     """The peak memory of a process that does this."""
     import torch
 
     from bnet_transformer.attention.heads.gate_posterior import gate_settings, relaxed_gate_posterior
 
-    runs = _runs(said(64 if what == "svi" else 4))
-    if what == "exact":
+    runs = _runs(said(64 if subject == "svi" else 4))
+    if subject == "exact":
         from dataclasses import replace
 
         replace(runs, sites=runs.sites[-1:]).table(gate_settings(MOST), lambda count: None)
-    elif what == "svi":
+    elif subject == "svi":
         relaxed_gate_posterior(runs, 1.0, 3, 100, torch.Generator().manual_seed(0), lambda count: None)
     else:
         for part in runs.parts():

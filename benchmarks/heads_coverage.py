@@ -39,8 +39,8 @@ def told(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch
     """Shares, `[slice, head]`, and sentences with y drawn from the net whose gates are drawn by them."""
     heads = net.network.graph.plate_sizes["head"]
     rho = torch.rand(len(slices), heads, generator=generator, dtype=torch.float64)
-    drawn = torch.rand(sentences, len(slices), heads, generator=generator, dtype=torch.float64) < rho
-    gates = {f"a_{t}": drawn[:, k].double() for k, t in enumerate(slices)}
+    samples = torch.rand(sentences, len(slices), heads, generator=generator, dtype=torch.float64) < rho
+    gates = {f"a_{t}": samples[:, k].double() for k, t in enumerate(slices)}
     x = torch.randn(sentences, WORDS, DIM, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         mean = net.module()(x, gates=gates)
@@ -52,15 +52,15 @@ def told(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch
 def coverage(method: str, heads: int, sentences: int, strength: float, replications: int) -> tuple[Tensor, Tensor]:
     """Whether each interval holds its share, `[replication, head]`, and how wide it is."""
     net, generator = planted(heads, strength), torch.Generator().manual_seed(heads)
-    held, wide = [], []
+    held, width = [], []
     for k in range(replications):
         slices = (0, 1) if method == "svi" else (k % 2,)
         rho, x, y = told(net, sentences, slices, generator)
         f = bt.inclusion(net, (x, y), method=method, draws=DRAWS, rounds=ROUNDS, seed=k, progress=False)
         low, high = f.low[list(slices)], f.high[list(slices)]
         held.append(((low <= rho) & (rho <= high)).flatten())
-        wide.append((high - low).flatten())
-    return torch.stack(held), torch.stack(wide)
+        width.append((high - low).flatten())
+    return torch.stack(held), torch.stack(width)
 
 
 CASES = (("exact", 4, 60, 1.0), ("exact", 4, 60, 0.1), ("exact", 4, 8, 1.0), ("exact", 8, 60, 1.0), ("svi", 4, 60, 1.0))
@@ -78,10 +78,10 @@ def main() -> None:
     ]
     for method, heads, sentences, strength in CASES:
         start = time.perf_counter()
-        held, wide = coverage(method, heads, sentences, strength, count)
+        held, width = coverage(method, heads, sentences, strength, count)
         share = float(held.double().mean())
         verdict = ("met" if 0.85 <= share <= 0.95 else "**not met**") if method == "exact" else "shown, no target"
-        cells = [method, heads, sentences, strength, held.numel(), f"{100 * share:.1f}%", f"{float(wide.mean()):.2f}"]
+        cells = [method, heads, sentences, strength, held.numel(), f"{100 * share:.1f}%", f"{float(width.mean()):.2f}"]
         cells += [f"{time.perf_counter() - start:.0f}", verdict]
         lines.append(f"| {' | '.join(map(str, cells))} |")
         print(lines[-1], flush=True)

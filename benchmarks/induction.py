@@ -63,30 +63,30 @@ def built(noise: float = 0.05) -> bt.BNet:
     The states are [token | position | previous token | next token]. What heads 1 and 2 write is noise.
     """
     parts = np.cumsum([0, VOCABULARY, WORDS, VOCABULARY, VOCABULARY])
-    token, place, previous, following = (slice(*ends) for ends in itertools.pairwise(parts.tolist()))
+    token, position, previous, following = (slice(*ends) for ends in itertools.pairwise(parts.tolist()))
     net = declared(3, int(parts[-1]), max(VOCABULARY, WORDS), VOCABULARY, scale=1.0)
     generator = torch.Generator().manual_seed(0)
-    found = {
+    result = {
         name: noise * torch.randn(value.shape, generator=generator) if name[:3] in ("W_v", "W_o") else 0 * value
         for name, value in net.parameters.items()
     }
-    same, places = torch.eye(VOCABULARY), torch.eye(WORDS)
-    found["embed.table"][:, token], found["position.table"][:, place] = same, places
-    found["y.weight"][:, following] = SHARP * same
+    same, positions = torch.eye(VOCABULARY), torch.eye(WORDS)
+    result["embed.table"][:, token], result["position.table"][:, position] = same, positions
+    result["y.weight"][:, following] = SHARP * same
     before, first = torch.diag(torch.ones(WORDS - 1), 1), torch.zeros(WORDS, WORDS)
     before[0, 0], first[0] = 1.0, 1.0
     for t in (0, 1):
-        reads = found[f"W_q_{t}.value"]
-        for head, wanted in enumerate((before, first, places)):
-            reads[head, :WORDS, place] = SHARP * wanted
-            found[f"W_k_{t}.value"][head, :WORDS, place] = places
-    found["W_q_1.value"][0] = found["W_k_1.value"][0] = 0.0
-    found["W_q_1.value"][0, :VOCABULARY, token] = SHARP * same
-    found["W_k_1.value"][0, :VOCABULARY, previous] = same
+        reads = result[f"W_q_{t}.value"]
+        for head, expected in enumerate((before, first, positions)):
+            reads[head, :WORDS, position] = SHARP * expected
+            result[f"W_k_{t}.value"][head, :WORDS, position] = positions
+    result["W_q_1.value"][0] = result["W_k_1.value"][0] = 0.0
+    result["W_q_1.value"][0, :VOCABULARY, token] = SHARP * same
+    result["W_k_1.value"][0, :VOCABULARY, previous] = same
     for t, written in enumerate((previous, following)):
-        found[f"W_v_{t}.value"][0], found[f"W_o_{t}.value"][0] = 0.0, 0.0
-        found[f"W_v_{t}.value"][0, :, token], found[f"W_o_{t}.value"][0, written] = same, same
-    return net.replace(found)
+        result[f"W_v_{t}.value"][0], result[f"W_o_{t}.value"][0] = 0.0, 0.0
+        result[f"W_v_{t}.value"][0, :, token], result[f"W_o_{t}.value"][0, written] = same, same
+    return net.replace(result)
 
 
 def trained(heads: int = 2, steps: int = 1000, seed: int = 0) -> bt.BNet:
@@ -130,7 +130,7 @@ class Prompts:
 
     def sentences(self, net: bt.BNet) -> tuple[list[bt.Sentence], list[bt.Sentence]]:
         """Both as sentences of a net."""
-        clean, corrupt = ([net.sentence(ids) for ids in each.tolist()] for each in (self.clean, self.corrupt))
+        clean, corrupt = ([net.sentence(ids) for ids in item.tolist()] for item in (self.clean, self.corrupt))
         return clean, corrupt
 
 
@@ -151,8 +151,8 @@ def searched(net: bt.BNet, prompts: Prompts, share: float = SHARE) -> Circuit:
 def told(net: bt.BNet, sentences: Tensor, prompts: Prompts) -> Tensor:
     """The metric of sentences, by the net alone."""
     logits, after = net.module()(sentences)[:, -1], slice(prompts.p + 1, prompts.p + 2)
-    found = logits.gather(1, prompts.clean[:, after]) - logits.gather(1, prompts.corrupt[:, after])
-    return found[:, 0]
+    result = logits.gather(1, prompts.clean[:, after]) - logits.gather(1, prompts.corrupt[:, after])
+    return result[:, 0]
 
 
 def planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]:
@@ -163,7 +163,7 @@ def planted_heads(net: bt.BNet, prompts: Prompts) -> tuple[list[int], list[int]]
     first, second = _attentions(net, prompts)
     after = prompts.p + 1
     both = first[:, after, prompts.p], second[:, -1, after]
-    return tuple((each > 0.5).nonzero()[0].tolist() for each in both)  # type: ignore[return-value]
+    return tuple((item > 0.5).nonzero()[0].tolist() for item in both)  # type: ignore[return-value]
 
 
 def planted(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> set[str]:
@@ -172,7 +172,7 @@ def planted(role: str, p: int, heads: tuple[Sequence[int], Sequence[int]]) -> se
     return first | {f"{role}_1_{h}_{p + 1} -> a_1_{h}_{WORDS - 1}" for h in heads[1]}
 
 
-def scores(net: bt.BNet, prompts: Prompts, found: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
+def scores(net: bt.BNet, prompts: Prompts, result: Circuit, role: str) -> dict[str, tuple[float, float, float]]:
     """For each arrow `role -> a` above the last word: its effect, `P(j | i)`, and the rollout that flows along it."""
     weights = _attentions(net, prompts)
     chain = 0.5 * weights[1].mean(0) + 0.5 * np.eye(WORDS)  # of slice 1: from the last word to those of slice 0
@@ -182,7 +182,7 @@ def scores(net: bt.BNet, prompts: Prompts, found: Circuit, role: str) -> dict[st
         for head, i in itertools.product(range(heads), range(WORDS)):
             for j in range(i + 1) if t == 0 or i == WORDS - 1 else ():
                 name, weight = f"{role}_{t}_{head}_{j} -> a_{t}_{head}_{i}", float(weights[t][head, i, j])
-                rows[name] = found.effects.get(name, 0.0), weight, 0.5 * weight / heads * float(through[i])
+                rows[name] = result.effects.get(name, 0.0), weight, 0.5 * weight / heads * float(through[i])
     return rows
 
 
@@ -195,34 +195,34 @@ def _attentions(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
 
 def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
     """The probability that a planted arrow stands above another one, ties a half."""
-    good, score_ = np.asarray(positive), np.asarray(score)
-    apart = score_[good][:, None] - score_[~good][None, :]
-    return float(((apart > 0) + 0.5 * (apart == 0)).mean())
+    valid, score_ = np.asarray(positive), np.asarray(score)
+    separate = score_[valid][:, None] - score_[~valid][None, :]
+    return float(((separate > 0) + 0.5 * (separate == 0)).mean())
 
 
-def areas(net: bt.BNet, places: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7) -> dict[str, list[float]]:
+def areas(net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7) -> dict[str, list[float]]:
     """For each role and score the ROC-AUC at each place of the earlier A; then what was kept of the circuit."""
-    found: dict[str, list[float]] = {}
-    for p in places:
+    result: dict[str, list[float]] = {}
+    for p in positions:
         prompts = Prompts.of(p, count, seed)
         circuit, heads = searched(net, prompts), planted_heads(net, prompts)
         for roles in ROLES:
             rows = {name: row for role in roles for name, row in scores(net, prompts, circuit, role).items()}
-            wanted = set().union(*(planted(role, p, heads) for role in roles))
-            for k, what in enumerate(SCORES):
-                area = roc_auc([name in wanted for name in rows], [row[k] for row in rows.values()])
-                found.setdefault(f"AUC of {' and '.join(roles)} -> a, {what}", []).append(area)
-        kept = {name for name in circuit.kept if name in rows}
-        for what, value in (
-            ("planted arrows v, k -> a", len(wanted)),
-            ("of these kept", len(wanted & kept)),
-            ("others kept", len(kept - wanted)),
+            expected = set().union(*(planted(role, p, heads) for role in roles))
+            for k, subject in enumerate(SCORES):
+                area = roc_auc([name in expected for name in rows], [row[k] for row in rows.values()])
+                result.setdefault(f"AUC of {' and '.join(roles)} -> a, {subject}", []).append(area)
+        retained = {name for name in circuit.kept if name in rows}
+        for subject, value in (
+            ("planted arrows v, k -> a", len(expected)),
+            ("of these kept", len(expected & retained)),
+            ("others kept", len(retained - expected)),
             ("edges kept, of all roles", circuit.edges),
             ("edges tested", circuit.candidates),
             ("faithfulness", circuit.faithfulness),
         ):
-            found.setdefault(what, []).append(value)
-    return found
+            result.setdefault(subject, []).append(value)
+    return result
 
 
 def planted_by_hand() -> list[Figure]:
@@ -241,5 +241,5 @@ def planted_by_training() -> list[Figure]:
 
 
 def _figures(net: bt.BNet) -> list[Figure]:
-    found = [figure(what, values, "") for what, values in areas(net).items()]
-    return [*found, figure("peak memory of a search", peak_of(lambda: searched(net, Prompts.of(2, 8))), "MB")]
+    result = [figure(subject, values, "") for subject, values in areas(net).items()]
+    return [*result, figure("peak memory of a search", peak_of(lambda: searched(net, Prompts.of(2, 8))), "MB")]

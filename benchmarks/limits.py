@@ -88,8 +88,8 @@ def _machine(threads: int, device: str, dtype: Any) -> Machine:
     best = max(rates, key=lambda size: rates[size])
     on = f"{threads} thread{'s' * (threads != 1)}" if device == "cpu" else device
     where = f"{on}, {str(dtype).removeprefix('torch.')} ({best:,} x {best:,})"
-    found = _measured[threads, device, str(dtype)] = Machine(rates[best], bandwidth, where)
-    return found
+    result = _measured[threads, device, str(dtype)] = Machine(rates[best], bandwidth, where)
+    return result
 
 
 def clock_of(device: str) -> Callable[[], float]:
@@ -118,9 +118,9 @@ def work_of(job: Callable[[], object]) -> Work:
 
     moved = _moved()
     with FlopCounterMode(display=False) as counter, moved, sdpa_kernel(SDPBackend.MATH):
-        kept = job()
+        retained = job()
     left = moved.left()
-    del kept
+    del retained
     return Work(counter.get_total_flops(), moved.read + left)
 
 
@@ -131,19 +131,19 @@ def of_the_limit(
 
     `target` is what the time may be of the limit at most.
     """
-    peak, what = peak_of(job), f"{name}: " if name else ""
-    return [*limit_of(work_of(job), seconds, target, name), figure(f"{what}peak memory of it", peak, "MB")]
+    peak, subject = peak_of(job), f"{name}: " if name else ""
+    return [*limit_of(work_of(job), seconds, target, name), figure(f"{subject}peak memory of it", peak, "MB")]
 
 
 def limit_of(work: Work, seconds: Sequence[float], target: float | None = None, name: str = "") -> list[Figure]:
     """The limit of some work on this machine, and how far the measured seconds are from it."""
-    best, what = machine(), f"{name}: " if name else ""
+    best, subject = machine(), f"{name}: " if name else ""
     limit = work.seconds(best)
     return [
-        figure(f"{what}matrix products", work.flops / 1e9, "GFLOP"),
-        figure(f"{what}bytes to move", work.bytes / 1e6, "MB"),
-        figure(f"{what}limit ({work.binds(best)})", limit * 1e3, "ms"),
-        figure(f"{what}{LIMIT}", [each / limit for each in seconds], "", target=target),
+        figure(f"{subject}matrix products", work.flops / 1e9, "GFLOP"),
+        figure(f"{subject}bytes to move", work.bytes / 1e6, "MB"),
+        figure(f"{subject}limit ({work.binds(best)})", limit * 1e3, "ms"),
+        figure(f"{subject}{LIMIT}", [item / limit for item in seconds], "", target=target),
     ]
 
 
@@ -155,8 +155,8 @@ def _moved() -> Any:
     from torch.utils._pytree import tree_leaves
 
     def tensors(values: object) -> list[Tensor]:
-        found = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
-        return [each for each in found if each.layout == torch.strided and each.device.type != "meta"]
+        answer = (item for item in tree_leaves(values) if isinstance(item, torch.Tensor))
+        return [item for item in answer if item.layout == torch.strided and item.device.type != "meta"]
 
     class Moved(TorchDispatchMode):
         def __init__(self) -> None:
@@ -169,63 +169,63 @@ def _moved() -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             name, outputs = func.overloadpacket.__name__, tensors(result)
-            given, places = tensors((args, kwargs or {})), {address(each) for each in tensors((args, kwargs or {}))}
-            written = {address(each) for each in _written(func, args, kwargs or {}, tensors)}
-            new = [each for each in outputs if address(each) not in places]
+            given, positions = tensors((args, kwargs or {})), {address(item) for item in tensors((args, kwargs or {}))}
+            written = {address(item) for item in _written(func, args, kwargs or {}, tensors)}
+            new = [item for item in outputs if address(item) not in positions]
             if (new or written or not outputs) and not name.startswith(MADE) and not name.endswith("_like"):
-                for each in given:
-                    if address(each) in written and (name in ("copy_", "zero_", "fill_") or "out" in (kwargs or {})):
+                for item in given:
+                    if address(item) in written and (name in ("copy_", "zero_", "fill_") or "out" in (kwargs or {})):
                         continue
-                    self.note(self.pieces, each, outputs[0] if name in TAKEN and outputs else each)
-            for each in given:
-                if address(each) in written:
-                    self.note(self.over, each, each)
-            for each in new:
-                if address(each) not in self.held:
-                    self.made[address(each)] = StorageWeakRef(each.untyped_storage())
+                    self.note(self.pieces, item, outputs[0] if name in TAKEN and outputs else item)
+            for item in given:
+                if address(item) in written:
+                    self.note(self.over, item, item)
+            for item in new:
+                if address(item) not in self.held:
+                    self.made[address(item)] = StorageWeakRef(item.untyped_storage())
             return result
 
-        def note(self, pieces: dict[int, dict[tuple[Any, ...], int]], each: Tensor, extent: Tensor) -> None:
-            place = address(each)
-            if place in self.made:
+        def note(self, pieces: dict[int, dict[tuple[Any, ...], int]], item: Tensor, extent: Tensor) -> None:
+            position = address(item)
+            if position in self.made:
                 return
-            self.held[place] = each.untyped_storage()
-            piece = (each.storage_offset(), tuple(each.shape), each.stride())
-            known = pieces.setdefault(place, {})
-            known[piece] = known.get(piece, 0) + _bytes(extent) if extent is not each else _bytes(each)
+            self.held[position] = item.untyped_storage()
+            piece = (item.storage_offset(), tuple(item.shape), item.stride())
+            known = pieces.setdefault(position, {})
+            known[piece] = known.get(piece, 0) + _bytes(extent) if extent is not item else _bytes(item)
 
         @property
         def read(self) -> int:
-            return sum(_capped(self.held[place].nbytes(), known.values()) for place, known in self.pieces.items())
+            return sum(_capped(self.held[position].nbytes(), known.values()) for position, known in self.pieces.items())
 
         def left(self) -> int:
             """Of storages made in the job those that are still there; and what was written over."""
             gc.collect()
             alive = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.made.values())
-            there = sum(storage.nbytes() for storage in alive if storage is not None)
-            over = (_capped(self.held[place].nbytes(), known.values()) for place, known in self.over.items())
-            return there + sum(over)
+            present = sum(storage.nbytes() for storage in alive if storage is not None)
+            over = (_capped(self.held[position].nbytes(), known.values()) for position, known in self.over.items())
+            return present + sum(over)
 
-    def address(each: Tensor) -> int:
-        return int(each.untyped_storage()._cdata)
+    def address(item: Tensor) -> int:
+        return int(item.untyped_storage()._cdata)
 
     return Moved()
 
 
 def _written(func: Any, args: Any, kwargs: Any, tensors: Callable[[object], list[Tensor]]) -> list[Tensor]:
     """The arguments that an op writes to."""
-    told = [(k, each) for k, each in enumerate(func._schema.arguments) if each.alias_info and each.alias_info.is_write]
-    values = [args[k] if k < len(args) else kwargs.get(each.name) for k, each in told]
+    given = [(k, item) for k, item in enumerate(func._schema.arguments) if item.alias_info and item.alias_info.is_write]
+    values = [args[k] if k < len(args) else kwargs.get(item.name) for k, item in given]
     return tensors(values)
 
 
-def _bytes(each: Tensor) -> int:
+def _bytes(item: Tensor) -> int:
     """The bytes of a tensor's numbers, those that are repeated (stride 0) once."""
     count = 1
-    for size, stride in zip(each.shape, each.stride(), strict=True):
+    for size, stride in zip(item.shape, item.stride(), strict=True):
         count *= size if stride or not size else 1
-    return count * each.element_size()
+    return count * item.element_size()
 
 
-def _capped(most: int, parts: Iterable[int]) -> int:
-    return min(most, sum(parts))
+def _capped(maximum: int, parts: Iterable[int]) -> int:
+    return min(maximum, sum(parts))

@@ -28,38 +28,38 @@ def mixture_step() -> list[Figure]:
     marginal by elimination, forward and backward, against plain Pyro with TraceEnum_ELBO on the same model and
     parameters; the two losses are asserted equal first. It is to be within three times its limit."""
     with one_thread():
-        ours, theirs = _mixture()
-        return _compared(ours, theirs, runs=21, target=1 / 3, of_limit=3.0)
+        actual, peer = _mixture()
+        return _compared(actual, peer, runs=21, target=1 / 3, of_limit=3.0)
 
 
 def mixture_step_of_32() -> list[Figure]:
     """The training step of the sentence mixture with 32 heads."""
     with one_thread():
-        ours, theirs = _mixture(32)
-        return _compared(ours, theirs, runs=9, target=1 / 3)
+        actual, peer = _mixture(32)
+        return _compared(actual, peer, runs=9, target=1 / 3)
 
 
 def codebook_step_of_32() -> list[Figure]:
     """The same with codebooks: 32 heads draw from 12 atoms a role."""
     with one_thread():
-        ours, theirs = _codebook(Normal(1.0), heads=32)
-        return _compared(ours, theirs, runs=3, target=1 / 20)
+        actual, peer = _codebook(Normal(1.0), heads=32)
+        return _compared(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_step() -> list[Figure]:
     """The same with codebooks: each head draws W_q, W_k and W_v from 12 atoms a role, so 1,728 joint states of the
     weights under 8 heads. The Normal readout is met by Gram matrices."""
     with one_thread():
-        ours, theirs = _codebook(Normal(1.0))
-        return _compared(ours, theirs, runs=3, target=1 / 20)
+        actual, peer = _codebook(Normal(1.0))
+        return _compared(actual, peer, runs=3, target=1 / 20)
 
 
 def codebook_categorical_step() -> list[Figure]:
     """The same codebooks under a Categorical(8) readout of each word, which has no Gram matrices; 16 sentences, for
     plain Pyro keeps every word's vector in every joint state."""
     with one_thread():
-        ours, theirs = _codebook(Categorical(8), sentences=16)
-        return _compared(ours, theirs, runs=3, target=1 / 2)
+        actual, peer = _codebook(Categorical(8), sentences=16)
+        return _compared(actual, peer, runs=3, target=1 / 2)
 
 
 def head_posteriors() -> list[Figure]:
@@ -81,8 +81,8 @@ def head_posteriors() -> list[Figure]:
         return posterior(module, "c", {"y": Evidence(y)}, ids)
 
     def theirs() -> Tensor:
-        seen = [{f"y_{i}": words[s] for i, s in enumerate(row)} for row in y.tolist()]
-        return torch.stack([_query(model, each) for model, each in zip(models, seen, strict=True)])
+        observed = [{f"y_{i}": words[s] for i, s in enumerate(row)} for row in y.tolist()]
+        return torch.stack([_query(model, item) for model, item in zip(models, observed, strict=True)])
 
     with one_thread():
         torch.testing.assert_close(ours(), theirs(), rtol=1e-8, atol=1e-8)
@@ -97,19 +97,19 @@ def head_posteriors() -> list[Figure]:
     ]
 
 
-def _query(model: Any, seen: dict[str, str]) -> Tensor:
-    return torch.as_tensor(model.query(["c"], seen, show_progress=False).values, dtype=torch.float64)
+def _query(model: Any, observed: dict[str, str]) -> Tensor:
+    return torch.as_tensor(model.query(["c"], observed, show_progress=False).values, dtype=torch.float64)
 
 
-def _compared(ours: Loss, theirs: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
-    torch.testing.assert_close(ours(), theirs(), rtol=1e-4, atol=1e-2)
-    spent = interleaved({"ours": ours, "theirs": theirs}, runs=runs)
+def _compared(actual: Loss, peer: Loss, runs: int, target: float, of_limit: float | None = None) -> list[Figure]:
+    torch.testing.assert_close(actual(), peer(), rtol=1e-4, atol=1e-2)
+    spent = interleaved({"ours": actual, "theirs": peer}, runs=runs)
     return [
         figure("exact elimination", spent["ours"], "s"),
         figure("Pyro, TraceEnum_ELBO", spent["theirs"], "s"),
         figure("our time over Pyro's", ratios(spent["ours"], spent["theirs"]), "", target=target),
-        *of_the_limit(ours, spent["ours"], of_limit),
-        figure("Pyro: peak memory of it", peak_of(theirs), "MB"),
+        *of_the_limit(actual, spent["ours"], of_limit),
+        figure("Pyro: peak memory of it", peak_of(peer), "MB"),
     ]
 
 
@@ -153,8 +153,8 @@ def _steps(module: CompiledModule, y: Evidence, x: Tensor, model: Callable[[], N
 
     def ours() -> Tensor:
         total = torch.zeros(())
-        for some, seen in zip(x.split(PART), y.value.split(PART), strict=True):  # as gradients are accumulated
-            loss = -log_evidence(module, {"y": Evidence(seen)}, some).sum()
+        for some, observed in zip(x.split(PART), y.value.split(PART), strict=True):  # as gradients are accumulated
+            loss = -log_evidence(module, {"y": Evidence(observed)}, some).sum()
             loss.backward()
             total = total + loss.detach()
         return total

@@ -21,19 +21,19 @@ SENTENCES = (Path(__file__).parent.parent / "tests" / "sentences.txt").read_text
 def minilm_forward() -> list[Figure]:
     """The last states of 32 sentences (padded to the longest) in MiniLM, against `transformers` with SDPA; no
     gradients."""
-    theirs, ours = _pair("sdpa", ["x_6"])
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _pair("sdpa", ["x_6"])
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def minilm_forward_long() -> list[Figure]:
     """The same for 8 texts of 128 tokens without padding."""
-    theirs, ours = _pair("sdpa", ["x_6"], long=True)
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _pair("sdpa", ["x_6"], long=True)
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def minilm_attentions() -> list[Figure]:
     """The last states and all 72 attention tables of the 32 sentences, against `transformers` in its eager mode."""
-    theirs, _ = _pair("eager", ["x_6"], attentions=True)
+    peer, _ = _pair("eager", ["x_6"], attentions=True)
     net = bt.from_pretrained("minilm")
     module, batch = net.module().eval(), net.batch(SENTENCES[:32])
 
@@ -41,7 +41,7 @@ def minilm_attentions() -> list[Figure]:
         with torch.no_grad():
             return module.readings(batch.x, batch.mask, given=batch.given, want=["x_6"])
 
-    return _told("transformers, eager", theirs, ours, 1.0)
+    return _told("transformers, eager", peer, ours, 1.0)
 
 
 def minilm_load() -> list[Figure]:
@@ -53,20 +53,20 @@ def minilm_load() -> list[Figure]:
 def llama_forward() -> list[Figure]:
     """The last states of 8 texts of 128 tokens in a random net shaped like Llama (6 slices of 384, 12 heads in 4
     groups), against `transformers` with SDPA; no gradients."""
-    theirs, ours = _llama_pair("sdpa")
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _llama_pair("sdpa")
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def llama_forward_padded() -> list[Figure]:
     """The same for texts of 64 to 128 tokens, padded."""
-    theirs, ours = _llama_pair("sdpa", padded=True)
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _llama_pair("sdpa", padded=True)
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def llama_attentions() -> list[Figure]:
     """The same without padding, and all 72 attention tables, against `transformers` in its eager mode."""
-    theirs, ours = _llama_pair("eager")
-    return _told("transformers, eager", theirs, ours, 1.0)
+    peer, actual = _llama_pair("eager")
+    return _told("transformers, eager", peer, actual, 1.0)
 
 
 def llama_load() -> list[Figure]:
@@ -80,20 +80,20 @@ def llama_load() -> list[Figure]:
 def t5_forward() -> list[Figure]:
     """The last states of the decoder for 8 texts of 128 tokens and outputs of 64 in a random net shaped like T5 (4 and
     4 slices of 384, 12 heads), against `transformers` with SDPA; no gradients."""
-    theirs, ours = _t5_pair("sdpa")
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _t5_pair("sdpa")
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def t5_forward_padded() -> list[Figure]:
     """The same for texts of 64 to 128 tokens and outputs of 32 to 64, padded."""
-    theirs, ours = _t5_pair("sdpa", padded=True)
-    return _told("transformers, sdpa", theirs, ours, 1.05)
+    peer, actual = _t5_pair("sdpa", padded=True)
+    return _told("transformers, sdpa", peer, actual, 1.05)
 
 
 def t5_attentions() -> list[Figure]:
     """The same without padding, and all 144 attention tables, against `transformers` in its eager mode."""
-    theirs, ours = _t5_pair("eager")
-    return _told("transformers, eager", theirs, ours, 1.0)
+    peer, actual = _t5_pair("eager")
+    return _told("transformers, eager", peer, actual, 1.0)
 
 
 def t5_load() -> list[Figure]:
@@ -106,12 +106,12 @@ def t5_load() -> list[Figure]:
 
 def _loads(load: Callable[[str, Path], tuple[float, float]], folder: Path) -> list[Figure]:
     """Seconds and peak memory of loads, ours and theirs in turn. The limit is that of a copy of the file."""
-    found: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
+    result: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
     for _ in range(runs_of(9)):
-        for who, runs in found.items():
-            runs.append(fresh(load, who, folder))
-    seconds = {name: [run[0] for run in runs] for name, runs in found.items()}
-    memory = {name: [run[1] for run in runs] for name, runs in found.items()}
+        for owner, runs in result.items():
+            runs.append(fresh(load, owner, folder))
+    seconds = {name: [run[0] for run in runs] for name, runs in result.items()}
+    memory = {name: [run[1] for run in runs] for name, runs in result.items()}
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return [
         figure("ours", seconds["ours"], "s"),
@@ -130,8 +130,8 @@ def _llama(attention: str) -> Any:
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 4000, "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1024}
-    told: Any = {**sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "attn_implementation": attention}
-    model: Any = LlamaModel(LlamaConfig(**told))
+    given: Any = {**sizes, "num_attention_heads": 12, "num_key_value_heads": 4, "attn_implementation": attention}
+    model: Any = LlamaModel(LlamaConfig(**given))
     return model.eval()
 
 
@@ -139,12 +139,12 @@ def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], o
     model = _llama(attention)
     module = bt.from_pretrained(model).module().eval()
     x, lengths = torch.randint(4000, (8, 128)), torch.linspace(64, 128, 8)
-    there = torch.arange(128) < (lengths[:, None] if padded else 128)
-    mask, told = (there, {"attention_mask": there.long()}) if padded else (None, {})
+    present = torch.arange(128) < (lengths[:, None] if padded else 128)
+    mask, given = (present, {"attention_mask": present.long()}) if padded else (None, {})
 
     def theirs() -> Any:
         with torch.no_grad():
-            return model(x, use_cache=False, output_attentions=attention == "eager", **told)
+            return model(x, use_cache=False, output_attentions=attention == "eager", **given)
 
     def ours() -> Any:
         with torch.no_grad():
@@ -152,15 +152,15 @@ def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], o
                 return module.readings(x, mask, want=["norm"])[1]
             return module(x, mask, want=["norm"])
 
-    there = there.expand(x.shape)
-    torch.testing.assert_close(ours()["norm"][there], theirs()[0][there], rtol=1e-4, atol=1e-4)
+    present = present.expand(x.shape)
+    torch.testing.assert_close(ours()["norm"][present], theirs()[0][present], rtol=1e-4, atol=1e-4)
     return theirs, ours
 
 
-def _load_llama(who: str, folder: Path) -> tuple[float, float]:
+def _load_llama(owner: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 937, 2938, 102]])
-    if who == "ours":
+    if owner == "ours":
         import networkx
 
         from bnet_transformer.pretrained import from_pretrained
@@ -192,13 +192,13 @@ def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], obje
     module = bt.from_pretrained(model).module().eval()
     words = {"enc": 128, "dec": 64}
     x = {stack: torch.randint(4000, (8, n)) for stack, n in words.items()}
-    there = {k: torch.arange(n) < torch.linspace(n // 2 if padded else n, n, 8)[:, None] for k, n in words.items()}
-    mask = there if padded else None
-    told = {"attention_mask": there["enc"].long(), "decoder_attention_mask": there["dec"].long()} if padded else {}
+    present = {k: torch.arange(n) < torch.linspace(n // 2 if padded else n, n, 8)[:, None] for k, n in words.items()}
+    mask = present if padded else None
+    given = {"attention_mask": present["enc"].long(), "decoder_attention_mask": present["dec"].long()} if padded else {}
 
     def theirs() -> Any:
         with torch.no_grad():
-            options = {"use_cache": False, "output_attentions": attention == "eager", **told}
+            options = {"use_cache": False, "output_attentions": attention == "eager", **given}
             return model(input_ids=x["enc"], decoder_input_ids=x["dec"], **options)
 
     def ours() -> Any:
@@ -207,15 +207,15 @@ def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], obje
                 return module.readings(x, mask, want=["dec_norm"])[1]
             return module(x, mask, want=["dec_norm"])
 
-    rows = there["dec"]
+    rows = present["dec"]
     torch.testing.assert_close(ours()["dec_norm"][rows], theirs()[0][rows], rtol=1e-4, atol=1e-4)
     return theirs, ours
 
 
-def _load_t5(who: str, folder: Path) -> tuple[float, float]:
+def _load_t5(owner: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ids = {"enc": torch.tensor([[101, 1996, 937, 2938, 102]]), "dec": torch.tensor([[0, 7]])}
-    if who == "ours":
+    if owner == "ours":
         import networkx
 
         from bnet_transformer.pretrained import from_pretrained
@@ -234,10 +234,10 @@ def _load_t5(who: str, folder: Path) -> tuple[float, float]:
     return time.perf_counter() - start, peak_memory()
 
 
-def _load(who: str, folder: Path) -> tuple[float, float]:
+def _load(owner: str, folder: Path) -> tuple[float, float]:
     torch.set_num_threads(1)
     ids = torch.tensor([[101, 1996, 4937, 2938, 102]])
-    if who == "ours":
+    if owner == "ours":
         import networkx
         import tokenizers
 
@@ -277,26 +277,26 @@ def _pair(
     else:
         batch = net.batch(SENTENCES[:32])
         x, mask, given = batch.x[""], (batch.mask or {})[""], batch.given
-    told = {} if mask is None else {"attention_mask": mask.long()}
+    passed = {} if mask is None else {"attention_mask": mask.long()}
 
     def theirs() -> object:
         with torch.no_grad():
-            return model(x, output_attentions=attentions, **told)
+            return model(x, output_attentions=attentions, **passed)
 
     def ours() -> object:
         with torch.no_grad():
             return module(x, mask, given=given, want=want)
 
-    there = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-    torch.testing.assert_close(ours()["x_6"][there], theirs()[0][there], rtol=1e-4, atol=1e-4)  # type: ignore[index]
+    present = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+    torch.testing.assert_close(ours()["x_6"][present], theirs()[0][present], rtol=1e-4, atol=1e-4)  # type: ignore[index]
     return theirs, ours
 
 
-def _told(name: str, theirs: Callable[[], object], ours: Callable[[], object], target: float) -> list[Figure]:
-    spent = interleaved({"ours": ours, "theirs": theirs}, runs=41, warm=5)
+def _told(name: str, peer: Callable[[], object], actual: Callable[[], object], target: float) -> list[Figure]:
+    spent = interleaved({"ours": actual, "theirs": peer}, runs=41, warm=5)
     return [
         figure("compiled net", spent["ours"], "s"),
         figure(name, spent["theirs"], "s"),
         figure("ratio", ratios(spent["ours"], spent["theirs"]), "", target=target),
-        *of_the_limit(ours, spent["ours"]),
+        *of_the_limit(actual, spent["ours"]),
     ]

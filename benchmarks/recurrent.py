@@ -39,29 +39,29 @@ def _forward(cell: str) -> list[Figure]:
 
 
 def _figures(cell: str, calls: Mapping[str, Callable[[], object]]) -> list[Figure]:
-    ours, fused, loop = interleaved(calls, RUNS, warm=2).values()
+    actual, fused, loop = interleaved(calls, RUNS, warm=2).values()
     return [
-        figure("net.module()", ours, "s"),
+        figure("net.module()", actual, "s"),
         figure(f"torch.nn.{cell.upper()}", fused, "s"),
         figure("a loop in Python", loop, "s"),
-        figure(f"ratio to torch.nn.{cell.upper()}", ratios(ours, fused), "", target=3.0),
-        figure("ratio to the loop", ratios(ours, loop), ""),
-        *of_the_limit(calls["ours"], ours),
+        figure(f"ratio to torch.nn.{cell.upper()}", ratios(actual, fused), "", target=3.0),
+        figure("ratio to the loop", ratios(actual, loop), ""),
+        *of_the_limit(calls["ours"], actual),
     ]
 
 
 def _calls(cell: str) -> dict[str, Callable[[], Tensor]]:
     """Ours, torch's and the loop, with the same weights; their values are the same."""
     torch.manual_seed(0)
-    theirs = CELLS[cell](WIDTH, WIDTH, batch_first=True)
+    peer = CELLS[cell](WIDTH, WIDTH, batch_first=True)
     net = bt.recurrent(WIDTH, cell=cell, readout=None)
-    module = net.replace(bt.models.weights_of(theirs, net=net)).module().eval()
+    module = net.replace(bt.models.weights_of(peer, net=net)).module().eval()
     x = torch.randn(BATCH, WORDS, WIDTH)
     step = _rnn if cell == "rnn" else _lstm
-    calls = {"ours": lambda: module(x), "fused": lambda: theirs(x)[0], "loop": lambda: _loop(theirs, x, step)}
+    calls = {"ours": lambda: module(x), "fused": lambda: peer(x)[0], "loop": lambda: _loop(peer, x, step)}
     with torch.inference_mode():
         for call in calls.values():
-            torch.testing.assert_close(call(), theirs(x)[0], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(call(), peer(x)[0], rtol=1e-5, atol=1e-5)
     return calls
 
 
@@ -72,9 +72,9 @@ def _with_gradients(call: Callable[[], Tensor]) -> Callable[[], None]:
 State = tuple[Tensor, Tensor]
 
 
-def _loop(theirs: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State], State]) -> Tensor:
+def _loop(peer: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State], State]) -> Tensor:
     """The words of all sentences one after another, `W x + b` of all words made before the first."""
-    W, U, bias = theirs.weight_ih_l0, theirs.weight_hh_l0, theirs.bias_ih_l0 + theirs.bias_hh_l0
+    W, U, bias = peer.weight_ih_l0, peer.weight_hh_l0, peer.bias_ih_l0 + peer.bias_hh_l0
     h = cell = x.new_zeros(len(x), WIDTH)
     states = []
     for ready in functional.linear(x, W, bias).unbind(1):

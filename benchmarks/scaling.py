@@ -67,10 +67,10 @@ def fit_step(count: int) -> float:
 def read(count: int) -> float:
     """Seconds of the responsibilities of so many sentences."""
     net, data = _mixture(count)
-    found = bt.fit(net, _mixture(8)[1], method=bt.MAP(steps=1), progress=False)
-    found.responsibilities(data)
+    result = bt.fit(net, _mixture(8)[1], method=bt.MAP(steps=1), progress=False)
+    result.responsibilities(data)
     start = time.perf_counter()
-    found.responsibilities(data)
+    result.responsibilities(data)
     return time.perf_counter() - start
 
 
@@ -83,44 +83,44 @@ def _mixture(count: int) -> tuple[bt.BNet, tuple[torch.Tensor, torch.Tensor]]:
     return bt.bayesuvius(32, heads=4, slices=2, observe=Normal(1.0), seed=1), data
 
 
-def _by_step(run: Callable[[int], None], few: int, many: int) -> float:
+def _by_step(run: Callable[[int], None], small: int, many: int) -> float:
     """Seconds of one step, by two runs of unequal length."""
     took = []
-    for steps in (few, many):
+    for steps in (small, many):
         start = time.perf_counter()
         run(steps)
         took.append(time.perf_counter() - start)
-    return (took[1] - took[0]) / (many - few)
+    return (took[1] - took[0]) / (many - small)
 
 
 def work(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out: str) -> None:
     """What each process does: all jobs in turn, several times; the median of each goes to a file."""
     torch.set_num_threads(1)
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for turn in range(repeats + 1):  # the first turn warms up
         for name, counts in sizes.items():
             for count in counts:
                 took = JOBS[name](count)
                 if turn:
-                    found.setdefault(f"{name} {count}", []).append(took)
+                    result.setdefault(f"{name} {count}", []).append(took)
     if os.environ.get("RANK", "0") == "0":
-        Path(out).write_text(json.dumps({name: statistics.median(each) for name, each in found.items()}))
+        Path(out).write_text(json.dumps({name: statistics.median(item) for name, item in result.items()}))
 
 
 def measured(processes: int, repeats: int) -> dict[str, list[Point]]:
     """The points `(k, n, seconds)` of each job: strong ones, and the weak ones of k times the least size."""
-    sizes = {name: sorted({*each, each[0] * processes}) for name, each in SIZES.items()}
+    sizes = {name: sorted({*item, item[0] * processes}) for name, item in SIZES.items()}
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         out = Path(folder, "out.json")
         free.bind(("127.0.0.1", 0))
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         free.close()
-        asked = [str(processes), str(repeats), json.dumps(sizes), str(out)]
+        query = [str(processes), str(repeats), json.dumps(sizes), str(out)]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.scaling", "--work", *asked],
+                [sys.executable, "-m", "benchmarks.scaling", "--work", *query],
                 cwd=ROOT,
-                env={**os.environ, **told, "OMP_NUM_THREADS": "1", "RANK": str(k), "WORLD_SIZE": str(processes)},
+                env={**os.environ, **given, "OMP_NUM_THREADS": "1", "RANK": str(k), "WORLD_SIZE": str(processes)},
             )
             for k in range(processes)
         ]
@@ -143,8 +143,8 @@ def fitted(points: Sequence[Point]) -> list[float]:
     together = len({k for k, *_ in points}) > 1
     rows = np.array([terms(k, n, together=together) for k, n, _ in points])
     took = np.array([t for *_, t in points])
-    found = nnls(rows / took[:, None], np.ones(len(points)))[0].tolist()
-    return found if together else [*found, 0.0]
+    result = nnls(rows / took[:, None], np.ones(len(points)))[0].tolist()
+    return result if together else [*result, 0.0]
 
 
 def predicted(parameters: Sequence[float], k: int, n: int) -> float:
@@ -156,27 +156,27 @@ def table(points: dict[str, list[Point]]) -> list[str]:
     """The parameters, what was measured beside the model, and the prediction."""
     lines = ["## The model", "", "| job | a, ms | b, ms a sentence | c, ms | points | worst relative error |",
              "|---|---|---|---|---|---|"]  # fmt: skip
-    told = {name: fitted(each) for name, each in points.items()}
-    for name, each in points.items():
-        a, b, c = (1e3 * p for p in told[name])
-        worst = max(abs(predicted(told[name], k, n) / t - 1) for k, n, t in each)
-        lines.append(f"| {name} | {a:.2f} | {b:.4f} | {c:.2f} | {len(each)} | {worst:.0%} |")
+    given = {name: fitted(item) for name, item in points.items()}
+    for name, item in points.items():
+        a, b, c = (1e3 * p for p in given[name])
+        worst = max(abs(predicted(given[name], k, n) / t - 1) for k, n, t in item)
+        lines.append(f"| {name} | {a:.2f} | {b:.4f} | {c:.2f} | {len(item)} | {worst:.0%} |")
     head = "| job | processes | sentences | ms | by the model | strong speedup | weak efficiency |"
     lines += ["", "## Measured", "", head, "|---|---|---|---|---|---|---|"]
-    for name, each in points.items():
-        alone = {n: t for k, n, t in each if k == 1}
-        least = min(alone) if alone else 0
-        for k, n, t in each:
-            strong = f"{alone[n] / t:.2f}" if n in alone and k > 1 else ""
-            weak = f"{alone[least] / t:.2f}" if least and n == least * k and k > 1 else ""
-            told_by = 1e3 * predicted(told[name], k, n)
+    for name, item in points.items():
+        single = {n: t for k, n, t in item if k == 1}
+        minimum = min(single) if single else 0
+        for k, n, t in item:
+            strong = f"{single[n] / t:.2f}" if n in single and k > 1 else ""
+            weak = f"{single[minimum] / t:.2f}" if minimum and n == minimum * k and k > 1 else ""
+            told_by = 1e3 * predicted(given[name], k, n)
             lines.append(f"| {name} | {k} | {n} | {1e3 * t:.2f} | {told_by:.2f} | {strong} | {weak} |")
     lines += ["", f"## Predicted for {TOLD} processes", "", "| job | sentences | strong speedup | weak efficiency |",
               "|---|---|---|---|"]  # fmt: skip
-    for name, each in points.items():
-        for n in (max(n for _, n, _ in each), TOLD * max(n for _, n, _ in each)):
-            speedup = predicted(told[name], 1, n) / predicted(told[name], TOLD, n)
-            weak = predicted(told[name], 1, n // TOLD) / predicted(told[name], TOLD, n)
+    for name, item in points.items():
+        for n in (max(n for _, n, _ in item), TOLD * max(n for _, n, _ in item)):
+            speedup = predicted(given[name], 1, n) / predicted(given[name], TOLD, n)
+            weak = predicted(given[name], 1, n // TOLD) / predicted(given[name], TOLD, n)
             lines.append(f"| {name} | {n} | {speedup:.1f} | {weak:.2f} |")
     return lines
 
@@ -195,24 +195,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.work:
-        processes, repeats, sizes, out = asked.work
+    query = parser.parse_args()
+    if query.work:
+        processes, repeats, sizes, out = query.work
         work(int(processes), int(repeats), json.loads(sizes), out)
         return
     points: dict[str, list[Any]] = {name: [] for name in JOBS}
-    for processes in sorted(set(asked.processes)):
-        for name, each in measured(processes, asked.repeats).items():
-            points[name] += each
-    doublings = ", ".join(f"{k}" for k in sorted(set(asked.processes)))
+    for processes in sorted(set(query.processes)):
+        for name, item in measured(processes, query.repeats).items():
+            points[name] += item
+    doublings = ", ".join(f"{k}" for k in sorted(set(query.processes)))
     lines = [*table(points), LEFT_OUT.format(doublings=f"{doublings} processes")]
     print("\n".join(lines))
-    if asked.markdown is not None:
+    if query.markdown is not None:
         when = f"{datetime.date.today()}, torch {torch.__version__}, {platform.machine()}, {os.cpu_count()} cores"
-        command = f"python -m benchmarks.scaling --processes {' '.join(map(str, asked.processes))}"
-        head = f"# Scaling\n\nMeasured on {when}, by `{command}`; medians of {asked.repeats}.\n\n"
+        command = f"python -m benchmarks.scaling --processes {' '.join(map(str, query.processes))}"
+        head = f"# Scaling\n\nMeasured on {when}, by `{command}`; medians of {query.repeats}.\n\n"
         about = (__doc__ or "").split("\n\n", 2)[2]
-        asked.markdown.write_text(head + about + "\n" + "\n".join(lines), encoding="utf-8")
+        query.markdown.write_text(head + about + "\n" + "\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

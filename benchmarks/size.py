@@ -48,8 +48,10 @@ def count_lines(root: Path) -> dict[str, int]:
     """
     package, parts = root / "bnet_transformer", Counter[str]()
     for path in package.rglob("*.py"):
-        first, *rest = path.relative_to(package).parts
-        parts[f"package: {first}" if rest else "package: its modules"] += code_lines(path.read_text(encoding="utf-8"))
+        first, *remainder = path.relative_to(package).parts
+        parts[f"package: {first}" if remainder else "package: its modules"] += code_lines(
+            path.read_text(encoding="utf-8")
+        )
     script = [path for path in (package / "page/front").glob("*") if path.suffix in (".js", ".css", ".html")]
     pages = [*(root / "docs").rglob("*.md"), *(root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
     tests = (root / "tests").rglob("*.py")
@@ -67,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Count the lines and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description=__doc__)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
-    asked = parser.parse_args(arguments)
-    now = count_lines(ROOT)
-    before = count_lines(asked.against) if asked.against else {}
-    for name in [*now, *(name for name in before if name not in now)]:
-        lines, old = now.get(name, 0), before.get(name)
+    query = parser.parse_args(arguments)
+    current = count_lines(ROOT)
+    before = count_lines(query.against) if query.against else {}
+    for name in [*current, *(name for name in before if name not in current)]:
+        lines, old = current.get(name, 0), before.get(name)
         print(f"{name:28}{lines:8,}" + (f"   before {old:8,}   ratio {lines / old:.2f}" if old else ""))
     return 0
 

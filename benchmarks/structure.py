@@ -18,14 +18,14 @@ def arrows_of_128_words() -> list[Figure]:
     folded = _net(slices=6).network.graph
     ground = GroundGraph(folded, {"": 128})
     spent = interleaved({"arrays": lambda: list(GroundGraph(folded, {"": 128}).arrows())}, runs=15)
-    peak, kept = peak_of(lambda: list(ground.arrows())), list(ground.arrows())
-    assert sum(len(sources) for _, sources, _ in kept) == ground.count_arrows()
+    peak, retained = peak_of(lambda: list(ground.arrows())), list(ground.arrows())
+    assert sum(len(sources) for _, sources, _ in retained) == ground.count_arrows()
     return [
         figure("nodes", len(ground), ""),
         figure("arrows", ground.count_arrows(), ""),
         figure("time for all arrays", spent["arrays"], "s", target=1.0),
         figure("peak memory of the arrays", peak, "MB"),
-        *limit_of(Work(0, _bytes(kept)), spent["arrays"]),
+        *limit_of(Work(0, _bytes(retained)), spent["arrays"]),
     ]
 
 
@@ -52,10 +52,10 @@ def _large(folded: TemplateGraph) -> tuple[list[Figure], int, float]:
     assert streamed == ground.count_arrows()
     stream = peak_memory()
     start = time.perf_counter()
-    kept = list(ground.arrows())
+    retained = list(ground.arrows())
     at_once = time.perf_counter() - start
-    whole = peak_memory()
-    assert sum(len(sources) for _, sources, _ in kept) == streamed
+    full = peak_memory()
+    assert sum(len(sources) for _, sources, _ in retained) == streamed
     nodes, arrows = _counts(ground)
     few = sum(len(sources) for _, sources, _ in ground.arrows(selection))
     rows = [
@@ -69,9 +69,9 @@ def _large(folded: TemplateGraph) -> tuple[list[Figure], int, float]:
         figure("peak memory before the ground graph", before, "MB"),
         figure("peak memory after counting and slicing", small, "MB", target=1000.0),
         figure("peak memory after all arrays one after another", stream, "MB"),
-        figure("peak memory with all arrays at once", whole, "MB"),
+        figure("peak memory with all arrays at once", full, "MB"),
     ]
-    return rows, _bytes(kept), at_once
+    return rows, _bytes(retained), at_once
 
 
 def _bytes(arrows: list[Any]) -> int:
@@ -102,7 +102,7 @@ def networkx_of_128_words() -> list[Figure]:
         attributes = graph.edges[pairs[0]]
         triples += [(*pair, dict(attributes)) for pair in pairs]
         grouped.append((pairs, dict(attributes)))
-    assert len(triples) == len(graph.edges) and all(graph.edges[u, v] == said for u, v, said in triples)
+    assert len(triples) == len(graph.edges) and all(graph.edges[u, v] == text for u, v, text in triples)
     del graph
     gc.collect()
     gc.freeze()
@@ -113,9 +113,9 @@ def networkx_of_128_words() -> list[Figure]:
             peer.add_edges_from(pairs, **attributes)
         return peer
 
-    ours = lambda: ground_graph_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
+    actual = lambda: ground_graph_to_networkx(network, GroundGraph(network.graph, {"": 128}), limit=None)  # noqa: E731
     spent = interleaved(
-        {"ours": ours, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
+        {"ours": actual, "triples": lambda: ready((triples, {})), "pairs": lambda: ready(*grouped)}, runs=7
     )
     gc.unfreeze()
     best = min(("triples", "pairs"), key=lambda name: sorted(spent[name])[len(spent[name]) // 2])
@@ -125,7 +125,7 @@ def networkx_of_128_words() -> list[Figure]:
         figure("time of add_edges_from on (u, v, attributes)", spent["triples"], "s"),
         figure("time of add_edges_from on (u, v), attributes by keyword", spent["pairs"], "s"),
         figure("ratio to the faster of them", ratios(spent["ours"], spent[best]), "", target=1.3),
-        figure("peak memory of the export", peak_of(ours), "MB"),
+        figure("peak memory of the export", peak_of(actual), "MB"),
     ]
 
 

@@ -85,15 +85,15 @@ def _slices_and_words(vocabulary: int) -> list[Figure]:
         return []
     calls: dict[str, Callable[[], Any]] = {}
     rows: list[Figure] = []
-    for what, alike in (("every word differs", False), ("one word differs", True)):
+    for subject, alike in (("every word differs", False), ("one word differs", True)):
         pair = made(vocabulary=vocabulary, alike=alike)
-        ours, theirs = pair.ours("x"), pair.theirs("get_act_patch_resid_pre")
-        agree(ours().outcomes[:SLICES, :, 0], theirs())
-        calls |= {f"ours, {what}": ours, f"TransformerLens, {what}": theirs}
+        actual, peer = pair.ours("x"), pair.theirs("get_act_patch_resid_pre")
+        agree(actual().outcomes[:SLICES, :, 0], peer())
+        calls |= {f"ours, {subject}": actual, f"TransformerLens, {subject}": peer}
     spent = interleaved(calls, runs=RUNS, warm=0)
-    for what in ("every word differs", "one word differs"):
-        one, other = spent[f"ours, {what}"], spent[f"TransformerLens, {what}"]
-        rows += _told(what, calls[f"ours, {what}"], one, other, 1 / 8)
+    for subject in ("every word differs", "one word differs"):
+        one, other = spent[f"ours, {subject}"], spent[f"TransformerLens, {subject}"]
+        rows += _told(subject, calls[f"ours, {subject}"], one, other, 1 / 8)
     return rows
 
 
@@ -105,10 +105,10 @@ def sweep_of_slices_and_heads() -> list[Figure]:
     rows = []
     for vocabulary in (VOCABULARY, 1000):
         pair = made(vocabulary=vocabulary)
-        ours, theirs = pair.ours("a", ("slice", "head")), pair.theirs("get_act_patch_attn_head_out_all_pos")
-        agree(ours().outcomes[..., 0], theirs())
-        spent = interleaved({"ours": ours, "theirs": theirs}, runs=2 * RUNS + 1, warm=0)
-        rows += _told(f"vocabulary {vocabulary:,}", ours, spent["ours"], spent["theirs"], 1 / 6)
+        actual, peer = pair.ours("a", ("slice", "head")), pair.theirs("get_act_patch_attn_head_out_all_pos")
+        agree(actual().outcomes[..., 0], peer())
+        spent = interleaved({"ours": actual, "theirs": peer}, runs=2 * RUNS + 1, warm=0)
+        rows += _told(f"vocabulary {vocabulary:,}", actual, spent["ours"], spent["theirs"], 1 / 6)
     return rows
 
 
@@ -120,26 +120,26 @@ def ablations() -> list[Figure]:
     from bnet_transformer.interventions import Mean, Noise, Zero
 
     net = made(vocabulary=1000, lens=False).net
-    others, examples = prompts(WORDS, 1000, 16)
-    said = [[net.sentence(row.tolist()) for row in ids] for ids in (others, examples)]
+    remaining, examples = prompts(WORDS, 1000, 16)
+    text = [[net.sentence(row.tolist()) for row in ids] for ids in (remaining, examples)]
     metric = {f"y_{WORDS - 1}": (FIRST, SECOND)}
 
     def fresh_sentences(ids: Any) -> list[Any]:
         return [net.sentence(row.tolist()) for row in ids]
 
     def job(ablation: Callable[[], Any]) -> Callable[[], Any]:
-        asked: dict[str, Any] = {"at": "a", "over": ("slice", "head"), "metric": metric}
-        return lambda: bt.sweep(ablation(), fresh_sentences(examples), **asked)
+        query: dict[str, Any] = {"at": "a", "over": ("slice", "head"), "metric": metric}
+        return lambda: bt.sweep(ablation(), fresh_sentences(examples), **query)
 
     jobs = {
         "Zero()": job(Zero),
-        "Mean(sentences)": job(lambda: Mean(fresh_sentences(others))),
+        "Mean(sentences)": job(lambda: Mean(fresh_sentences(remaining))),
         "Mean()": job(Mean),
         "Noise(0.1)": job(lambda: Noise(0.1)),
     }
-    done = said[1][3].do({"a_2_5_*": Mean(said[0])})
-    found = jobs["Mean(sentences)"]()
-    agree(found.outcomes[2, 5, 3], done.tpm(f"y_{WORDS - 1}").logits[[FIRST, SECOND]].diff(dim=0)[0].neg())
+    done = text[1][3].do({"a_2_5_*": Mean(text[0])})
+    result = jobs["Mean(sentences)"]()
+    agree(result.outcomes[2, 5, 3], done.tpm(f"y_{WORDS - 1}").logits[[FIRST, SECOND]].diff(dim=0)[0].neg())
     spent = interleaved(jobs, runs=RUNS, warm=1)
     rows = []
     for name, times in spent.items():
@@ -163,22 +163,22 @@ def attribution() -> list[Figure]:
     rows = []
     pair = made()
     pair.bridge.eval().requires_grad_()  # it takes gradients at the embeddings
-    for what, count in (("one prompt", 1), ("eight prompts", 8)):
+    for subject, count in (("one prompt", 1), ("eight prompts", 8)):
         clean, corrupt = prompts(WORDS, VOCABULARY, count)
 
         def ours(clean: Any = clean, corrupt: Any = corrupt) -> dict[str, Any]:
-            said = [[pair.net.sentence(row.tolist()) for row in ids] for ids in (clean, corrupt)]
+            text = [[pair.net.sentence(row.tolist()) for row in ids] for ids in (clean, corrupt)]
             ask: dict[str, Any] = {"metric": pair.metric, "first_order": True}
-            return {at: bt.sweep(*said, at=at, **ask).values for at in ("x", "a", "ffn")}
+            return {at: bt.sweep(*text, at=at, **ask).values for at in ("x", "a", "ffn")}
 
         def theirs(clean: Any = clean, corrupt: Any = corrupt) -> Any:
             return attribution_patch(pair.bridge, clean, corrupt, difference).node_scores
 
-        found, scores = ours(), theirs()
+        result, scores = ours(), theirs()
         heads = {(n.layer, n.head, n.position): s for n, s in scores.items() if n.kind == "attn_head_out"}
-        assert max(abs(float(found["a"][index]) - score) for index, score in heads.items()) < 1e-4
+        assert max(abs(float(result["a"][index]) - score) for index, score in heads.items()) < 1e-4
         spent = interleaved({"ours": ours, "theirs": theirs}, runs=2 * RUNS + 1, warm=0)
-        rows += _told(what, ours, spent["ours"], spent["theirs"], 1)
+        rows += _told(subject, ours, spent["ours"], spent["theirs"], 1)
     return rows
 
 
@@ -191,7 +191,7 @@ def trace_of_all_nodes() -> list[Figure]:
     import torch
 
     rows = []
-    for what, vocabulary, count, target in (
+    for subject, vocabulary, count, target in (
         ("one prompt", VOCABULARY, 1, 0.8),
         ("vocabulary 1,000", 1000, 1, 0.8),
         ("eight prompts", VOCABULARY, 8, None),
@@ -214,7 +214,7 @@ def trace_of_all_nodes() -> list[Figure]:
         agree(values["q_5"].transpose(1, 2), cache["blocks.5.attn.hook_q"])
         agree(read["a_4"], cache["blocks.4.attn.hook_pattern"])
         spent = interleaved({"ours": ours, "theirs": theirs}, runs=21, warm=3)
-        rows += _told(what, ours, spent["ours"], spent["theirs"], target, name="run_with_cache")
+        rows += _told(subject, ours, spent["ours"], spent["theirs"], target, name="run_with_cache")
     return rows
 
 
@@ -224,29 +224,29 @@ def memory_of_a_sweep() -> list[Figure]:
     if missing():
         return []
     rows = []
-    for what in ("every (slice, word)", "every (slice, head)", "all nodes"):
-        for who in ("ours", "TransformerLens"):
-            before, after = fresh(_peak, who, what)
-            rows.append(figure(f"{what}, {who}: before", before, "MB"))
-            rows.append(figure(f"{what}, {who}: after", after, "MB"))
+    for subject in ("every (slice, word)", "every (slice, head)", "all nodes"):
+        for owner in ("ours", "TransformerLens"):
+            before, after = fresh(_peak, owner, subject)
+            rows.append(figure(f"{subject}, {owner}: before", before, "MB"))
+            rows.append(figure(f"{subject}, {owner}: after", after, "MB"))
     return rows
 
 
-def _peak(who: str, what: str) -> tuple[float, float]:
+def _peak(owner: str, subject: str) -> tuple[float, float]:
     import torch
 
-    ours = who == "ours"
-    pair = made(lens=not ours, ours=ours)
-    at, over, theirs = {
+    actual = owner == "ours"
+    pair = made(lens=not actual, ours=actual)
+    at, over, peer = {
         "every (slice, word)": ("x", None, "get_act_patch_resid_pre"),
         "every (slice, head)": ("a", ("slice", "head"), "get_act_patch_attn_head_out_all_pos"),
-    }.get(what, ("", None, ""))
+    }.get(subject, ("", None, ""))
     peak_anew()
     before = peak_memory()
     with torch.no_grad():
         if at:
-            (pair.ours(at, over) if ours else pair.theirs(theirs))()
-        elif ours:
+            (pair.ours(at, over) if actual else pair.theirs(peer))()
+        elif actual:
             pair.net.module().eval().readings(pair.clean, want=_all_nodes(pair.net))
         else:
             pair.bridge.run_with_cache(pair.clean)
@@ -260,27 +260,27 @@ def _all_nodes(net: Any) -> list[str]:
 
 
 def _told(
-    what: str,
+    subject: str,
     job: Callable[[], object],
     ours: list[float],
-    theirs: list[float],
+    peer: list[float],
     target: float | None,
     name: str = "TransformerLens",
 ) -> list[Figure]:
     return [
-        figure(f"{what}: ours", ours, "s"),
-        figure(f"{what}: {name}", theirs, "s"),
-        figure(f"{what}: ratio", ratios(ours, theirs), "", target=target),
-        figure(f"{what}: times as fast", ratios(theirs, ours), ""),
-        *of_the_limit(job, ours, name=what),
+        figure(f"{subject}: ours", ours, "s"),
+        figure(f"{subject}: {name}", peer, "s"),
+        figure(f"{subject}: ratio", ratios(ours, peer), "", target=target),
+        figure(f"{subject}: times as fast", ratios(peer, ours), ""),
+        *of_the_limit(job, ours, name=subject),
     ]
 
 
-def agree(ours: Any, theirs: Any) -> None:
+def agree(ours: Any, peer: Any) -> None:
     """Stop where results differ."""
     import torch
 
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, check_dtype=False)
+    torch.testing.assert_close(ours, peer, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 def missing() -> bool:

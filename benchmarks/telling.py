@@ -53,49 +53,53 @@ def parsed(
     parser.add_argument("rows", nargs="*", metavar="row", help=rows)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the figures as a page of the docs")
-    asked = parser.parse_args(arguments)
-    for name in asked.rows:
+    query = parser.parse_args(arguments)
+    for name in query.rows:
         if name not in known:
             parser.error(str(unknown_name_error("row", name, known)))
-    return asked
+    return query
 
 
 def tell(
-    asked: argparse.Namespace, title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]
+    query: argparse.Namespace,
+    title: str,
+    command: str,
+    result: Mapping[Row, Sequence[Figure]],
+    where: Mapping[str, str],
 ) -> None:
     """Print the figures, and write them where that was asked for."""
-    print(to_text(found, where))
+    print(to_text(result, where))
     for file, written in (
-        (asked.json, to_json(found, where)),
-        (asked.markdown, to_markdown(title, command, found, where)),
+        (query.json, to_json(result, where)),
+        (query.markdown, to_markdown(title, command, result, where)),
     ):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(written, encoding="utf-8")
 
 
-def to_markdown(title: str, command: str, found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_markdown(title: str, command: str, result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
     """A page of the docs, which says by which command it was written."""
-    measured = "; ".join(value if what == "date" else f"{what}: {value}" for what, value in where.items())
+    measured = "; ".join(value if subject == "date" else f"{subject}: {value}" for subject, value in where.items())
     lines = [f"# {title}", "", f"Written by `{command}`; not edited by hand.", f"Measured on {measured}.", ""]
     lines += [
         "Figures are the median of the runs, then the least and the greatest; MB are 10^6 bytes; "
         "[what limit, bytes and slope mean](index.md).",
         "",
     ]
-    for row in found:
+    for row in result:
         lines.append(f"- **{row.name}**: {row.title}" + (f" No limit: {row.unlimited}." if row.unlimited else ""))
     lines += ["", "| row | what | median | least to greatest | runs | target | |", "|---|---|---|---|---|---|---|"]
-    for row, figures in found.items():
-        shown = [(row.name, *cells(each)) for each in figures if not each.what.endswith(NOT_ON_PAGES)]
-        lines += [f"| {' | '.join(cell.replace('|', BAR) for cell in each)} |" for each in shown]
+    for row, figures in result.items():
+        shown = [(row.name, *cells(item)) for item in figures if not item.what.endswith(NOT_ON_PAGES)]
+        lines += [f"| {' | '.join(cell.replace('|', BAR) for cell in item)} |" for item in shown]
     return "\n".join(lines) + "\n"
 
 
-def to_text(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_text(result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
     """The same for a terminal."""
-    lines = [f"{what}: {value}" for what, value in where.items()]
-    for row, figures in found.items():
+    lines = [f"{subject}: {value}" for subject, value in where.items()]
+    for row, figures in result.items():
         table = [("", "median", "least to greatest", "runs", "target", ""), *map(cells, figures)]
         widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
         padded = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
@@ -103,25 +107,25 @@ def to_text(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> 
     return "\n".join(lines)
 
 
-def to_json(found: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
+def to_json(result: Mapping[Row, Sequence[Figure]], where: Mapping[str, str]) -> str:
     """The same for a program."""
     rows = {
         row.name: {
             "title": row.title,
             "unlimited": row.unlimited or None,
-            "figures": [{**asdict(each), "verdict": each.verdict} for each in figures],
+            "figures": [{**asdict(item), "verdict": item.verdict} for item in figures],
         }
-        for row, figures in found.items()
+        for row, figures in result.items()
     }
     return json.dumps({"conditions": dict(where), "rows": rows}, indent=1) + "\n"
 
 
-def cells(each: Figure) -> tuple[str, str, str, str, str, str]:
+def cells(item: Figure) -> tuple[str, str, str, str, str, str]:
     """A figure as the cells of a table."""
-    spread = "" if each.runs == 1 else f"{_said(each.low)} to {_said(each.high)}"
-    spread = spread if each.error is None else f"± {_said(each.error)}"
-    target = "" if each.target is None else f"at most {_said(each.target)} {each.unit}".rstrip()
-    return (each.what, f"{_said(each.value)} {each.unit}".rstrip(), spread, str(each.runs), target, each.verdict)
+    spread = "" if item.runs == 1 else f"{_said(item.low)} to {_said(item.high)}"
+    spread = spread if item.error is None else f"± {_said(item.error)}"
+    target = "" if item.target is None else f"at most {_said(item.target)} {item.unit}".rstrip()
+    return (item.what, f"{_said(item.value)} {item.unit}".rstrip(), spread, str(item.runs), target, item.verdict)
 
 
 def _said(value: float) -> str:

@@ -32,8 +32,8 @@ class Theirs(nn.Module):
         return self.validate_values(self.core.encoder(self.embed(source)), target)
 
     def embed(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.table(ids) * DIM**0.5
-        return found
+        result: Tensor = self.table(ids) * DIM**0.5
+        return result
 
     def validate_values(self, memory: Tensor, target: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
@@ -45,19 +45,19 @@ class Theirs(nn.Module):
 def training_step() -> list[Figure]:
     """A step of `bt.train` (loss, gradients, clipping, AdamW) on 16 pairs of 32 words, 3 and 3 slices, 256 wide, 8
     heads, against the same step written out for `torch.nn.Transformer` with the same weights."""
-    ours, theirs, source, target = _pair()
-    adam = torch.optim.AdamW(theirs.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
+    actual, peer, source, target = _pair()
+    adam = torch.optim.AdamW(peer.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
     run = Trainer(
-        infer_trainable_task(ours.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
+        infer_trainable_task(actual.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
     )
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
 
     def step() -> float:
-        logits = theirs(source, target[:, :-1])
+        logits = peer(source, target[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
         loss.backward()
-        nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
         adam.step()
         adam.zero_grad()
         return float(loss.detach())
@@ -75,31 +75,31 @@ def training_step() -> list[Figure]:
 def decoding() -> list[Figure]:
     """32 words chosen greedily for each of 8 sources of 32 words by `net.generate`, with k and v kept, against
     `torch.nn.Transformer`, which keeps its memory and no k and v; the same weights, and the words are the same."""
-    ours, theirs, source, _ = _pair()
+    actual, peer, source, _ = _pair()
     source = source[:8]
 
     def choose() -> Tensor:
         with torch.inference_mode():
-            memory, ids = theirs.core.encoder(theirs.embed(source)), torch.zeros(len(source), 1, dtype=torch.long)
+            memory, ids = peer.core.encoder(peer.embed(source)), torch.zeros(len(source), 1, dtype=torch.long)
             for _ in range(NEW):
-                ids = torch.cat([ids, theirs.validate_values(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
+                ids = torch.cat([ids, peer.validate_values(memory, ids)[:, -1].argmax(-1, keepdim=True)], 1)
         return ids[:, 1:]
 
-    theirs.eval()
-    assert [list(row) for row in ours.generate(source, start=0, length=NEW).ids] == choose().tolist()
-    calls = {"ours": lambda: ours.generate(source, start=0, length=NEW), "theirs": choose}
+    peer.eval()
+    assert [list(row) for row in actual.generate(source, start=0, length=NEW).ids] == choose().tolist()
+    calls = {"ours": lambda: actual.generate(source, start=0, length=NEW), "theirs": choose}
     return _figures("net.generate", calls, 9, 1.05)
 
 
 def _pair() -> tuple[bt.BNet, Theirs, Tensor, Tensor]:
     torch.manual_seed(0)
-    theirs = Theirs().train()
+    peer = Theirs().train()
     net = bt.encoder_decoder(
         DIM, heads=HEADS, slices=SLICES, vocabulary=VOCABULARY, positions=None, final_norm=True, dropout=0.0
     )
-    table = {"W_embed.value": theirs.table.weight.detach().clone()}
-    ours = net.replace({**bt.models.weights_of(theirs.core), **table})
-    return ours, theirs, torch.randint(VOCABULARY, (BATCH, WORDS)), torch.randint(VOCABULARY, (BATCH, WORDS + 1))
+    table = {"W_embed.value": peer.table.weight.detach().clone()}
+    actual = net.replace({**bt.models.weights_of(peer.core), **table})
+    return actual, peer, torch.randint(VOCABULARY, (BATCH, WORDS)), torch.randint(VOCABULARY, (BATCH, WORDS + 1))
 
 
 def _figures(name: str, calls: Mapping[str, Callable[[], object]], runs: int, target: float) -> list[Figure]:

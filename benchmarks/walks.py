@@ -132,7 +132,9 @@ def measured(top: int = 0) -> Figures:
         prepared(0)()
         figures[name], calls = walk(prepared(1))
         if top:
-            print(f"{name}: {figures[name]}", *(f"{n:8,}  {what}" for what, n in calls.most_common(top)), sep="\n")
+            print(
+                f"{name}: {figures[name]}", *(f"{n:8,}  {subject}" for subject, n in calls.most_common(top)), sep="\n"
+            )
     return figures
 
 
@@ -147,23 +149,23 @@ def measured_in(folder: Path) -> Figures:
     return dict(figures["walks"])
 
 
-def table(now: Figures, before: Figures | None) -> list[str]:
+def table(current: Figures, before: Figures | None) -> list[str]:
     """The figures as a table in Markdown, with those before and the ratio if there are any."""
     rows = [["walk", *COLUMNS]]
     rows += [
         [name, *(_cell(counts[c], before[name][c] if before else None) for c in COLUMNS)]
-        for name, counts in now.items()
+        for name, counts in current.items()
     ]
     rows.insert(1, ["---"] * len(rows[0]))
     return ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _cell(now: int, before: int | None) -> str:
+def _cell(current: int, before: int | None) -> str:
     """A number, with that before and the ratio if there is one."""
-    return f"{now:,}" if before is None else f"{before:,} to {now:,} ({now / before:.2f})"
+    return f"{current:,}" if before is None else f"{before:,} to {current:,} ({current / before:.2f})"
 
 
-def page(now: Figures, before: Figures | None, commit: str) -> str:
+def page(current: Figures, before: Figures | None, commit: str) -> str:
     """The page of the docs."""
     lines = [f"# {(__doc__ or '').splitlines()[0].rstrip('.')}", ""]
     lines += ["Written by `python -m benchmarks.walks --page` (with `--against FOLDER` for what was before).", ""]
@@ -171,7 +173,7 @@ def page(now: Figures, before: Figures | None, commit: str) -> str:
     lines += [f"- software: Python {platform.python_version()}, torch {torch.__version__}"]
     lines += [f"- cells: before (commit {commit}), now, and now over before"] if commit else []
     about = (__doc__ or "").split("\n\n")[2]
-    lines += ["", *about.splitlines(), "", *table(now, before), "", "| walk | call |", "|---|---|"]
+    lines += ["", *about.splitlines(), "", *table(current, before), "", "| walk | call |", "|---|---|"]
     lines += [f"| {name} | {' '.join((prepared.__doc__ or '').split())} |" for name, prepared in WALKS.items()]
     return "\n".join(lines) + "\n"
 
@@ -183,20 +185,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="count another checkout too")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks/walks.md")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    asked = parser.parse_args(arguments)
+    query = parser.parse_args(arguments)
     torch.manual_seed(0)
-    now = measured(asked.top)
-    if asked.json:
-        print(json.dumps({"package": str(PACKAGE), "walks": now}))
+    current = measured(query.top)
+    if query.json:
+        print(json.dumps({"package": str(PACKAGE), "walks": current}))
         return 0
-    before = None if asked.against is None else measured_in(asked.against)
-    print(*table(now, before), sep="\n")
-    if asked.page:
+    before = None if query.against is None else measured_in(query.against)
+    print(*table(current, before), sep="\n")
+    if query.page:
         commit = ""
-        if asked.against is not None:
-            command = ["git", "-C", str(asked.against), "log", "-1", "--format=%h of %cs"]
+        if query.against is not None:
+            command = ["git", "-C", str(query.against), "log", "-1", "--format=%h of %cs"]
             commit = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-        PAGE.write_text(page(now, before, commit), encoding="utf-8")
+        PAGE.write_text(page(current, before, commit), encoding="utf-8")
     return 0
 
 

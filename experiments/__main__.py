@@ -36,39 +36,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="name", help=", ".join(PAGES))
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default 1)")
     parser.add_argument("--folder", type=Path, default=Path("docs/experiments"), help="where the results are kept")
-    asked = parser.parse_args(arguments)
-    for name in asked.names:
+    query = parser.parse_args(arguments)
+    for name in query.names:
         if name not in PAGES:
             parser.error(f"name: expected one of {', '.join(PAGES)}; got {name}")
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(asked.threads)
-    for name in asked.names or PAGES:
+    query.folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(query.threads)
+    for name in query.names or PAGES:
         print(f"running {name} ...", file=sys.stderr, flush=True)
-        found = _kept(asked.folder, FAMILIES[PAGES[name]][1][name](), asked.threads)
-        print(_section(found), flush=True)
-        _write(asked.folder, PAGES[name], name, found)
+        result = _kept(query.folder, FAMILIES[PAGES[name]][1][name](), query.threads)
+        print(_section(result), flush=True)
+        _write(query.folder, PAGES[name], name, result)
     return 0
 
 
 def _kept(folder: Path, result: Result, threads: int) -> dict[str, Any]:
     """A result as JSON has it, its figures saved beside it."""
-    found: dict[str, Any] = {"name": result.name, "told": result.told, "head": result.head, "rows": result.rows}
-    found |= {} if result.shown is None else {"shown": result.shown}
+    answer: dict[str, Any] = {"name": result.name, "told": result.told, "head": result.head, "rows": result.rows}
+    answer |= {} if result.shown is None else {"shown": result.shown}
     for k, (shown, figure) in enumerate(result.figures.items()):
         path = folder / f"{result.name.replace(' ', '_')}_{k + 1}.png"
         figure.savefig(path, dpi=144)
-        found.setdefault("figures", []).append([shown, path.name])
-    return found | {"where": _where(threads)}
+        answer.setdefault("figures", []).append([shown, path.name])
+    return answer | {"where": _where(threads)}
 
 
-def _write(folder: Path, page: str, name: str, found: Mapping[str, Any]) -> None:
+def _write(folder: Path, page: str, name: str, answer: Mapping[str, Any]) -> None:
     """Put a result in the place of the last one, and write its page anew."""
     title, experiments = FAMILIES[page]
-    kept = folder / f"{page}.json"
-    results = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
-    results = {each: found if each == name else results.get(each) for each in experiments}
-    results = {each: result for each, result in results.items() if result is not None}
-    kept.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    retained = folder / f"{page}.json"
+    results = json.loads(retained.read_text(encoding="utf-8")) if retained.exists() else {}
+    results = {item: answer if item == name else results.get(item) for item in experiments}
+    results = {item: result for item, result in results.items() if result is not None}
+    retained.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     head = f"# Experiments: {title}\n\nWritten by `python -m experiments`; not edited by hand.\n\n"
     (folder / f"{page}.md").write_text(head + "\n".join(map(_section, results.values())), encoding="utf-8")
 

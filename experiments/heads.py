@@ -21,33 +21,33 @@ COLUMNS = ("rho", "low", "high", "log_bayes", "error", "importance", "ablation")
 
 def inclusion() -> Result:
     """The table of all 72 heads."""
-    found, seconds = _jointly(LEARNED)
-    told = (
-        f"{found.told}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
+    result, seconds = _jointly(LEARNED)
+    given = (
+        f"{result.told}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
         f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
         f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
         f"importance and ablation are in nats of a sentence. It took {seconds:.0f} s with its two measures."
     )
-    frame = found.to_dataframe()
+    frame = result.to_dataframe()
     rows = [
         (str(row["rank"]), str(row["slice"]), str(row["head"]), *(f"{row[name]:.3f}" for name in COLUMNS))
         for _, row in frame.iterrows()
     ]
     figures = {
-        "The log Bayes factor of each head": bt.plot(found, show="log_bayes"),
-        "The heads by rank, with their intervals": bt.plot(found, show="intervals"),
+        "The log Bayes factor of each head": bt.plot(result, show="log_bayes"),
+        "The heads by rank, with their intervals": bt.plot(result, show="intervals"),
     }
-    return Result("minilm inclusion", told, ("rank", "slice", "head", *COLUMNS), tuple(rows), figures, EVERY_SIXTH)
+    return Result("minilm inclusion", given, ("rank", "slice", "head", *COLUMNS), tuple(rows), figures, EVERY_SIXTH)
 
 
 def agreement() -> Result:
     """Rank correlations of the measures, and of the two methods."""
     joint, _ = _jointly(LEARNED)
-    few, _ = _jointly(FEW)
+    small, _ = _jointly(FEW)
     start = time.perf_counter()
-    exact = bt.inclusion(_net(), _sentences()[:FEW], sigma=few.sigma, output="x_6", progress=False)
+    exact = bt.inclusion(_net(), _sentences()[:FEW], sigma=small.sigma, output="x_6", progress=False)
     seconds = time.perf_counter() - start
-    told = (
+    given = (
         f"Spearman's rank correlations over the 72 heads: of the three measures on {LEARNED} sentences, and of the log "
         f"Bayes factors of both methods on the first {FEW}: exact is slice by slice, over the 4,096 settings of "
         f"12 gates, the other slices on ({seconds:.0f} s); svi takes all slices at once."
@@ -57,22 +57,22 @@ def agreement() -> Result:
     rows = [(f"{a}, {b} ({LEARNED} sentences, svi)", f"{table.loc[a, b]:.3f}") for a, b in pairs]
     exactly = exact.agreement()
     rows += [(f"{a}, {b} ({FEW} sentences, exact)", f"{exactly.loc[a, b]:.3f}") for a, b in pairs]
-    both = _spearman(exact.log_bayes.flatten().tolist(), few.log_bayes.flatten().tolist())
+    both = _spearman(exact.log_bayes.flatten().tolist(), small.log_bayes.flatten().tolist())
     rows.append((f"log Bayes factor, exact and svi ({FEW} sentences)", f"{both:.3f}"))
     pairs_found = ", ".join(f"{exact.slices[s]} {a} and {b}" for s, a, b in exact.duplicates()[:5])
     rows.append(("pairs that stand in for each other (exact, log odds ratio below -1)", pairs_found or "none"))
-    return Result("minilm agreement", told, ("what", "found"), tuple(rows))
+    return Result("minilm agreement", given, ("what", "found"), tuple(rows))
 
 
 def held_out() -> Result:
     """What it costs other sentences to shut off the k heads that each measure holds least of."""
-    found, _ = _jointly(LEARNED)
-    rest = _sentences()[LEARNED:]
-    cost: Damage = damage(found, rest, progress=False)
-    told = (
+    result, _ = _jointly(LEARNED)
+    remainder = _sentences()[LEARNED:]
+    cost: Damage = damage(result, remainder, progress=False)
+    given = (
         f"The loss in nats (half the squared distance of the last state from that of the full net, over sigma squared, "
-        f"sigma {found.sigma:.3g}) of the {len(rest)} sentences that no measure has seen, on average, with the k heads "
-        f"off that a measure holds least of."
+        f"sigma {result.sigma:.3g}) of the {len(remainder)} sentences that no measure has seen, on average, with the "
+        f"k heads off that a measure holds least of."
     )
     frame = cost.to_dataframe()
     errors = cost.error.T.tolist()
@@ -83,17 +83,17 @@ def held_out() -> Result:
     means = [f"{value:.3f}" for value in frame.mean()]
     rows.append(("mean over k", *means))
     figures = {"Held-out loss against the number of heads that are off": bt.plot(cost)}
-    return Result("minilm damage", told, ("heads off", *MEASURES), tuple(rows), figures, (*EVERY_SIXTH, 72, 73))
+    return Result("minilm damage", given, ("heads off", *MEASURES), tuple(rows), figures, (*EVERY_SIXTH, 72, 73))
 
 
 def roles() -> Result:
     """What the heads read."""
-    found: Any = bt.roles(_net(), _sentences())
-    frame = found.to_dataframe()
-    told = "What each head reads, by all 200 sentences: `bt.roles`. Most heads read the first word most; these do not."
+    result: Any = bt.roles(_net(), _sentences())
+    frame = result.to_dataframe()
+    given = "What each head reads, by all 200 sentences: `bt.roles`. Most heads read the first word most; these do not."
     rows = [tuple(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row) for row in frame.values]
     shown = tuple(k for k, row in enumerate(rows) if float(row[-1]) > 0.5 and row[2] != "first")
-    return Result("minilm roles", told, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(found)}, shown)
+    return Result("minilm roles", given, tuple(frame.columns), tuple(rows), {"What heads read": bt.plot(result)}, shown)
 
 
 @functools.cache
@@ -105,8 +105,8 @@ def _net() -> bt.BNet:
 def _jointly(count: int) -> tuple[Inclusion, float]:
     """The joint posterior by the first sentences, and how long it took."""
     start = time.perf_counter()
-    found = bt.inclusion(_net(), _sentences()[:count], method="svi", progress=None)
-    return found, time.perf_counter() - start
+    result = bt.inclusion(_net(), _sentences()[:count], method="svi", progress=None)
+    return result, time.perf_counter() - start
 
 
 def _sentences() -> list[str]:

@@ -69,10 +69,10 @@ def midpoint(z: Tensor) -> Tensor:
 
 def orbits(z: Tensor, points: int = POINTS) -> Tensor:
     """So many points from each start, the start the first: `[start, point, 3]`."""
-    found = [z]
+    result = [z]
     for _ in range(points - 1):
-        found.append(midpoint(found[-1]))
-    return torch.stack(found, -2)
+        result.append(midpoint(result[-1]))
+    return torch.stack(result, -2)
 
 
 @dataclass(frozen=True)
@@ -96,21 +96,21 @@ class Tried:
     spent: float
     rollout: Tensor
 
-    def row(self, series: Tensor, unseen: Tensor) -> tuple[str, ...]:
+    def row(self, series: Tensor, hidden: Tensor) -> tuple[str, ...]:
         """The row of the table."""
         words, error = self.trial.words, relative_error
         size = sum(value.numel() for name, value in self.net.parameters.items() if name != "y.log_sigma")
-        wide = drift(self.rollout)
-        apart = (self.rollout[:, POINTS - 1] - series[:, POINTS - 1]).norm() / series[:, POINTS - 1].norm()
+        width = drift(self.rollout)
+        separate = (self.rollout[:, POINTS - 1] - series[:, POINTS - 1]).norm() / series[:, POINTS - 1].norm()
         return (
             self.trial.name,
             str(size),
             f"{error(self.net, series, words):.2e}",
             f"{self.trial.target:.1e}",
-            f"{error(self.net, unseen, words):.2e}",
-            f"{apart:.2e}",
-            f"{wide[POINTS - 1]:.1e}",
-            f"{wide[-1]:.1e}",
+            f"{error(self.net, hidden, words):.2e}",
+            f"{separate:.2e}",
+            f"{width[POINTS - 1]:.1e}",
+            f"{width[-1]:.1e}",
             str(self.trial.steps),
             f"{self.spent:.0f}",
         )
@@ -121,11 +121,11 @@ def trials() -> tuple[Trial, ...]:
     readout = Normal(SIGMA)
     standard = bt.geometric(3, slices=3, blocks=2, heads=1, observe=readout)
     volume = bt.volume_preserving(3, slices=3, blocks=2, spread=0.3, observe=readout)
-    alone = bt.volume_preserving(3, slices=1, blocks=6, attention=None, spread=0.3, observe=readout)
+    single = bt.volume_preserving(3, slices=1, blocks=6, attention=None, spread=0.3, observe=readout)
     return (
         Trial("standard", standard, 3, 512, 16000, 4.6e-2),
         Trial("volume-preserving", volume, 3, 512, 10000, 5e-3),
-        Trial("feed-forward", alone, 1, 1024, 8000, 4e-3),
+        Trial("feed-forward", single, 1, 1024, 8000, 4e-3),
     )
 
 
@@ -133,9 +133,9 @@ def relative_error(net: bt.BNet, series: Tensor, words: int) -> float:
     """`|told - true| / |true|` over all windows of a series, the next as many words told of each."""
     x, y = windows(series, words, ahead=words)
     with torch.no_grad():
-        told = net.module()(x)
-    assert isinstance(told, Tensor)
-    return float((told - y).norm() / y.norm())
+        given = net.module()(x)
+    assert isinstance(given, Tensor)
+    return float((given - y).norm() / y.norm())
 
 
 def drift(z: Tensor) -> Tensor:
@@ -147,20 +147,20 @@ def tried(trial: Trial, series: Tensor) -> Tried:
     """Train a net on the windows of the series, and let it go on from the first one of each."""
     begun = time.perf_counter()
     data = windows(series.float(), trial.words, ahead=trial.words)
-    found = bt.train(
+    result = bt.train(
         trial.net, data, steps=trial.steps, batch=trial.batch, optimizer=bt.AdamW(rate=RATE, schedule="cosine")
     )
     spent = time.perf_counter() - begun
-    net, first = found.net.to(torch.float64), series[:, : trial.words]
+    net, first = result.net.to(torch.float64), series[:, : trial.words]
     further = net.iterate(first, LONG + 1 - trial.words, ahead=trial.words)
     return Tried(trial, net, spent, torch.cat([first, further], 1))
 
 
 def rigid_body() -> Result:
     """Train the three nets, and compare them with their targets."""
-    series, unseen = orbits(starts()), orbits(starts(shift=0.005))
-    found = [tried(trial, series) for trial in trials()]
-    told = (
+    series, hidden = orbits(starts()), orbits(starts(shift=0.005))
+    result = [tried(trial, series) for trial in trials()]
+    given = (
         "Free rotation, `(A, B, C) = (1/2, -1, 1/2)`: 1238 orbits of 101 points, by the implicit midpoint rule with "
         "step 0.2. A transformer reads 3 words and tells the 3 after them, the feed-forward net reads 1 and tells the "
         f"next. AdamW on the squared error in float32, rate {RATE} falling as a cosine, batches of 512 windows "
@@ -171,35 +171,35 @@ def rigid_body() -> Result:
         "seed's, raised until its error on these windows was below the target. The margin of the standard net is thin: "
         "its error levels off close to the target, and shorter training ended just above it."
     )
-    figures = {"Orbits on the sphere": orbits_shown(found), "The drift of the squared length": drift_shown(found)}
-    return Result("rigid body", told, HEAD, tuple(each.row(series, unseen) for each in found), figures)
+    figures = {"Orbits on the sphere": orbits_shown(result), "The drift of the squared length": drift_shown(result)}
+    return Result("rigid body", given, HEAD, tuple(item.row(series, hidden) for item in result), figures)
 
 
-def orbits_shown(found: Sequence[Tried]) -> Any:
+def orbits_shown(result: Sequence[Tried]) -> Any:
     """The orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
     true = orbits(around(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
-        for ax, each in zip(canvas.add_panels(1, len(found), 7.2, 2.6), found, strict=True):
-            words = each.trial.words
-            further = each.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
+        for ax, item in zip(canvas.add_panels(1, len(result), 7.2, 2.6), result, strict=True):
+            words = item.trial.words
+            further = item.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
             _sphere(canvas, ax)
-            for orbit, own in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
+            for orbit, local in zip(true, torch.cat([true[:, :words], further], 1), strict=True):
                 _orbit(ax, orbit, color=canvas.colours["prior"], linewidth=3.0)
-                _orbit(ax, own, color=canvas.colours["accent"], linewidth=0.8)
-            canvas.set_panel_title(ax, each.trial.name)
+                _orbit(ax, local, color=canvas.colours["accent"], linewidth=0.8)
+            canvas.set_panel_title(ax, item.trial.name)
         canvas.set_title("Rollouts up to t = 100 (blue) and the implicit midpoint rule (grey), on the unit sphere")
         return canvas.finish()
 
 
-def drift_shown(found: Sequence[Tried]) -> Any:
+def drift_shown(result: Sequence[Tried]) -> Any:
     """How far `|z|^2` is from 1 along the rollouts, in the mean over all starts."""
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
         ax = canvas.add_axes(5.2, 2.8)
-        for each, colour, dash in zip(found, canvas.head_colours, ("-", "--", ":"), strict=False):
-            off = drift(each.rollout).clamp(min=1e-16)
-            ax.semilogy(STEP * torch.arange(len(off)), off, color=colour, linestyle=dash, label=each.trial.name)
+        for item, colour, dash in zip(result, canvas.head_colours, ("-", "--", ":"), strict=False):
+            off = drift(item.rollout).clamp(min=1e-16)
+            ax.semilogy(STEP * torch.arange(len(off)), off, color=colour, linestyle=dash, label=item.trial.name)
         ax.set_ylim(1e-3, None)
         ax.minorticks_off()
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -223,8 +223,8 @@ def _sphere(canvas: Canvas, ax: Any) -> None:
 
 def _orbit(ax: Any, z: Tensor, **style: Any) -> None:
     """A line on the sphere as it is seen; what lies behind is pale."""
-    aside, up, near = (z @ z.new_tensor(VIEW).T).unbind(-1)
-    hidden = near < 0
+    aside, up, close = (z @ z.new_tensor(VIEW).T).unbind(-1)
+    hidden = close < 0
     ax.plot(aside.masked_fill(hidden, math.nan), up.masked_fill(hidden, math.nan), **style)
     ax.plot(aside.masked_fill(~hidden, math.nan), up.masked_fill(~hidden, math.nan), **style, alpha=0.3)
 

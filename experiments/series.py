@@ -41,17 +41,17 @@ def seasonal(count: int, length: int, seed: int) -> Tensor:
 
     t = torch.arange(length)
     turn = 2 * math.pi * t / SEASON
-    found = drawn(-2, 2) + drawn(-0.02, 0.02) * t
-    for harmonic, most in ((1, 1.5), (2, 0.8), (4, 1.0)):
-        found = found + drawn(0.2, most) * torch.sin(harmonic * turn + drawn(0, 2 * math.pi))
-    return found + NOISE * torch.randn(count, length, generator=generator)
+    result = drawn(-2, 2) + drawn(-0.02, 0.02) * t
+    for harmonic, maximum in ((1, 1.5), (2, 0.8), (4, 1.0)):
+        result = result + drawn(0.2, maximum) * torch.sin(harmonic * turn + drawn(0, 2 * math.pi))
+    return result + NOISE * torch.randn(count, length, generator=generator)
 
 
 def cut(series: Tensor, first: int, last: int, step: int = 1) -> tuple[Tensor, Tensor]:
     """Windows and what follows them, `[window, word, 1]`, where what follows lies between two words."""
     starts = range(first - WINDOW, last - WINDOW - AHEAD + 1, step)
-    whole = torch.stack([series[:, k : k + WINDOW + AHEAD] for k in starts], 1).flatten(0, 1)[..., None]
-    return whole[:, :WINDOW], whole[:, WINDOW:]
+    full = torch.stack([series[:, k : k + WINDOW + AHEAD] for k in starts], 1).flatten(0, 1)[..., None]
+    return full[:, :WINDOW], full[:, WINDOW:]
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ def _from_the_last(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
 
 def _word_by_word(windows: Tensor, future: Tensor) -> tuple[Tensor, Tensor]:
     """Each word tells the next."""
-    whole = torch.cat([windows, future], 1)
-    return whole[:, :-1], whole[:, 1:]
+    full = torch.cat([windows, future], 1)
+    return full[:, :-1], full[:, 1:]
 
 
 def _read(net: bt.BNet, windows: Tensor) -> Tensor:
     with torch.inference_mode():
-        found: Tensor = net.module().eval()(windows)
-    return found[..., None]
+        result: Tensor = net.module().eval()(windows)
+    return result[..., None]
 
 
 def _read_draws(net: bt.BNet, windows: Tensor) -> Tensor:
@@ -164,36 +164,36 @@ def seasonal_series() -> Result:
     """Two transformers and two LSTMs on held-out windows, beside seasonal-naive."""
     series = seasonal(SERIES, LENGTH, seed=1)
     windows, future = cut(series, WINDOW, SPLIT)
-    unseen, truth = cut(series, SPLIT, LENGTH, step=8)
-    naive = unseen[:, WINDOW - SEASON :][:, :AHEAD]
+    hidden, truth = cut(series, SPLIT, LENGTH, step=8)
+    naive = hidden[:, WINDOW - SEASON :][:, :AHEAD]
     unit = (series[:, SEASON:SPLIT] - series[:, : SPLIT - SEASON]).abs().mean()
     (usual, squared), shown = _errors([naive], truth, unit), {"seasonal-naive": naive}
     rows = [("seasonal-naive", "0", _spread(usual), _spread(squared), "", "", "0")]
-    scale, test = Scaled.by(windows), Scaled.by(unseen)
-    for each in FORECASTERS:
-        begun, made, inside, size = time.perf_counter(), [], [], 0
+    scale, test = Scaled.by(windows), Scaled.by(hidden)
+    for item in FORECASTERS:
+        begun, created, inside, size = time.perf_counter(), [], [], 0
         for seed in SEEDS:
-            net = each.trained(scale(windows), scale(future), seed).net
-            mean = each.forecast(net, test(unseen))
-            made.append(test.back(mean))
-            inside.append(_inside(each.draws(net, test(unseen)[::EVERY]), test(truth)[::EVERY]))
+            net = item.trained(scale(windows), scale(future), seed).net
+            mean = item.forecast(net, test(hidden))
+            created.append(test.back(mean))
+            inside.append(_inside(item.draws(net, test(hidden)[::EVERY]), test(truth)[::EVERY]))
             size = sum(value.numel() for value in net.parameters.values())
         spent = (time.perf_counter() - begun) / len(SEEDS)
-        mase, rmse = _errors(made, truth, unit)
+        mase, rmse = _errors(created, truth, unit)
         below, band = 1 - statistics.mean(mase) / usual[0], statistics.mean(inside)
-        told = f"{below:.0%}", f"{band:.0%}", f"{spent:.0f}"
-        rows.append((each.name, f"{size:,}", _spread(mase), _spread(rmse), *told))
-        shown[each.name] = made[0]
-    figures = {"Held-out windows and their forecasts": shown_windows(unseen, truth, shown)}
+        given = f"{below:.0%}", f"{band:.0%}", f"{spent:.0f}"
+        rows.append((item.name, f"{size:,}", _spread(mase), _spread(rmse), *given))
+        shown[item.name] = created[0]
+    figures = {"Held-out windows and their forecasts": shown_windows(hidden, truth, shown)}
     return Result("series", _told(len(truth)), HEAD, tuple(rows), figures)
 
 
-def _told(asked: int) -> str:
+def _told(query: int) -> str:
     """What was done."""
     return (
         f"{SERIES} series of {LENGTH} words: level, trend, seasonalities of {SEASON}, {SEASON // 2} and {SEASON // 4} "
         f"words of random size and phase, noise of {NOISE}. Windows of {WINDOW} words, less their mean and over their "
-        f"spread; {AHEAD} words are forecast. Training knows words 0 to {SPLIT - 1}; the {asked:,} windows that are "
+        f"spread; {AHEAD} words are forecast. Training knows words 0 to {SPLIT - 1}; the {query:,} windows that are "
         f"asked have their future behind these. {STEPS} steps of {BATCH} windows, AdamW, cosine from 0.003 after a "
         f"warm-up of 100, gradients clipped at 1; {len(SEEDS)} seeds: mean (least to greatest). MASE is the mean "
         f"absolute error over that of seasonal-naive (one season of {SEASON} words earlier) on words 0 to {SPLIT - 1}. "
@@ -204,10 +204,10 @@ def _told(asked: int) -> str:
     )
 
 
-def _errors(made: Sequence[Tensor], truth: Tensor, unit: Tensor) -> tuple[list[float], list[float]]:
+def _errors(created: Sequence[Tensor], truth: Tensor, unit: Tensor) -> tuple[list[float], list[float]]:
     """MASE and RMSE of each seed."""
-    mase = [float((each - truth).abs().mean() / unit) for each in made]
-    rmse = [float((each - truth).square().mean().sqrt()) for each in made]
+    mase = [float((item - truth).abs().mean() / unit) for item in created]
+    rmse = [float((item - truth).square().mean().sqrt()) for item in created]
     return mase, rmse
 
 
@@ -222,17 +222,17 @@ def _inside(draws: Tensor, truth: Tensor) -> float:
     return float(((low <= truth) & (truth <= high)).float().mean())
 
 
-def shown_windows(unseen: Tensor, truth: Tensor, made: Mapping[str, Tensor]) -> Any:
+def shown_windows(hidden: Tensor, truth: Tensor, created: Mapping[str, Tensor]) -> Any:
     """Some held-out windows, what followed, and what the nets said."""
     canvas = Canvas(None, "light", None)
     with plot_rc_context(canvas.colours["ink"]):
         panels = canvas.add_panels(1, SHOWN, 10.5, 2.6)
         for k, ax in enumerate(panels):
             row = k * len(truth) // SHOWN
-            seen = torch.cat([unseen[row, -SEASON:], truth[row]])[:, 0]
-            ax.plot(range(-SEASON, AHEAD), seen, color=canvas.colours["prior"], linewidth=2.5, label="the series")
+            observed = torch.cat([hidden[row, -SEASON:], truth[row]])[:, 0]
+            ax.plot(range(-SEASON, AHEAD), observed, color=canvas.colours["prior"], linewidth=2.5, label="the series")
             for (name, words), colour in zip(
-                made.items(), (canvas.colours["grey"], *canvas.head_colours), strict=False
+                created.items(), (canvas.colours["grey"], *canvas.head_colours), strict=False
             ):
                 ax.plot(range(AHEAD), words[row, :, 0], color=colour, linewidth=0.9, label=name)
             canvas.set_panel_title(ax, f"window {row}")

@@ -68,7 +68,7 @@ def transitions() -> Tensor:
         for word in group:
             weights = torch.arange(len(after), 0, -1.0)
             shift = group.index(word) % len(after)
-            table[WORDS.index(word), [WORDS.index(each) for each in after]] = weights.roll(shift) / weights.sum()
+            table[WORDS.index(word), [WORDS.index(item) for item in after]] = weights.roll(shift) / weights.sum()
     return table
 
 
@@ -84,31 +84,31 @@ def sentences(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Sentences and their kinds."""
     generator = torch.Generator().manual_seed(seed)
     kinds = torch.multinomial(torch.tensor(SHARES), count, True, generator=generator)
-    found = torch.randint(len(WORDS), (count, LENGTH), generator=generator)
+    result = torch.randint(len(WORDS), (count, LENGTH), generator=generator)
     table = transitions()
     for i in range(FREE, LENGTH):
-        drawn = torch.multinomial(table[found[:, i - 1]], 1, generator=generator)[:, 0]
-        wanted = torch.stack([drawn, found[:, i - 2], found[:, i - 3]])[kinds, torch.arange(count)]
-        kept = torch.rand(count, generator=generator) < NOISE
-        found[:, i] = torch.where(kept, found[:, i], wanted)
-    return found, kinds
+        samples = torch.multinomial(table[result[:, i - 1]], 1, generator=generator)[:, 0]
+        expected = torch.stack([samples, result[:, i - 2], result[:, i - 3]])[kinds, torch.arange(count)]
+        retained = torch.rand(count, generator=generator) < NOISE
+        result[:, i] = torch.where(retained, result[:, i], expected)
+    return result, kinds
 
 
-def evidence(found: Tensor) -> dict[str, Evidence]:
+def evidence(result: Tensor) -> dict[str, Evidence]:
     """The words after the first three, each seen at the word before it."""
-    seen = torch.arange(LENGTH - 1) >= FREE - 1
-    return {"y": Evidence(found[:, 1:], seen.expand(len(found), -1))}
+    observed = torch.arange(LENGTH - 1) >= FREE - 1
+    return {"y": Evidence(result[:, 1:], observed.expand(len(result), -1))}
 
 
-def entropy(found: Tensor) -> float:
+def entropy(result: Tensor) -> float:
     """The true `-log P` for each word that is told, in nats: the least loss that any net can have."""
-    by_kind = likelihoods(found).sum(-1) + torch.tensor(SHARES).log()[:, None]
+    by_kind = likelihoods(result).sum(-1) + torch.tensor(SHARES).log()[:, None]
     return -float(by_kind.logsumexp(0).mean()) / (LENGTH - FREE)
 
 
-def loss_of(module: CompiledModule, found: Tensor) -> Tensor:
+def loss_of(module: CompiledModule, result: Tensor) -> Tensor:
     """`-log P` of the net for each word that is told."""
-    return -log_evidence(module, evidence(found), found[:, :-1], check=False).mean() / (LENGTH - FREE)
+    return -log_evidence(module, evidence(result), result[:, :-1], check=False).mean() / (LENGTH - FREE)
 
 
 def train(seed: int, steps: int) -> bt.BNet:
@@ -118,8 +118,8 @@ def train(seed: int, steps: int) -> bt.BNet:
     optimiser = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        found, _ = sentences(256, 10_000 * (seed + 1) + step)
-        loss = loss_of(module, found)
+        result, _ = sentences(256, 10_000 * (seed + 1) + step)
+        loss = loss_of(module, result)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -132,20 +132,20 @@ def train(seed: int, steps: int) -> bt.BNet:
 
 def told(net: bt.BNet) -> None:
     """Print the loss against the entropy, and what the heads have become."""
-    found, kinds = sentences(4096, 7)
+    result, kinds = sentences(4096, 7)
     module = net.module().eval()
     with torch.no_grad():
-        loss = float(loss_of(module, found))
-    share = posterior(module, "c", evidence(found), found[:, :-1])
+        loss = float(loss_of(module, result))
+    share = posterior(module, "c", evidence(result), result[:, :-1])
     counts = torch.stack([share[kinds == k].mean(0) for k in range(len(KINDS))])
     order = max(permutations(range(3)), key=lambda p: sum(float(counts[k, p[k]]) for k in range(3)))
     right = (share.argmax(-1) == torch.tensor(order)[kinds]).float().mean()
     prior = net.sentence("the").posterior("c")
-    least = entropy(found)
-    print(f"loss {loss:.4f} nats for each word; entropy {least:.4f}; above it {loss - least:.4f}")
+    minimum = entropy(result)
+    print(f"loss {loss:.4f} nats for each word; entropy {minimum:.4f}; above it {loss - minimum:.4f}")
     for kind, head, true in zip(KINDS, order, SHARES, strict=True):
-        seen = counts[KINDS.index(kind), head]
-        print(f"  {kind:8} is head {head}: pi = {prior[head]:.3f}, truly {true}; P(c | y) = {seen:.3f}")
+        observed = counts[KINDS.index(kind), head]
+        print(f"  {kind:8} is head {head}: pi = {prior[head]:.3f}, truly {true}; P(c | y) = {observed:.3f}")
     print(f"  the kind of a sentence is told right {right:.1%} of the time")
 
 
@@ -155,16 +155,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {HOME.name} into the package")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seeds", type=int, default=3)
-    asked = parser.parse_args()
+    query = parser.parse_args()
     torch.set_num_threads(1)
     start = time.perf_counter()
     held, _ = sentences(2048, 5)
-    nets = [train(seed, asked.steps) for seed in range(asked.seeds)]
+    nets = [train(seed, query.steps) for seed in range(query.seeds)]
     with torch.no_grad():
         best = min(nets, key=lambda net: float(loss_of(net.module().eval(), held)))
     told(best)
     print(f"{time.perf_counter() - start:.0f} s on one thread")
-    if asked.write:
+    if query.write:
         best.save(HOME)
         print(f"wrote {HOME.name}, {HOME.stat().st_size:,} bytes")
 

@@ -63,7 +63,7 @@ def sorting() -> Result:
 def _symbols(name: str, task: Task, steps: int, rate: float) -> Result:
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=11, dropout=0.1)
     begun = time.perf_counter()
-    found = bt.train(
+    result = bt.train(
         net,
         lambda step: task(80, seed=step),
         steps=steps,
@@ -72,13 +72,13 @@ def _symbols(name: str, task: Task, steps: int, rate: float) -> Result:
     )
     spent = time.perf_counter() - begun
     source, target = task(COUNT, seed=UNSEEN)
-    made = found.net.generate(source, length=target.shape[1] - 1, start=0)
-    told = (
+    created = result.net.generate(source, length=target.shape[1] - 1, start=0)
+    given = (
         f"11 symbols (one of them the start word), length 10, 2 slices, 64 wide, 4 heads, feed-forward 256, dropout "
         f"0.1, Noam with warm-up 400 and factor {rate}, {steps} steps of 80 new sentences. Exact: all 10 words of the "
         f"greedy answer are right, for {COUNT} sentences of another seed."
     )
-    return Result(name, told, HEAD, (_row(found, spent, _exact(made, target[:, 1:].tolist())),))
+    return Result(name, given, HEAD, (_row(result, spent, _exact(created, target[:, 1:].tolist())),))
 
 
 def days(count: int, *, seed: int) -> list[tuple[list[str], list[str]]]:
@@ -89,11 +89,11 @@ def days(count: int, *, seed: int) -> list[tuple[list[str], list[str]]]:
     ('Thu 22 Sep 1904', '1904-09-22')
     """
     draw = random.Random(seed)
-    found = []
+    result = []
     for _ in range(count):
         day = datetime.date.fromordinal(draw.randint(FIRST, LAST))
-        found.append((list(_written(day, draw.randrange(6))), list(day.isoformat())))
-    return found
+        result.append((list(_written(day, draw.randrange(6))), list(day.isoformat())))
+    return result
 
 
 def letters() -> list[str]:
@@ -118,7 +118,7 @@ def dates() -> Result:
     """Days as people write them to YYYY-MM-DD, letter by letter."""
     net = bt.encoder_decoder(64, heads=4, slices=2, hidden=256, vocabulary=letters(), dropout=0.0)
     begun = time.perf_counter()
-    found = bt.train(
+    result = bt.train(
         net,
         lambda step: days(64, seed=step),
         steps=1500,
@@ -128,16 +128,16 @@ def dates() -> Result:
         stop=STOP,
     )
     spent = time.perf_counter() - begun
-    asked = days(COUNT, seed=UNSEEN)
-    made = found.net.generate([source for source, _ in asked], length=12, start=START, stop=STOP)
-    exact = sum("".join(words) == "".join(target) for words, (_, target) in zip(made.words, asked, strict=True))
-    told = (
+    query = days(COUNT, seed=UNSEEN)
+    created = result.net.generate([source for source, _ in query], length=12, start=START, stop=STOP)
+    exact = sum("".join(words) == "".join(target) for words, (_, target) in zip(created.words, query, strict=True))
+    given = (
         "Six ways to write a day from 1900 to 2099 (`Sun 18 Apr 1971`, `April 21, 2095`, `25/05/1985`, ...), read "
         "and answered letter by letter. 2 slices, 64 wide, 4 heads, feed-forward 256, no dropout, 1500 steps of 64 new "
         f"days, cosine from 0.003 after a warm-up of 100, gradients clipped at 1. Exact: the greedy answer is the "
         f"date, for {COUNT} days of another seed."
     )
-    return Result("dates", told, HEAD, (_row(found, spent, exact),))
+    return Result("dates", given, HEAD, (_row(result, spent, exact),))
 
 
 def heads(seeds: Sequence[int] = range(20)) -> Result:
@@ -155,17 +155,17 @@ def heads(seeds: Sequence[int] = range(20)) -> Result:
                 f"{min(finals):.4f} to {max(finals):.4f}",
             )
         )
-    told = (
+    given = (
         f"Sorting 8 of 10 symbols, 1 slice, 32 wide whatever the number of heads, feed-forward 128, no dropout, rate "
         f"0.003, 300 steps of 32 new sentences; {len(seeds)} seeds, each its own starting parameters and sentences. "
         "The final loss is the mean of the last 20 steps, in nats for each word."
     )
-    return Result("heads", told, ("heads", "mean", "median", "standard deviation", "least to greatest"), tuple(rows))
+    return Result("heads", given, ("heads", "mean", "median", "standard deviation", "least to greatest"), tuple(rows))
 
 
 def _final(count: int, seed: int) -> float:
     net = bt.encoder_decoder(32, heads=count, slices=1, hidden=128, vocabulary=11, dropout=0.0, seed=seed)
-    found = bt.train(
+    result = bt.train(
         net,
         lambda step: SORT(32, length=8, seed=1000 * seed + step),
         steps=300,
@@ -173,21 +173,21 @@ def _final(count: int, seed: int) -> float:
         optimizer=bt.AdamW(rate=3e-3),
         seed=seed,
     )
-    return statistics.mean(found.losses[-20:])
+    return statistics.mean(result.losses[-20:])
 
 
 HEAD = ("final loss", "exact", "share", "steps", "parameters", "seconds")
 
 
-def _row(found: Any, spent: float, exact: int) -> tuple[str, ...]:
-    final = statistics.mean(found.losses[-20:])
-    size = sum(value.numel() for value in found.net.parameters.values())
+def _row(result: Any, spent: float, exact: int) -> tuple[str, ...]:
+    final = statistics.mean(result.losses[-20:])
+    size = sum(value.numel() for value in result.net.parameters.values())
     share = f"{100 * exact / COUNT:.1f}%"
-    return f"{final:.4f}", f"{exact} of {COUNT}", share, str(found.steps), f"{size:,}", f"{spent:.0f}"
+    return f"{final:.4f}", f"{exact} of {COUNT}", share, str(result.steps), f"{size:,}", f"{spent:.0f}"
 
 
-def _exact(made: Generated, targets: list[list[int]]) -> int:
-    return sum(list(row) == target for row, target in zip(made.ids, targets, strict=True))
+def _exact(created: Generated, targets: list[list[int]]) -> int:
+    return sum(list(row) == target for row, target in zip(created.ids, targets, strict=True))
 
 
 EXPERIMENTS: dict[str, Callable[[], Result]] = {

@@ -47,16 +47,16 @@ def inputs(s: bt.Sentence) -> dict[str, torch.Tensor]:
 
 def gathered(s: bt.Sentence) -> dict[str, Evidence]:
     """The evidence of a sentence as evidence on families, for a batch of one."""
-    found = {}
+    result = {}
     for node, value in s.state.evidence.items():
         family, index = s.ground.unravel_index(node)
-        if family.name not in found:
+        if family.name not in result:
             shape = s.ground.shapes[family.index]
             values = torch.zeros(1, *shape, *value.shape, dtype=value.dtype)
-            found[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
-        found[family.name].value[(0, *index)] = value
-        found[family.name].observed[(0, *index)] = True
-    return found
+            result[family.name] = Evidence(values, torch.zeros(1, *shape, dtype=torch.bool))
+        result[family.name].value[(0, *index)] = value
+        result[family.name].observed[(0, *index)] = True
+    return result
 
 
 def doubled(**options: object) -> bt.BNet:
@@ -69,9 +69,9 @@ def case_of(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def close(got: object, wanted: object, tolerance: float = 1e-10) -> None:
+def close(actual: object, expected: object, tolerance: float = 1e-10) -> None:
     """Assert that numbers are the same to rounding, whatever their floating type."""
-    torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
 
 
 def jolted(net: bt.BNet, spread: float = 0.3) -> bt.BNet:
@@ -301,9 +301,9 @@ def encoder_decoder() -> bt.BNet:
         bt.Node("cross_a", tpm.Attention(tpm.Dot(None)), ["cross_q", every("cross_k"), every("cross_v")], plates=WORD),
         bt.Node("past", tpm.Pool("sum"), [bt.Arrow("a", "earlier")], plates=WORD),
     ]
-    own = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
+    local = bt.Node("a", tpm.Attention(), ["x", bt.Arrow("x", "causal"), bt.Arrow("x", "causal")], plates=WORD)
     dec = bt.Stack(
-        [own, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
+        [local, *cross, bt.Node("x", tpm.Add(), ["x", "cross_a", "past"], plates=WORD)],
         given,
         [bt.Node("y", tpm.Categorical(3), ["x"], plates=WORD)],
         slices=2,

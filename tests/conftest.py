@@ -47,16 +47,16 @@ def each_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from bnet_transformer import reference
     from bnet_transformer.reference import enumeration, node_tables
 
-    plain, made = reference.enumerate_runs, {}
+    plain, created = reference.enumerate_runs, {}
 
     def runs(world, free, known, budget=reference.BUDGET):
         key = (id(world), tuple(free), tuple((node, id(value)) for node, value in known.items()), budget)
-        if key not in made:
-            made[key] = (world, known, list(plain(world, free, known, budget)))  # what has a key stays alive
-        return iter(made[key][-1])
+        if key not in created:
+            created[key] = (world, known, list(plain(world, free, known, budget)))  # what has a key stays alive
+        return iter(created[key][-1])
 
-    for room in (node_tables, enumeration, reference):
-        monkeypatch.setattr(room, "enumerate_runs", runs)
+    for module in (node_tables, enumeration, reference):
+        monkeypatch.setattr(module, "enumerate_runs", runs)
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ def tables(net: bt.BNet) -> dict[str, np.ndarray]:
 
 def in_pgmpy(net: bt.BNet) -> DiscreteBayesianNetwork:
     """The same net by its tables, not by our export."""
-    found = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
+    result = DiscreteBayesianNetwork([(parent, child) for child, parents in PARENTS.items() for parent in parents])
     for name, table in tables(net).items():
         parents = list(PARENTS[name])
         flat = table.reshape(-1, 2).T
-        found.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
-    return found
+        result.add_cpds(TabularCPD(name, 2, flat, evidence=parents or None, evidence_card=[2] * len(parents) or None))
+    return result
 
 
 def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
@@ -53,15 +53,15 @@ def check_posteriors(net: bt.BNet, evidence: dict[str, int]) -> None:
     known = {s.ground.id(name): torch.tensor(state) for name, state in evidence.items()}
     for name in PARENTS:
         if name not in evidence:
-            theirs = oracle.query([name], evidence=evidence, show_progress=False).values
-            np.testing.assert_allclose(s.posterior(name, evidence), theirs, atol=1e-12)
+            peer = oracle.query([name], evidence=evidence, show_progress=False).values
+            np.testing.assert_allclose(s.posterior(name, evidence), peer, atol=1e-12)
             if name == "lung":
                 by_loop = reference.posterior(s.state.model, s.ground.id(name), known)
-                np.testing.assert_allclose(by_loop, theirs, atol=1e-12)
+                np.testing.assert_allclose(by_loop, peer, atol=1e-12)
     both = [name for name in ("lung", "bronc", "tub") if name not in evidence]
-    theirs = oracle.query(both, evidence=evidence, show_progress=False)
-    order = [theirs.variables.index(name) for name in both]
-    np.testing.assert_allclose(s.posterior(both, evidence), theirs.values.transpose(order), atol=1e-12)
+    peer = oracle.query(both, evidence=evidence, show_progress=False)
+    order = [peer.variables.index(name) for name in both]
+    np.testing.assert_allclose(s.posterior(both, evidence), peer.values.transpose(order), atol=1e-12)
 
 
 def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
@@ -78,12 +78,12 @@ def joint(net: bt.BNet, do: dict[str, int] | None = None) -> np.ndarray:
     return total
 
 
-def marginal(table: np.ndarray, name: str, seen: dict[str, int]) -> np.ndarray:
+def marginal(table: np.ndarray, name: str, observed: dict[str, int]) -> np.ndarray:
     """`P(name, seen)` of a joint table."""
     names = list(PARENTS)
-    index = tuple(seen.get(each, slice(None)) for each in names)
-    left = [each for each in names if each not in seen]
-    return table[index].sum(tuple(k for k, each in enumerate(left) if each != name))
+    index = tuple(observed.get(item, slice(None)) for item in names)
+    left = [item for item in names if item not in observed]
+    return table[index].sum(tuple(k for k, item in enumerate(left) if item != name))
 
 
 def sampled(net: bt.BNet, count: int, seed: int = 0) -> dict[str, torch.Tensor]:

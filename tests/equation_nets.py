@@ -30,6 +30,6 @@ def mixed(tpm: TPM, *extra: str | bt.Node, reach: object = "every") -> bt.BNet:
 
 def right(net: bt.BNet, name: str, form: str = "word") -> str:
     """The right-hand side of one row, without the indicator around it."""
-    told = net.equations(form)[name].right
-    inside = re.fullmatch(r"\\mathbb{I}(?:\\Big)?\(\\, .+? = (.*) \\,(?:\\Big)?\)", told, re.DOTALL)
-    return inside[1] if inside else told
+    given = net.equations(form)[name].right
+    inside = re.fullmatch(r"\\mathbb{I}(?:\\Big)?\(\\, .+? = (.*) \\,(?:\\Big)?\)", given, re.DOTALL)
+    return inside[1] if inside else given

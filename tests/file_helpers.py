@@ -20,9 +20,9 @@ def same(one: Network, other: Network) -> None:
     assert (one.seed, one.graph, one.specs) == (other.seed, other.graph, other.specs)
     assert one.parameters.keys() == other.parameters.keys()
     for name, value in one.parameters.items():
-        found = other.parameters[name]
-        assert found.dtype == value.dtype and found.shape == value.shape
-        bits = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (value, found))
+        result = other.parameters[name]
+        assert result.dtype == value.dtype and result.shape == value.shape
+        bits = (t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (value, result))
         assert torch.equal(*bits), name
 
 
@@ -38,12 +38,12 @@ def rewrite(
         metadata = opened.metadata()
         held = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     if header is not None:
-        told = json.loads(metadata[store.METADATA_KEY])
-        changed = header(told)
-        told = told if changed is None else changed
+        given = json.loads(metadata[store.METADATA_KEY])
+        changed = header(given)
+        given = given if changed is None else changed
         if signed:
-            told["sha256"] = store._compute_sha256(told, held)
-        metadata[store.METADATA_KEY] = json.dumps(told)
+            given["sha256"] = store._compute_sha256(given, held)
+        metadata[store.METADATA_KEY] = json.dumps(given)
     held |= {name: value for name, value in tensors.items() if value is not None}
     save_file({n: v for n, v in held.items() if tensors.get(n, v) is not None}, path, metadata)
     return path

@@ -23,21 +23,21 @@ def inclusion(net, data, **options):
 
 
 def concat(**options):
-    told = {"heads": 3, "slices": 2, "combine": "concat", "residual": True, **options}
-    return jolted(bt.bayesuvius(4, **told)).to(D)
+    given = {"heads": 3, "slices": 2, "combine": "concat", "residual": True, **options}
+    return jolted(bt.bayesuvius(4, **given)).to(D)
 
 
-def close(got, wanted, tolerance=1e-9):
-    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(wanted), rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance=1e-9):
+    torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
 
 
 def nodes_of(s, family):
     """The names of the nodes of a family, `[head, word]`."""
     ground = s.ground
-    found = ground.template.by_name[family]
-    shape = ground.shapes[found.index]
-    names = np.array([ground.name(n) for n in ground.select_nodes(found).tolist()])
-    return names.reshape(-1, *shape[-1:]) if found.plates else names.reshape(shape)
+    result = ground.template.by_name[family]
+    shape = ground.shapes[result.index]
+    names = np.array([ground.name(n) for n in ground.select_nodes(result).tolist()])
+    return names.reshape(-1, *shape[-1:]) if result.plates else names.reshape(shape)
 
 
 def run_of(s, *off):
@@ -52,19 +52,19 @@ def output_of(s, run, family):
     ids = [s.ground.id(name) for name in nodes_of(s, family).ravel()]
     if kind == "deterministic":
         return torch.stack([run.value(node) for node in ids])
-    found = [run.distribution(node) for node in ids]
-    return torch.stack([each.logits if kind == "discrete" else each.mean for each in found])
+    result = [run.distribution(node) for node in ids]
+    return torch.stack([item.logits if kind == "discrete" else item.mean for item in result])
 
 
-def log_p(s, run, told, output, full):
+def log_p(s, run, given, output, full):
     """`log P` of what is told of families in a run, or `-|f - full|^2 / 2` of an output f."""
-    if told is None:
+    if given is None:
         return -0.5 * (output_of(s, run, output) - full).square().sum()
     total = torch.zeros((), dtype=D)
-    for family, values in told.items():
+    for family, values in given.items():
         names = nodes_of(s, family).ravel()
         for name, value in zip(names, values if nodes_of(s, family).ndim else [values], strict=True):
             if value is not None:
-                seen = torch.tensor(value, dtype=None if isinstance(value, int) else D)
-                total += run.distribution(s.ground.id(name)).log_prob(seen).sum()
+                observed = torch.tensor(value, dtype=None if isinstance(value, int) else D)
+                total += run.distribution(s.ground.id(name)).log_prob(observed).sum()
     return total

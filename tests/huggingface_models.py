@@ -121,8 +121,8 @@ class Double:
 def in_double(module):
     """Compute in float64 what transformers always computes in float32: RMS norms, rotary positions, some softmaxes."""
     with contextlib.ExitStack() as stack:
-        for each in (module, modeling_rope_utils):
-            stack.enter_context(mock.patch.object(each, "torch", Double()))
+        for item in (module, modeling_rope_utils):
+            stack.enter_context(mock.patch.object(item, "torch", Double()))
         stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
         yield
 
@@ -142,5 +142,5 @@ def doubled(model):
 def config(folder, **changes):
     """Change what the config.json of a folder says; `...` leaves out."""
     path = folder / "config.json"
-    told = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in told.items() if value is not ...}))
+    given = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in given.items() if value is not ...}))

@@ -50,56 +50,56 @@ def fits(count, folder=None):
     data = vectors(count)
     word = {"net": mixture("word", slices=2, observe=Categorical(3), vocabulary=WORDS)}
     ids = torch.arange(count * 3).reshape(count, 3) % 6, torch.arange(count * 3).reshape(count, 3) % 3
-    few = {"spread": 1.0, "draws": 3, "batch": 3}
+    small = {"spread": 1.0, "draws": 3, "batch": 3}
     return {
         "map": numbers(fit(mixture(), data, method=bt.MAP(steps=4, restarts=3), batch=3, spread=1.0)),
         "em": numbers(fit(mixture(), data, method=bt.EM(steps=3, inner=2), batch=3)),
         "em of tables": numbers(fit(mixture(), data, method=bt.EM(steps=2, restarts=2), learn=["c.logits"])),
-        "svi": numbers(fit(mixture(), data, method="svi", steps=4, **few)),
+        "svi": numbers(fit(mixture(), data, method="svi", steps=4, **small)),
         "svi of tables": numbers(fit(mixture(), data, method=bt.SVI(steps=4, draws=3), learn=["c.logits"])),
-        "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **few | {"batch": 1})),
-        "svi, drawn": numbers(fit(word["net"], ids, method="svi", steps=3, choices="sampled", **few | {"batch": 2})),
+        "svi, one by one": numbers(fit(mixture(), data, method="svi", steps=3, **small | {"batch": 1})),
+        "svi, drawn": numbers(fit(word["net"], ids, method="svi", steps=3, choices="sampled", **small | {"batch": 2})),
         "nuts": numbers(fit(mixture(), data, method=bt.NUTS(chains=3, draws=2, warmup=3), learn=["c.logits"])),
     }
 
 
 def of_fits(count):
     """What a fit tells of many sentences: a point, and a posterior."""
-    data, found = vectors(count), {}
+    data, result = vectors(count), {}
     point, word = (
         fit(mixture(), vectors(6), method=bt.MAP(steps=1)),
         fit(mixture("word"), vectors(6), method=bt.MAP(steps=1)),
     )
     samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
     for name, f in (("point", point), ("word", word), ("samples", samples)):
-        told = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
-        found[name] = [*told, f.log_likelihoods] if f.samples else [*told]
+        given = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
+        result[name] = [*given, f.log_likelihoods] if f.samples else [*given]
     compared = point.compare(samples, data)
-    return found | {"compared": [compared.overlap, compared.gain, compared.gain_error]}
+    return result | {"compared": [compared.overlap, compared.gain, compared.gain_error]}
 
 
 def of_heads(count):
     """Which heads matter, what heads read, the tree of words."""
-    told, texts = summed(observe=Categorical(3)), TEXTS[:count]
+    given, texts = summed(observe=Categorical(3)), TEXTS[:count]
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in texts]
-    found = {}
+    result = {}
     for name, data, options in (
         ("observed", pairs, {}),
         ("around", texts, {"sigma": 0.5}),
         ("svi", pairs, {"method": "svi", "rounds": 3}),
         ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
     ):
-        f = bt.inclusion(told, data, draws=32, progress=False, **options)
+        f = bt.inclusion(given, data, draws=32, progress=False, **options)
         names = ("rho", "log_bayes", "error", "inclusion", "importance", "importance_error", "ablation", "idle")
-        found[name] = [getattr(f, each) for each in names]
+        result[name] = [getattr(f, item) for item in names]
         harm = damage(f, counts=[1, 2], progress=False)
-        found[f"damage, {name}"] = [harm.values, harm.error]
-    r = bt.roles(told, texts, draws=100)
+        result[f"damage, {name}"] = [harm.values, harm.error]
+    r = bt.roles(given, texts, draws=100)
     names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-    found["roles"] = [getattr(r, each) for each in names]
+    result["roles"] = [getattr(r, item) for item in names]
     same = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
-    tan = told.tan(same, [0, 1, 0, 1, 0, 1])
-    return found | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}
+    tan = given.tan(same, [0, 1, 0, 1, 0, 1])
+    return result | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}
 
 
 def step(k):
@@ -113,8 +113,8 @@ def trained(folder=None, kill=False, **options):
         return step(k)
 
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D)
-    told = {"steps": 8, "rate": 0.01, "every": 2, "clip": 0.5, "held_out": step(1)} | options
-    return flat_options.train(net, data, **told, folder=folder, progress=False)
+    given = {"steps": 8, "rate": 0.01, "every": 2, "clip": 0.5, "held_out": step(1)} | options
+    return flat_options.train(net, data, **given, folder=folder, progress=False)
 
 
 def fitted(folder=None, kill=False, **options):
@@ -136,10 +136,10 @@ def killed(folder):
     """A rank is killed while it trains, and, when all have started again, while it fits."""
     one = RANK == 1
     train = trained(folder / "train", kill=one and RESTARTS == 0, resume=True)
-    found = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
+    result = fitted(folder / "fit", kill=one and RESTARTS == 1, resume=True)
     return {
         "train": [train.losses, train.held_out, dict(train.net.parameters)],
-        "fit": numbers(found),
+        "fit": numbers(result),
         "restarts": [RESTARTS],
     }
 
@@ -151,7 +151,7 @@ def together(folder):
 
 def apart(folder):
     """What ranks must not do each in its own way, and a few sentences for many ranks."""
-    found = fits(2) | of_fits(2) | of_heads(2)
+    result = fits(2) | of_fits(2) | of_heads(2)
     f = fit(mixture(), vectors(6), method=bt.MAP(steps=1))
     sliced = fit(mixture("slice", slices=2), vectors(6), method=bt.MAP(steps=1))
     refused = []
@@ -167,13 +167,13 @@ def apart(folder):
             refused.append(str(error))
     if RANK == 0:
         with alone():
-            found["by itself"] = [f.responsibilities(vectors(5))]
+            result["by itself"] = [f.responsibilities(vectors(5))]
     for relations in ({"mine": failing}, None) if WORLD > 1 else ():  # the second question has no group any more
         try:
             bt.roles(summed(), TEXTS, relations=relations)
         except bt.BNetError as error:
             refused.append(str(error))
-    return found | {"refused": refused}
+    return result | {"refused": refused}
 
 
 def failing(words):

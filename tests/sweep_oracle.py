@@ -17,24 +17,26 @@ AXES = ("slice", "plates", "word", "read")
 
 
 def case(name):
-    return next(each for each in CASES if each.name == name)
+    return next(item for item in CASES if item.name == name)
 
 
-def turned(net, said, stack=""):
+def turned(net, text, stack=""):
     """Other words for a sentence, as many: its own turned round; new ones but the last, where any may be said."""
-    if isinstance(said, dict):
-        return {stack: turned(net, words, stack) for stack, words in said.items()}
-    if not isinstance(said, str):
-        return [*said[1:], said[0]]
-    first, *rest = words = said.split()
+    if isinstance(text, dict):
+        return {stack: turned(net, words, stack) for stack, words in text.items()}
+    if not isinstance(text, str):
+        return [*text[1:], text[0]]
+    first, *remainder = words = text.split()
     known = stack in net.network.vocabularies
-    return " ".join([*rest, first] if known else ["dog", *(f"{word}s" for word in rest[:-1]), *words[1:][-1:]])
+    return " ".join(
+        [*remainder, first] if known else ["dog", *(f"{word}s" for word in remainder[:-1]), *words[1:][-1:]]
+    )
 
 
-def pair(each, dtype=D):
+def pair(item, dtype=D):
     """A clean and a corrupt sentence of a case."""
-    net = each.net.to(dtype)
-    return net.sentence(turned(net, each.said)), net.sentence(each.said)
+    net = item.net.to(dtype)
+    return net.sentence(turned(net, item.said)), net.sentence(item.said)
 
 
 def outcomes(s):
@@ -52,8 +54,8 @@ def curved(*values):
 
 def metric(names):
     """The curved metric of these nodes."""
-    told = ", ".join(names)
-    return eval(f"lambda {told}: curved({told})", {"curved": curved})
+    given = ", ".join(names)
+    return eval(f"lambda {given}: curved({given})", {"curved": curved})
 
 
 def refusal(call, *arguments, **options):
@@ -75,32 +77,33 @@ class Slow:
 
     def __post_init__(self):
         nodes = [self.corrupt.ground.id(name) for name in self.names]
-        found = set()
+        result = set()
         for world in (self.clean.state.model, self.corrupt.state.model):
-            found |= set(
+            result |= set(
                 reference.find_open_choices(world, range(len(world.ground)), {}, include_ancestors=True)
             ) - set(nodes)
         above = set()
-        for node in (*nodes, *found):  # of the other discrete nodes, those that nothing told hangs on are left out
+        for node in (*nodes, *result):  # of the other discrete nodes, those that nothing told hangs on are left out
             above |= set(self.corrupt.ancestors(self.corrupt.ground.name(node)))
-        found = sorted(n for n in found if self.corrupt.ground.name(n) in above)
-        sizes = [self.corrupt.state.model.count_states(n) for n in found]
+        result = sorted(n for n in result if self.corrupt.ground.name(n) in above)
+        sizes = [self.corrupt.state.model.count_states(n) for n in result]
         states = [
-            {n: torch.tensor(k) for n, k in zip(found, at, strict=True)} for at in itertools.product(*map(range, sizes))
+            {n: torch.tensor(k) for n, k in zip(result, at, strict=True)}
+            for at in itertools.product(*map(range, sizes))
         ]
         object.__setattr__(self, "nodes", nodes)
-        object.__setattr__(self, "free", found)
+        object.__setattr__(self, "free", result)
         object.__setattr__(self, "runs", [self._both(at) for at in states])
 
     def _both(self, states):
-        return [reference.ReferenceRun(each.state.model, states) for each in (self.clean, self.corrupt)]
+        return [reference.ReferenceRun(item.state.model, states) for item in (self.clean, self.corrupt)]
 
     def told(self, patch=lambda clean, corrupt: {}, base=1):
         """What a metric is told of each node: log P, or the mean or the value, averaged over P(choices).
 
         `patch(clean run, corrupt run)` says what is set, in the corrupt sentence (or in the clean one: `base=0`).
         """
-        logs, found, graph = [], [], None
+        logs, result, graph = [], [], None
         for both in self.runs:
             done, (world, states) = patch(*both), (both[base].model, both[base].states)
             graph = graph or world.surgery(done)
@@ -110,15 +113,15 @@ class Slow:
             logs.append(
                 sum((self._log_prob(node, run, both[1 - base]) for node in self.free), torch.zeros((), dtype=D))
             )
-            found.append([self._of(run, node) for node in self.nodes])
+            result.append([self._of(run, node) for node in self.nodes])
         share = torch.stack(logs).softmax(0)
-        told = []
-        for node, each in zip(self.nodes, zip(*found, strict=True), strict=True):
-            stacked = torch.stack(each).to(D)
+        given = []
+        for node, item in zip(self.nodes, zip(*result, strict=True), strict=True):
+            stacked = torch.stack(item).to(D)
             log = self._kind(node) == "discrete"
             mixed = torch.einsum("s,s...->...", share, stacked.exp() if log else stacked)
-            told.append(mixed.log() if log else mixed)
-        return [each[None] for each in told]
+            given.append(mixed.log() if log else mixed)
+        return [item[None] for item in given]
 
     def outcome(self, patch=lambda clean, corrupt: {}, base=1):
         """The curved metric of one intervention."""
@@ -130,20 +133,20 @@ class Slow:
 
     def _log_prob(self, node, run, other):
         """The log probability of a choice in a run; in the other one, if it is set in this one alone."""
-        open_in = next((each for each in (run, other) if node not in each.model.do), None)
+        open_in = next((item for item in (run, other) if node not in item.model.do), None)
         return torch.zeros((), dtype=D) if open_in is None else open_in.log_prob(node)
 
     def _of(self, run, node):
         if self._kind(node) == "deterministic" or node in run.model.do:
             return run.value(node)
-        found = run.distribution(node)
-        return found.logits if self._kind(node) == "discrete" else found.mean
+        result = run.distribution(node)
+        return result.logits if self._kind(node) == "discrete" else result.mean
 
 
 def valued(graph, done):
     """A sentence after surgery, with other values for what was set."""
-    rows = {node: each.weights for node, each in done.items() if isinstance(each, AttentionRow)}
-    values = {node: each for node, each in done.items() if node not in rows}
+    rows = {node: item.weights for node, item in done.items() if isinstance(item, AttentionRow)}
+    values = {node: item for node, item in done.items() if node not in rows}
     return replace(graph, do={**graph.do, **values}, attention_rows={**graph.attention_rows, **rows})
 
 
@@ -158,14 +161,14 @@ def reading(nodes, words=None):
     def patch(clean, corrupt):
         done = {}
         for node in nodes:
-            (there, new), (same, old) = clean.attention(node), corrupt.attention(node)
-            assert there == same
+            (present, new), (same, old) = clean.attention(node), corrupt.attention(node)
+            assert present == same
             member = clean.model.network.specs[clean.model.ground.group_of(node).index]
-            given = next(each for each in member.parents if each.slot == "v.")
+            given = next(item for item in member.parents if item.slot == "v.")
             stack = clean.model.network.specs[given.index].group.word_stack
             row = torch.zeros(clean.model.ground.word_counts[stack], dtype=new.dtype)
-            for word, ours, own in zip(there, new, old, strict=True):
-                row[word] = ours if words is None or word in words else own
+            for word, actual, local in zip(present, new, old, strict=True):
+                row[word] = actual if words is None or word in words else local
             done[node] = AttentionRow(row)
         return done
 
@@ -182,9 +185,9 @@ def along(*nodes):
         carried = clean.value(nodes[0])
         for parent, child in itertools.pairwise(nodes):
             corrupt.value(child)
-            alone = reference.ReferenceRun(corrupt.model, corrupt.states)
-            alone.values = {**corrupt.values, parent: carried}
-            carried = alone._compute_value(child)
+            single = reference.ReferenceRun(corrupt.model, corrupt.states)
+            single.values = {**corrupt.values, parent: carried}
+            carried = single._compute_value(child)
         return {nodes[-1]: carried}
 
     return patch
@@ -200,38 +203,38 @@ def cells(s, role, over=None):
     """For each index of the sweep of a role, the nodes that are set together."""
     families, axes = s.ground.template.by_stem[role], axes_of(s, role)
     slices = [family.slice for family in families]
-    found = {}
+    result = {}
     for family in families:
         for node in s.ground.select_nodes(family).tolist():
             index = s.ground.unravel_index(node)[1]
-            whole = dict(zip(axes, (slices.index(family.slice), *index) if "slice" in axes else index, strict=True))
-            found.setdefault(tuple(whole[axis] for axis in (axes if over is None else over)), []).append(node)
-    return found
+            full = dict(zip(axes, (slices.index(family.slice), *index) if "slice" in axes else index, strict=True))
+            result.setdefault(tuple(full[axis] for axis in (axes if over is None else over)), []).append(node)
+    return result
 
 
 def arrows(s, first, last):
     """For each place of an arrow between roles, its two nodes: slice, plates, word (the child's), word read."""
-    ground, found = s.ground, {}
+    ground, result = s.ground, {}
     for family in ground.template.by_stem[last]:
         inputs = s.net.network.specs[family.index].parents
         for node in ground.select_nodes(family).tolist():
-            own = dict(zip(ground.axes(family), ground.unravel_index(node)[1], strict=True))
+            local = dict(zip(ground.axes(family), ground.unravel_index(node)[1], strict=True))
             for parent in ground.parents(node):
                 above, index = ground.unravel_index(parent)
                 if above.stem == first:
-                    theirs = dict(zip(ground.axes(above), index, strict=True))
-                    plates = [{**theirs, **own}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
-                    apart = any(given.reach.kind != "same" for given in inputs if given.index == above.index)
-                    read = WORD in theirs and (WORD not in own or above.word_stack != family.word_stack or apart)
+                    peer = dict(zip(ground.axes(above), index, strict=True))
+                    plates = [{**peer, **local}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
+                    separate = any(given.reach.kind != "same" for given in inputs if given.index == above.index)
+                    read = WORD in peer and (WORD not in local or above.word_stack != family.word_stack or separate)
                     at = [] if family.slice is None else [family.slice]
-                    words = [own[WORD]] if WORD in own else []
-                    found[*at, *plates, *words, *([theirs[WORD]] if read else [])] = parent, node
-    return found
+                    words = [local[WORD]] if WORD in local else []
+                    result[*at, *plates, *words, *([peer[WORD]] if read else [])] = parent, node
+    return result
 
 
-def by_index(found, places):
+def by_index(result, positions):
     """What is told by place, by the index of the result: along each axis stand only places where there is a cell."""
     return {
-        tuple(found.places[axis].index(k) for axis, k in zip(found.axes, at, strict=True)): each
-        for at, each in places.items()
+        tuple(result.places[axis].index(k) for axis, k in zip(result.axes, at, strict=True)): item
+        for at, item in positions.items()
     }

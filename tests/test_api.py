@@ -46,8 +46,8 @@ def test_a_new_file_in_models_is_a_new_architecture(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text(Path(bt.models.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     (folder / "plain.py").write_text("import bnet_transformer as bt\nplain = bt.bayesuvius\n", encoding="utf-8")
-    found = importlib.import_module("architectures")
-    assert found.ARCHITECTURES == ["plain"] and found.plain(3).sentence("a b")["x_1_1"].shape == (2, 3)
+    result = importlib.import_module("architectures")
+    assert result.ARCHITECTURES == ["plain"] and result.plain(3).sentence("a b")["x_1_1"].shape == (2, 3)
     del sys.modules["architectures"], sys.modules["architectures.plain"]
 
 
@@ -59,9 +59,9 @@ def test_words_are_text_lists_ids_or_vectors(net):
     assert net.sentence(x=x)["x_0_1"].equal(x[1])
     assert net.sentence("two words", x=x.numpy())["x_0_0"].equal(x[0])
     known = bt.bayesuvius(4, vocabulary=["a", "b", "c"])
-    for said in ("c a", ["c", "a"], [2, 0], np.array([2, 0]), torch.tensor([2, 0])):
-        assert known.sentence(said).words == ("c", "a")
-        assert known.sentence(said)["token_0"].item() == 2
+    for message in ("c a", ["c", "a"], [2, 0], np.array([2, 0]), torch.tensor([2, 0])):
+        assert known.sentence(message).words == ("c", "a")
+        assert known.sentence(message)["token_0"].item() == 2
 
 
 def test_one_word_has_one_vector_everywhere(net):
@@ -157,8 +157,8 @@ def test_arrows_carry_what_is_read(s):
                 assert weighed[f"{role}_0_{j}"][f"x_1_{i}"]["weight"] == pytest.approx(float(table[i, j]), abs=1e-6)
     assert "weight" not in weighed["x_0_0"]["q_0_0"]
     mean = torch.einsum("c,cij->ij", s.posterior("c", {"y_0": 1}).double(), s.attention(0).double())
-    seen = s.observe(y_0=1).graph(attention=True)
-    assert seen["k_0_1"]["x_1_0"]["weight"] == pytest.approx(float(mean[0, 1]), abs=1e-6)
+    observed = s.observe(y_0=1).graph(attention=True)
+    assert observed["k_0_1"]["x_1_0"]["weight"] == pytest.approx(float(mean[0, 1]), abs=1e-6)
     strong = s.do(c=2).graph(min_weight=0.4)
     weights = [w for _, _, w in strong.edges(data="weight") if w is not None]
     assert weights and min(weights) >= 0.4 and strong.has_edge("x_0_0", "q_0_0")
@@ -197,9 +197,9 @@ def test_float32_is_near_float64(net):
 
 
 def test_a_net_goes_to_a_device_and_a_type(net):
-    there = net.to("meta")
-    assert {value.device.type for value in there.parameters.values()} == {there.network.device.type} == {"meta"}
-    assert there.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
+    present = net.to("meta")
+    assert {value.device.type for value in present.parameters.values()} == {present.network.device.type} == {"meta"}
+    assert present.module()(torch.zeros(2, 3, 4, device="meta")).device.type == "meta"
     both = net.to(torch.device("meta"), torch.float64)
     assert (both.network.dtype, both.network.default_dtype) == (torch.float64, torch.float64)
     home = net.to("cpu")
@@ -211,17 +211,17 @@ def test_a_net_goes_to_a_device_and_a_type(net):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_sentence_is_answered_on_the_device_of_its_net(net):
-    here = net.sentence("the cat sat").do(q_0_1=torch.zeros(4))
-    there = net.to("cuda").sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    current = net.sentence("the cat sat").do(q_0_1=torch.zeros(4))
+    present = net.to("cuda").sentence("the cat sat").do(q_0_1=torch.zeros(4))
     for name in ("x_0_0", "q_0_1", "x_1_1", "x_2_2"):
-        assert there[name].device.type == "cuda"
-        torch.testing.assert_close(there[name].cpu(), here[name], rtol=1e-5, atol=1e-5)
+        assert present[name].device.type == "cuda"
+        torch.testing.assert_close(present[name].cpu(), current[name], rtol=1e-5, atol=1e-5)
 
 
 def test_words_are_not_said_beside_other_ids():
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b", "c"])
-    for said in ("a b", [0, 1]):
+    for text in ("a b", [0, 1]):
         with pytest.raises(bt.BNetError, match=r"given\['token'\]: expected \[0, 1\], the ids of .* got \[2, 2\]"):
-            net.sentence(said, given={"token": [2, 2]})
-        assert net.sentence(said, given={"token": [0, 1]}).words == ("a", "b")
+            net.sentence(text, given={"token": [2, 2]})
+        assert net.sentence(text, given={"token": [0, 1]}).words == ("a", "b")
     assert len(net.sentence(given={"token": [2, 2]}).words) == 2

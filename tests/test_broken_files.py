@@ -37,16 +37,16 @@ def saved(tmp_path_factory):
     bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
 
     def checkpoint(path):
-        found = training.kept(decoder(), path)
-        return found.losses, found.steps, dict(found.net.parameters)
+        result = training.kept(decoder(), path)
+        return result.losses, result.steps, dict(result.net.parameters)
 
     def net(path):
-        found = bt.load(path)
-        return found.declaration, dict(found.parameters)
+        result = bt.load(path)
+        return result.declaration, dict(result.parameters)
 
     def fit(path):
-        found = bt.load(path)
-        return found.bounds, found.measured, found.net.declaration, dict(found.net.parameters)
+        result = bt.load(path)
+        return result.bounds, result.measured, result.net.declaration, dict(result.net.parameters)
 
     return {"net": (folder / "net", net), "fit": (folder / "fit", fit),
             "checkpoint": (folder / "checkpoint.safetensors", checkpoint)}  # fmt: skip
@@ -56,28 +56,30 @@ def saved(tmp_path_factory):
 def test_a_damaged_file_is_refused_or_read_as_it_was(kind, saved, tmp_path):
     """Cut at a byte, or with a bit flipped: at the edges, in the header and in the tensors."""
     path, read = saved[kind]
-    content, whole, damaged, draw = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
+    content, full, damaged, draw = path.read_bytes(), read(path), tmp_path / "damaged", random.Random(0)
     header = 8 + int.from_bytes(content[:8], "little")
-    places = [0, 1, 7, 8, 9, header, len(content) // 2, len(content) - 9, len(content) - 1]
-    places += [draw.randrange(8, header) for _ in range(10)] + [draw.randrange(header, len(content)) for _ in range(10)]
-    for place in places:
+    positions = [0, 1, 7, 8, 9, header, len(content) // 2, len(content) - 9, len(content) - 1]
+    positions += [draw.randrange(8, header) for _ in range(10)] + [
+        draw.randrange(header, len(content)) for _ in range(10)
+    ]
+    for position in positions:
         flipped = bytearray(content)
-        flipped[place] ^= 1 << draw.randrange(8)
-        for changed in (content[:place], bytes(flipped)):
+        flipped[position] ^= 1 << draw.randrange(8)
+        for changed in (content[:position], bytes(flipped)):
             damaged.write_bytes(changed)
             try:
-                found = read(damaged)
+                result = read(damaged)
             except bt.FileError as error:
                 assert "\n" not in str(error) and str(damaged) in str(error)
             else:
-                assert same(found, whole), f"byte {place}"
+                assert same(result, full), f"byte {position}"
 
 
 def test_what_is_no_net(tmp_path):
     path = tmp_path / "a"
     os.mkfifo(tmp_path / "fifo")
-    for other, told in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
-        with pytest.raises(bt.FileError, match=told):
+    for other, given in (("fifo", "no plain file"), ("", "got a folder"), ("a", "no such file")):
+        with pytest.raises(bt.FileError, match=given):
             bt.load(tmp_path / other)
     huge, pickled = struct.pack("<Q", 2**62), pickle.dumps({"a": 1}) * 9
     for content in (b"", b"short", huge, huge + b"{}", pickled, b"PK\x03\x04" * 99, struct.pack("<Q", 4) + b"null"):
@@ -188,7 +190,7 @@ def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b"])
     s = net.sentence(["a", "b"] * 4_000)
     restarts = bt.MAP(restarts=10**9)
-    for ask, told in (
+    for ask, given in (
         (s.graph, "networkx graph: expected at most 100000 arrows"),
         (s.tan, "shrinking: expected at most 10000000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
@@ -197,7 +199,7 @@ def test_what_is_too_large_is_refused_before_it_is_made(tmp_path):
         (lambda: bt.bayesuvius(4, observe=Categorical(10**12)), "parameters: expected at most"),
         (lambda: bt.fit(mixture(), vectors(), method=restarts), "1000000000 restarts: expected at most"),
     ):
-        with pytest.raises(bt.BudgetError, match=told):
+        with pytest.raises(bt.BudgetError, match=given):
             ask()
     assert not any(tmp_path.iterdir())
 

@@ -51,26 +51,28 @@ class Slow:
 
     def __init__(self, clean, corrupt):
         self.model, self.ground = clean.state.model, clean.ground
-        self.clean, self.corrupt = (reference.ReferenceRun(each.state.model, {}) for each in (clean, corrupt))
+        self.clean, self.corrupt = (reference.ReferenceRun(item.state.model, {}) for item in (clean, corrupt))
         self.order = topological_order(self.ground).tolist()
         self.parents = {node: reference.parents(self.model, node) for node in self.order}
         self.known = {}
 
-    def told(self, gone, nodes):
+    def told(self, removed, nodes):
         """What some nodes come to if these arrows are gone; a random one by its log P, or mean."""
         above = {*nodes, *ancestors(self.ground, nodes)}
         into = {}
-        for source, target in gone:
+        for source, target in removed:
             into.setdefault(target, set()).add(source)
         values, hangs = {}, {}
         for node in (node for node in self.order if node in above):
-            parents, own = self.parents[node], into.get(node, set())
-            kept = [(p, hangs[p]) for p in parents if p not in own]
-            hangs[node] = hash((node, frozenset(own), tuple(kept)))  # what is gone above it: its value is kept by that
+            parents, local = self.parents[node], into.get(node, set())
+            retained = [(p, hangs[p]) for p in parents if p not in local]
+            hangs[node] = hash(
+                (node, frozenset(local), tuple(retained))
+            )  # what is gone above it: its value is kept by that
             if hangs[node] not in self.known:
-                alone = reference.ReferenceRun(self.model, {})
-                alone.values = {p: self.corrupt.value(p) if p in own else values[p] for p in parents}
-                self.known[hangs[node]] = self._of(alone, node)
+                single = reference.ReferenceRun(self.model, {})
+                single.values = {p: self.corrupt.value(p) if p in local else values[p] for p in parents}
+                self.known[hangs[node]] = self._of(single, node)
             values[node] = self.known[hangs[node]]
         return [values[node] for node in nodes]
 
@@ -89,8 +91,8 @@ def differing(slow):
     """The nodes whose value differs, or may differ in a run between the two."""
     live = set()
     for node in slow.order:
-        ours, theirs = ({**run.model.do, **run.model.attention_rows} for run in (slow.clean, slow.corrupt))
-        if (node in ours) != (node in theirs) or live & set(slow.parents[node]):
+        actual, peer = ({**run.model.do, **run.model.attention_rows} for run in (slow.clean, slow.corrupt))
+        if (node in actual) != (node in peer) or live & set(slow.parents[node]):
             live.add(node)
         elif not slow.parents[node] and not slow._random(node):
             live |= set() if torch.equal(slow.clean.value(node), slow.corrupt.value(node)) else {node}
@@ -100,8 +102,8 @@ def differing(slow):
 def starred(ground, node, over):
     """The name of a node, with a star for each index along which arrows are joined."""
     family, index = ground.unravel_index(node)
-    told = [i if over is None or a in over else "*" for a, i in zip(ground.axes(family), index, strict=True)]
-    return "_".join(map(str, [family.name, *told]))
+    given = [i if over is None or a in over else "*" for a, i in zip(ground.axes(family), index, strict=True)]
+    return "_".join(map(str, [family.name, *given]))
 
 
 class Greedy:
@@ -131,13 +133,13 @@ class Greedy:
         for family in sorted(edges, reverse=True):
             self.one_family(edges[family], threshold)
 
-    def of(self, gone):
+    def of(self, removed):
         """The metric without these arrows, for each example."""
-        told = [run.told(gone, self.nodes) for run in self.runs]
-        return self.metric(*(torch.stack(each) for each in zip(*told, strict=True)))
+        given = [run.told(removed, self.nodes) for run in self.runs]
+        return self.metric(*(torch.stack(item) for item in zip(*given, strict=True)))
 
-    def distance(self, gone):
-        return float((self.of(gone) - self.clean).abs().mean())
+    def distance(self, removed):
+        return float((self.of(removed) - self.clean).abs().mean())
 
     def one_family(self, edges, threshold):
         below = set(self.nodes)
@@ -148,26 +150,26 @@ class Greedy:
             if not any(target in below for _, target in arrows):
                 self.effects[name] = 0.0
                 self.gone |= arrows
-        rest = [name for name in edges if name not in self.effects]
-        now = self.distance(self.gone)
-        alone = {name: round(self.distance(self.gone | edges[name]) - now, 9) for name in rest}
-        for name in sorted(rest, key=lambda name: alone[name]):
-            rise = self.distance(self.gone | edges[name]) - now
+        remainder = [name for name in edges if name not in self.effects]
+        current = self.distance(self.gone)
+        single = {name: round(self.distance(self.gone | edges[name]) - current, 9) for name in remainder}
+        for name in sorted(remainder, key=lambda name: single[name]):
+            rise = self.distance(self.gone | edges[name]) - current
             self.effects[name] = rise
             if rise < threshold:
                 self.gone |= edges[name]
-                now += rise
+                current += rise
             else:
                 self.kept.append(name)
 
 
-def turned(said, shift):
+def turned(text, shift):
     """Another sentence of the same length: words of the same vocabulary, or others."""
-    if isinstance(said, dict):
-        return {stack: turned(words, shift) if k == 0 else words for k, (stack, words) in enumerate(said.items())}
-    words = said.split() if isinstance(said, str) else list(said)
+    if isinstance(text, dict):
+        return {stack: turned(words, shift) if k == 0 else words for k, (stack, words) in enumerate(text.items())}
+    words = text.split() if isinstance(text, str) else list(text)
     other = [*words[1:], words[0]] if len(words) > 1 and shift == 0 else [words[0], *words[1:-1], words[0]]
-    return " ".join(other) if isinstance(said, str) else other
+    return " ".join(other) if isinstance(text, str) else other
 
 
 def settled(net, s):
@@ -181,8 +183,8 @@ def settled(net, s):
 def examples(name):
     """Two clean and two corrupt sentences of a case, and the outcomes at its first and last word."""
     case = BY_NAME[name]
-    net, said = case.net, case.said
-    sentences = [settled(net, net.sentence(words)) for words in (said, turned(said, 1), turned(said, 0))]
+    net, text = case.net, case.said
+    sentences = [settled(net, net.sentence(words)) for words in (text, turned(text, 1), turned(text, 0))]
     ground = sentences[0].ground
     nodes = ground.select_nodes(net.network.get_spec(find_default_output(net.network)).group).tolist()
     return sentences[:2], [sentences[2]] * 2, list(dict.fromkeys([nodes[0], nodes[-1]]))
@@ -195,16 +197,16 @@ def metric_of(s, nodes):
 def check(clean, corrupt, nodes, share, **options):
     """The search beside the plain one: the same edges in the same order, the same effects, the same run."""
     both = {"over": options.get("over"), "candidates": options.get("candidates")}
-    whole = Greedy(clean, corrupt, nodes, curved, float("inf"), **both)
-    threshold = share * float((whole.of(whole.gone) - whole.clean).abs().mean())
+    full = Greedy(clean, corrupt, nodes, curved, float("inf"), **both)
+    threshold = share * float((full.of(full.gone) - full.clean).abs().mean())
     slow = Greedy(clean, corrupt, nodes, curved, threshold, **both)
-    found = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
-    assert list(found.effects) == list(slow.effects)
-    close(torch.tensor(list(found.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
-    assert list(found.kept) == slow.kept and found.edges == len(slow.kept)
-    close(found.outcome, slow.of(slow.gone))
-    close(found.clean, slow.clean)
-    return found, slow
+    result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
+    assert list(result.effects) == list(slow.effects)
+    close(torch.tensor(list(result.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
+    assert list(result.kept) == slow.kept and result.edges == len(slow.kept)
+    close(result.outcome, slow.of(slow.gone))
+    close(result.clean, slow.clean)
+    return result, slow
 
 
 def close(one, other, atol=1e-10):
@@ -213,7 +215,7 @@ def close(one, other, atol=1e-10):
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, each in enumerate(SHOWN.items())],
+    [pytest.param(*item, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, item in enumerate(SHOWN.items())],
 )
 def test_the_batched_search_is_the_plain_greedy_one(name, share):
     clean, corrupt, nodes = examples(name)
@@ -233,25 +235,25 @@ def test_memory_changes_nothing():
     ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1}
     many = bt.circuit(clean, corrupt, **ask)
     for memory in (1, 2**14):
-        few = bt.circuit(clean, corrupt, memory=memory, **ask)
-        assert list(few.effects) == list(many.effects) and few.kept == many.kept
-        close(torch.tensor(list(few.effects.values())), torch.tensor(list(many.effects.values())))
+        small = bt.circuit(clean, corrupt, memory=memory, **ask)
+        assert list(small.effects) == list(many.effects) and small.kept == many.kept
+        close(torch.tensor(list(small.effects.values())), torch.tensor(list(many.effects.values())))
 
 
 @pytest.mark.parametrize("over", [["slice"], ["slice", "head"], ["slice", "word"]])
 def test_arrows_joined_go_together(over):
-    found, _ = check(*examples("concat"), 0.1, over=over)
-    assert found.over == tuple(over) and all("*" in edge for edge in found.effects if edge.startswith("v"))
-    assert all("*" not in arrow for arrow in found.arrows)
+    result, _ = check(*examples("concat"), 0.1, over=over)
+    assert result.over == tuple(over) and all("*" in edge for edge in result.effects if edge.startswith("v"))
+    assert all("*" not in arrow for arrow in result.arrows)
 
 
 def test_arrows_that_are_no_candidates_stay():
     clean, corrupt, nodes = examples("concat")
-    found, _ = check(clean, corrupt, nodes, 0.1, candidates=["v -> a", "k -> a"])
-    assert {edge[0] for edge in found.effects} == {"v", "k"}
-    other = {arrow for arrow in found.arrows if found.edge_of[arrow] is None}
+    result, _ = check(clean, corrupt, nodes, 0.1, candidates=["v -> a", "k -> a"])
+    assert {edge[0] for edge in result.effects} == {"v", "k"}
+    other = {arrow for arrow in result.arrows if result.edge_of[arrow] is None}
     assert any(arrow.startswith("x") for arrow in other)
-    assert all(found.graph.edges[tuple(arrow.split(" -> "))]["effect"] is None for arrow in other)
+    assert all(result.graph.edges[tuple(arrow.split(" -> "))]["effect"] is None for arrow in other)
     assert bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1, candidates="v -> a").candidates
 
 
@@ -260,86 +262,86 @@ def test_surgery_counts():
     """Nodes that are set, or read by a row of their own: in both sentences, in one, to unlike values."""
     clean, corrupt, nodes = examples("chapter, two slices")
     row, other = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
-    ours, theirs = clean[0], corrupt[0]
+    actual, peer = clean[0], corrupt[0]
     check([s.do(x_1_1=Zero()) for s in clean], [s.do(x_1_1=Zero()) for s in corrupt], nodes, 0.1)
-    check([ours.do(x_1_1=Zero())], [theirs], nodes, 0.1)
-    check([ours], [ours.do(q_1_2=Zero(), x_1_0=Zero())], nodes, 0.1)
-    check([ours.do(c=1)], [ours.do(c=0)], nodes, 0.1)
-    check([ours.do(x_1_2=row)], [theirs.do(x_1_2=other)], nodes, 0.1)
-    check([ours.do(x_2_2=row)], [theirs.do(x_2_2=row)], nodes[-1:], 0.1)
+    check([actual.do(x_1_1=Zero())], [peer], nodes, 0.1)
+    check([actual], [actual.do(q_1_2=Zero(), x_1_0=Zero())], nodes, 0.1)
+    check([actual.do(c=1)], [actual.do(c=0)], nodes, 0.1)
+    check([actual.do(x_1_2=row)], [peer.do(x_1_2=other)], nodes, 0.1)
+    check([actual.do(x_2_2=row)], [peer.do(x_2_2=row)], nodes[-1:], 0.1)
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_all_arrows_are_the_clean_run_and_none_the_corrupt_one(name):
     clean, corrupt, nodes = examples(name)
-    ours, theirs = parse_example_pair(clean, corrupt)
-    metric = measure_of(ours, metric_of(clean[0], nodes))
-    arrows = find_circuit_arrows(ours, theirs, nodes, parse_edge_axes(ours.model.ground, None), None)
-    runs = build_runner(ours, theirs, arrows, metric, 2**29)
-    for side, kept in ((runs.clean, True), (runs.corrupt, False)):
+    actual, peer = parse_example_pair(clean, corrupt)
+    metric = measure_of(actual, metric_of(clean[0], nodes))
+    arrows = find_circuit_arrows(actual, peer, nodes, parse_edge_axes(actual.model.ground, None), None)
+    runs = build_runner(actual, peer, arrows, metric, 2**29)
+    for side, retained in ((runs.clean, True), (runs.corrupt, False)):
         for family in reversed(arrows.incoming):
-            runs.fix_arrows(family, np.full(len(arrows.incoming[family]), kept))
+            runs.fix_arrows(family, np.full(len(arrows.incoming[family]), retained))
         close(runs.evaluate_circuit(), runs.evaluate_run(side))
 
 
 def test_the_circuit_as_a_graph():
     clean, corrupt, nodes = examples("encoder, pre-norm")
-    found = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
-    graph, ground = found.graph, clean[0].ground
-    kept = {tuple(map(ground.id, edge.split(" -> "))) for edge in found.kept}
-    whole = nx.DiGraph(sorted(kept))
-    starts = {n for n in whole if ground.name(n).startswith("token")}
-    beneath = starts.union(*(nx.descendants(whole, n) for n in starts))
-    above = nx.ancestors(whole, nodes[-1]) | {nodes[-1]}
-    wanted = {(a, b) for a, b in kept if a in beneath and b in above}
-    assert {(ground.id(a), ground.id(b)) for a, b in graph.edges} == wanted
+    result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
+    graph, ground = result.graph, clean[0].ground
+    retained = {tuple(map(ground.id, edge.split(" -> "))) for edge in result.kept}
+    full = nx.DiGraph(sorted(retained))
+    starts = {n for n in full if ground.name(n).startswith("token")}
+    beneath = starts.union(*(nx.descendants(full, n) for n in starts))
+    above = nx.ancestors(full, nodes[-1]) | {nodes[-1]}
+    expected = {(a, b) for a, b in retained if a in beneath and b in above}
+    assert {(ground.id(a), ground.id(b)) for a, b in graph.edges} == expected
     name = next(n for n in graph if n.startswith("a_0"))
     _, _, head, word = name.split("_")
     about = clean[0].graph().nodes[name]
-    told = graph.nodes[name]
-    assert (told["role"], told["slice"], told["head"], told["word"]) == ("a", 0, int(head), int(word))
-    assert all(told[what] == about[what] for what in ("index", "plates", "stack"))
-    assert told["token"] is None and about["label"] == f'{told["label"]} "{about["token"]}"'  # the examples differ
-    assert {told["part"] for n, told in graph.nodes(data=True) if n.startswith("token")} == {"differs"}
-    assert [n for n, told in graph.nodes(data=True) if told["part"] == "outcome"] == [ground.name(nodes[-1])]
+    given = graph.nodes[name]
+    assert (given["role"], given["slice"], given["head"], given["word"]) == ("a", 0, int(head), int(word))
+    assert all(given[subject] == about[subject] for subject in ("index", "plates", "stack"))
+    assert given["token"] is None and about["label"] == f'{given["label"]} "{about["token"]}"'  # the examples differ
+    assert {given["part"] for n, given in graph.nodes(data=True) if n.startswith("token")} == {"differs"}
+    assert [n for n, given in graph.nodes(data=True) if given["part"] == "outcome"] == [ground.name(nodes[-1])]
     for a, b, arrow in graph.edges(data=True):
-        assert arrow["effect"] == found.effects[f"{a} -> {b}"] >= found.threshold
+        assert arrow["effect"] == result.effects[f"{a} -> {b}"] >= result.threshold
 
 
 def test_the_circuit_is_drawn_and_told(tmp_path):
     clean, corrupt, nodes = examples("encoder, pre-norm")
-    found = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
+    result = bt.circuit(clean[0], corrupt[0], metric=metric_of(clean[0], nodes[-1:]), threshold=0.2)
     s = clean[0]
-    only = s.picture(only=found.graph)
-    assert {(a.source, a.target) for a in only.arrows} == set(found.graph.edges)
-    for told in (found, found.arrows):
-        picture = s.picture(highlight=told, weights=False)
-        assert {box.name for box in picture.boxes if not box.is_faded} == set(found.nodes)
-        assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(found.graph.edges)
+    only = s.picture(only=result.graph)
+    assert {(a.source, a.target) for a in only.arrows} == set(result.graph.edges)
+    for given in (result, result.arrows):
+        picture = s.picture(highlight=given, weights=False)
+        assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
+        assert {(a.source, a.target) for a in picture.arrows if a.opacity == 1.0} >= set(result.graph.edges)
     with pytest.raises(bt.BNetError, match="highlight") as caught:
-        s.picture(highlight=found, detail="words")
+        s.picture(highlight=result, detail="words")
     assert caught.value.allowed == "detail='nodes'"
-    picture = s.picture(highlight=found, detail="nodes")
-    assert {box.name for box in picture.boxes if not box.is_faded} == set(found.nodes)
-    frame = found.to_dataframe()
-    assert list(frame["edge"]) == list(found.effects) and frame["kept"].sum() == found.edges
-    assert len(frame) == found.candidates
-    html = found._repr_html_()
-    assert html.count("<tr") == 1 + min(20, found.edges) and "&gt;" in html
-    assert f"{found.edges} of {found.candidates}" in repr(found)
+    picture = s.picture(highlight=result, detail="nodes")
+    assert {box.name for box in picture.boxes if not box.is_faded} == set(result.nodes)
+    frame = result.to_dataframe()
+    assert list(frame["edge"]) == list(result.effects) and frame["kept"].sum() == result.edges
+    assert len(frame) == result.candidates
+    html = result._repr_html_()
+    assert html.count("<tr") == 1 + min(20, result.edges) and "&gt;" in html
+    assert f"{result.edges} of {result.candidates}" in repr(result)
 
 
 def test_numbers_of_a_circuit():
     clean, corrupt, nodes = examples("concat")
-    found, slow = check(clean, corrupt, nodes, 0.1)
-    whole = slow.of(slow.all_arrows)
-    close(found.corrupt, whole)
-    restored = (slow.of(slow.gone) - whole).mean() / (slow.clean - whole).mean()
-    assert found.faithfulness == pytest.approx(float(restored))
-    assert found.distance == pytest.approx(slow.distance(slow.gone))
+    result, slow = check(clean, corrupt, nodes, 0.1)
+    full = slow.of(slow.all_arrows)
+    close(result.corrupt, full)
+    restored = (slow.of(slow.gone) - full).mean() / (slow.clean - full).mean()
+    assert result.faithfulness == pytest.approx(float(restored))
+    assert result.distance == pytest.approx(slow.distance(slow.gone))
     ground, above = clean[0].ground, {*nodes, *ancestors(clean[0].ground, nodes)}
     count = sum(int(np.isin(targets, list(above)).sum()) for _, _, targets in ground.arrows())
-    assert found.idle == count - len(slow.all_arrows)
+    assert result.idle == count - len(slow.all_arrows)
     same = bt.circuit(clean, corrupt, metric=lambda x_1_0: 0 * x_1_0[:, 0], threshold=0.0)
     assert np.isnan(same.faithfulness) and same.edges + sum(e == 0 for e in same.effects.values()) >= same.candidates
     none = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=1e9)
@@ -350,7 +352,7 @@ def test_numbers_of_a_circuit():
 def test_what_is_refused():
     clean, corrupt, nodes = examples("chapter, two slices")
     free = [s.undo("c") for s in corrupt]
-    for sides, options, told in [
+    for sides, options, given in [
         ((free, free), {}, r"do\(c=...\) first"),
         ((clean, free), {}, r"do\(c=...\) first"),
         (([s.observe(y_0=1) for s in clean], corrupt), {}, "without evidence"),
@@ -364,7 +366,7 @@ def test_what_is_refused():
         ((clean, corrupt), {"metric": {"y_9": 1}}, "y_9"),
     ]:
         ask = {"metric": metric_of(clean[0], nodes), "threshold": 0.1, **options}
-        assert re.search(told, refusal(bt.circuit, *sides, **ask)), told
+        assert re.search(given, refusal(bt.circuit, *sides, **ask)), given
 
 
 def test_words_that_are_computed_one_after_another_are_refused():
@@ -384,17 +386,17 @@ def test_a_choice_that_picks_must_be_the_same():
 def test_the_induction_net_by_hand():
     net = induction.built()
     prompts = induction.Prompts.of(5, 8, seed=3)
-    found, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    result, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
     assert heads == ([0], [0])
-    wanted = induction.planted("v", 5, heads) | induction.planted("k", 5, heads)
-    assert wanted == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
-    kept = {edge for edge in found.kept if " -> a_" in edge}
-    assert wanted <= kept and len(kept - wanted) <= 2 and wanted <= set(found.arrows)
-    assert found.edges < found.candidates / 10 and abs(found.faithfulness - 1) < 0.05
-    areas = induction.areas(net, places=(5,))
+    expected = induction.planted("v", 5, heads) | induction.planted("k", 5, heads)
+    assert expected == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
+    retained = {edge for edge in result.kept if " -> a_" in edge}
+    assert expected <= retained and len(retained - expected) <= 2 and expected <= set(result.arrows)
+    assert result.edges < result.candidates / 10 and abs(result.faithfulness - 1) < 0.05
+    areas = induction.areas(net, positions=(5,))
     for roles in ("v", "k", "v and k"):
-        ours, attention, rollout = (areas[f"AUC of {roles} -> a, {what}"][0] for what in induction.SCORES)
-        assert ours == 1.0 and ours > rollout > attention
+        actual, attention, rollout = (areas[f"AUC of {roles} -> a, {subject}"][0] for subject in induction.SCORES)
+        assert actual == 1.0 and actual > rollout > attention
 
 
 @pytest.mark.slow
@@ -403,20 +405,20 @@ def test_the_induction_net_that_has_learned_it():
     prompts = induction.Prompts.of(4, 16, seed=3)
     right = net.module()(prompts.clean)[:, -1].argmax(-1) == prompts.clean[:, 5]
     assert right.double().mean() > 0.9
-    found, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
+    result, heads = induction.searched(net, prompts), induction.planted_heads(net, prompts)
     assert heads[0] and heads[1]
     for role in ("v", "k"):
-        rows = induction.scores(net, prompts, found, role)
-        wanted = induction.planted(role, 4, heads)
-        assert wanted <= set(found.kept)
-        area = induction.roc_auc([name in wanted for name in rows], [row[0] for row in rows.values()])
+        rows = induction.scores(net, prompts, result, role)
+        expected = induction.planted(role, 4, heads)
+        assert expected <= set(result.kept)
+        area = induction.roc_auc([name in expected for name in rows], [row[0] for row in rows.values()])
         assert area > 0.98
-    assert abs(found.faithfulness - 1) < 0.1
+    assert abs(result.faithfulness - 1) < 0.1
 
 
 @pytest.mark.parametrize("states", [3, 4])  # as many states as words, and more
 def test_all_edges_are_the_net_where_do_set_a_word_of_the_readout(states):
     net = bt.decoder(4, heads=2, slices=1, hidden=8, vocabulary=["the", "cat", "sat", "on"][:states]).to(torch.float64)
     clean, corrupt = (net.sentence(words).do(y_1=0) for words in ("the cat sat", "cat the sat"))
-    found = bt.circuit(clean, corrupt, metric={"y_2": (0, 1)}, threshold=1e-12)
-    assert found.faithfulness == pytest.approx(1, abs=1e-6)
+    result = bt.circuit(clean, corrupt, metric={"y_2": (0, 1)}, threshold=1e-12)
+    assert result.faithfulness == pytest.approx(1, abs=1e-6)

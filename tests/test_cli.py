@@ -18,17 +18,17 @@ def run(*arguments, **options):
     return CliRunner().invoke(main, list(map(str, arguments)), **options)
 
 
-def one_line(found, match, code=2):
+def one_line(result, match, code=2):
     """One line on the standard error, and nothing else."""
-    assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (code, "", 1), (match, found.output)
-    assert found.stderr.startswith("Error: ") and match in found.stderr, (match, found.stderr)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (code, "", 1), (match, result.output)
+    assert result.stderr.startswith("Error: ") and match in result.stderr, (match, result.stderr)
 
 
 def test_draw_writes_what_the_sentence_writes(tmp_path):
     s = bt.from_pretrained("tiny").sentence("the cat sat")
     suffixes = ["json", "graphml", "bif", "svg", "dot", "tex", "png"]
-    found = run("draw", "the cat sat", *(part for suffix in suffixes for part in ("-o", tmp_path / f"cat.{suffix}")))
-    assert found.exit_code == 0 and "the cat sat" in found.output
+    result = run("draw", "the cat sat", *(part for suffix in suffixes for part in ("-o", tmp_path / f"cat.{suffix}")))
+    assert result.exit_code == 0 and "the cat sat" in result.output
     for suffix in suffixes:
         s.draw(tmp_path / f"again.{suffix}")
         assert (tmp_path / f"cat.{suffix}").read_bytes() == (tmp_path / f"again.{suffix}").read_bytes(), suffix
@@ -39,13 +39,13 @@ def test_draw_takes_a_part(tmp_path):
     net.save(tmp_path / "net.safetensors")
     out = tmp_path / "cat.json"
     options = ["--slices", "1", "--heads", "0", "--words", "cat,2", "--no-weights", "--attention", "--json"]
-    found = run("draw", "the cat sat", "-o", out, "-m", tmp_path / "net.safetensors", *options)
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.output)
-    assert told["sentences"][0]["words"] == ["the", "cat", "sat"] and told["sentences"][0]["files"] == [str(out)]
-    drawn = {node["id"] for node in json.loads(out.read_text())["nodes"]}
-    wanted = net.sentence("the cat sat").graph(slices=1, heads=0, words=["cat", 2], weights=False)
-    assert drawn == set(wanted)
+    result = run("draw", "the cat sat", "-o", out, "-m", tmp_path / "net.safetensors", *options)
+    assert result.exit_code == 0, result.output
+    given = json.loads(result.output)
+    assert given["sentences"][0]["words"] == ["the", "cat", "sat"] and given["sentences"][0]["files"] == [str(out)]
+    samples = {node["id"] for node in json.loads(out.read_text())["nodes"]}
+    expected = net.sentence("the cat sat").graph(slices=1, heads=0, words=["cat", 2], weights=False)
+    assert samples == set(expected)
 
 
 def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
@@ -55,8 +55,8 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
     out = tmp_path / "cat.json"
 
     def drawn(*options):
-        found = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", *options)
-        assert found.exit_code == 0, found.output
+        result = run("draw", "cats sat , 7", "-o", out, "-m", tmp_path / "net.safetensors", *options)
+        assert result.exit_code == 0, result.output
         return {node["id"] for node in json.loads(out.read_text())["nodes"]}
 
     s = net.sentence("cats sat , 7")
@@ -70,16 +70,16 @@ def test_draw_takes_words_as_they_stand_and_a_limit(tmp_path):
 
 def test_draw_hands_its_options_on(tmp_path):
     s, out = bt.from_pretrained("tiny").sentence("the cat sat"), tmp_path / "cat.svg"
-    found = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
-    assert found.exit_code == 0, found.output
+    result = run("draw", "the cat sat", "-o", out, "--detail", "words", "--top", 2, "--theme", "dark")
+    assert result.exit_code == 0, result.output
     s.draw(tmp_path / "a.svg", detail="words", top=2, theme="dark")
     assert out.read_bytes() == (tmp_path / "a.svg").read_bytes()
-    kept = s.graph(min_weight=0.2).number_of_edges()
+    retained = s.graph(min_weight=0.2).number_of_edges()
     graph = tmp_path / "cat.json"
-    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", kept).exit_code == 0
-    assert len(json.loads(graph.read_text())["edges"]) == kept < s.ground.count_arrows()
-    few = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
-    one_line(run("draw", "the cat sat", *few), "at most 9 arrows")
+    assert run("draw", "the cat sat", "-o", graph, "--min-weight", 0.2, "--limit", retained).exit_code == 0
+    assert len(json.loads(graph.read_text())["edges"]) == retained < s.ground.count_arrows()
+    small = ["-o", tmp_path / "b.svg", "--detail", "nodes", "--limit", 9]
+    one_line(run("draw", "the cat sat", *small), "at most 9 arrows")
     assert not list(tmp_path.glob("b.*"))
 
 
@@ -99,10 +99,10 @@ def summed(tmp_path_factory):
 
 
 def of_heads(summed, *arguments, **options):
-    told = ["heads", *arguments, "-m", summed / "net.safetensors"]
-    found = CliRunner().invoke(main, list(map(str, told)), **options)
-    assert found.exit_code == 0, found.output
-    return found.output
+    given = ["heads", *arguments, "-m", summed / "net.safetensors"]
+    result = CliRunner().invoke(main, list(map(str, given)), **options)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 @pytest.mark.slow
@@ -110,22 +110,22 @@ def of_heads(summed, *arguments, **options):
 def test_heads_tells_what_inclusion_finds(summed, method):
     net = bt.load(summed / "net.safetensors")
     count = 3 if method == "exact" else 2
-    wanted = bt.inclusion(net, HEADS[:count], method=method, interval=0.8, sigma=0.7, seed=3, progress=False)
+    expected = bt.inclusion(net, HEADS[:count], method=method, interval=0.8, sigma=0.7, seed=3, progress=False)
     options = ["--method", method, "--interval", 0.8, "--sigma", 0.7, "--seed", 3, "--limit", count, "--json"]
     by_file = of_heads(summed, "-f", summed / "said.txt", *options)
     if method == "exact":
         by_input = of_heads(summed, "--file", "-", *options, input="\n\n".join(HEADS))
         assert by_file == of_heads(summed, *HEADS, *options) == by_input
-    told = json.loads(by_file)
-    table = wanted.to_dataframe()
-    assert [(row["slice"], row["head"]) for row in told["table"]] == list(
+    given = json.loads(by_file)
+    table = expected.to_dataframe()
+    assert [(row["slice"], row["head"]) for row in given["table"]] == list(
         zip(table["slice"], table["head"], strict=True)
     )
     for name in table.columns[2:]:
-        assert [row[name] for row in told["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
-    assert (told["sentences"], told["method"], told["sigma"], told["interval"]) == (count, method, 0.7, 0.8)
-    assert told["dead"] == [[1, 2]] and (told["duplicates"] is None) == (method == "svi")
-    assert told["agreement"]["ablation"]["ablation"] == 1 and told["roles"] is None
+        assert [row[name] for row in given["table"]] == pytest.approx(table[name].tolist(), rel=1e-9, abs=1e-9)
+    assert (given["sentences"], given["method"], given["sigma"], given["interval"]) == (count, method, 0.7, 0.8)
+    assert given["dead"] == [[1, 2]] and (given["duplicates"] is None) == (method == "svi")
+    assert given["agreement"]["ablation"]["ablation"] == 1 and given["roles"] is None
 
 
 def test_heads_prints_the_first_heads_or_all(summed):
@@ -138,7 +138,7 @@ def test_heads_prints_the_first_heads_or_all(summed):
     (row, *_) = json.loads(of_heads(summed, *HEADS, "--limit", 1, "--json"))["table"]
     assert row["ablation_error"] is None  # of one sentence nothing is known of others
     for row in bt.roles(bt.load(summed / "net.safetensors"), HEADS).by_head().itertuples():
-        (line,) = [each for each in every.splitlines() if each.split()[:2] == [row.slice, str(row.head)]]
+        (line,) = [item for item in every.splitlines() if item.split()[:2] == [row.slice, str(row.head)]]
         assert f" {row.role} " in line and line.split()[-2:] == [f"{row.mean:.3f}", f"{row.chance:.3f}"]
 
 
@@ -146,10 +146,10 @@ def test_heads_prints_the_first_heads_or_all(summed):
 def test_heads_draws_them(summed, tmp_path):
     starts = {"png": b"\x89PNG", "svg": b"<?xml", "PDF": b"%PDF"}
     outs = [tmp_path / f"map.{suffix}" for suffix in starts]
-    asked = [part for out in outs for part in ("-o", out)]
-    found = of_heads(summed, *HEADS[:2], *asked, "--show", "intervals", "--theme", "dark", "--top", 4)
+    query = [part for out in outs for part in ("-o", out)]
+    result = of_heads(summed, *HEADS[:2], *query, "--show", "intervals", "--theme", "dark", "--top", 4)
     for out, start in zip(outs, starts.values(), strict=True):
-        assert f"written: {out}" in found and out.read_bytes().startswith(start)
+        assert f"written: {out}" in result and out.read_bytes().startswith(start)
     text = (tmp_path / "map.svg").read_text()
     assert "a_1_2_*" not in text and text.count("_*<") == 4 and "#14171c" in text
 
@@ -178,9 +178,9 @@ def test_heads_refuses_in_one_line(summed, tmp_path, monkeypatch):
 
 
 def test_models_lists_what_is_local():
-    found = run("models", "--json")
-    told = json.loads(found.output)
-    assert told["models"]["tiny"] == "in the package" and {"bert", "gpt2"} <= set(told["families"])
+    result = run("models", "--json")
+    given = json.loads(result.output)
+    assert given["models"]["tiny"] == "in the package" and {"bert", "gpt2"} <= set(given["families"])
     assert "minilm" in run("models").output
 
 
@@ -214,20 +214,20 @@ def test_explore_and_draw_take_evidence_do_and_every_source(tmp_path, monkeypatc
     net = bt.from_pretrained("tiny")
     (tmp_path / "two.txt").write_text("\n".join(texts))
     monkeypatch.chdir(tmp_path)
-    asked = ["--do", "c=1", "--given", "y_1=cat"]
+    query = ["--do", "c=1", "--given", "y_1=cat"]
     for command, suffix in (("explore", "html"), ("draw", "svg")):
         sources = {"f": ["-f", "two.txt"], "s": ["-"], "a": texts}
         for name, source in sources.items():
-            found = run(command, *source, "-o", f"{name}{{}}.{suffix}", *asked, "--json", input="\n".join(texts))
-            assert found.exit_code == 0, found.output
-            told = json.loads(found.stdout)["sentences"]
-            assert [(each["sentence"], each["files"]) for each in told] == [
+            result = run(command, *source, "-o", f"{name}{{}}.{suffix}", *query, "--json", input="\n".join(texts))
+            assert result.exit_code == 0, result.output
+            given = json.loads(result.stdout)["sentences"]
+            assert [(item["sentence"], item["files"]) for item in given] == [
                 (text, [f"{name}{k}.{suffix}"]) for k, text in enumerate(texts)
             ]
         for k, text in enumerate(texts):
-            wanted = tmp_path / f"wanted.{suffix}"
-            getattr(net.sentence(text).do(c=1).observe(y_1="cat"), command)(wanted)
-            assert all((tmp_path / f"{name}{k}.{suffix}").read_bytes() == wanted.read_bytes() for name in sources)
+            expected = tmp_path / f"wanted.{suffix}"
+            getattr(net.sentence(text).do(c=1).observe(y_1="cat"), command)(expected)
+            assert all((tmp_path / f"{name}{k}.{suffix}").read_bytes() == expected.read_bytes() for name in sources)
 
 
 def test_explore_opens_a_browser(tmp_path, monkeypatch):
@@ -235,8 +235,8 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
     monkeypatch.setattr("webbrowser.open", lambda where: opened.append(where) or len(opened) < 2)
     out = tmp_path / "cat.html"
     assert run("explore", "the cat", "-o", out, "--open").exit_code == 0 and opened == [out.as_uri()]
-    found = run("explore", "the cat", "--open")
-    assert found.exit_code == 0 and "no browser was found here: open " in found.stderr
+    result = run("explore", "the cat", "--open")
+    assert result.exit_code == 0 and "no browser was found here: open " in result.stderr
     assert opened[1].startswith("file:///") and "<html" in Path(opened[1].removeprefix("file://")).read_text()
 
 
@@ -249,22 +249,22 @@ COMPLETED = [
 
 
 def test_shells_complete_commands_options_and_models():
-    for words, wanted in COMPLETED:
+    for words, expected in COMPLETED:
         count = str(len(words.split()) - 1)
         environment = {"_BNET_TRANSFORMER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": count}
-        found = CliRunner().invoke(main, [], env=environment, prog_name="bnet-transformer")
-        told = (line.partition(",") for line in found.stdout.splitlines())
-        assert {value for kind, _, value in told if kind == "plain"} == wanted, words
+        result = CliRunner().invoke(main, [], env=environment, prog_name="bnet-transformer")
+        given = (line.partition(",") for line in result.stdout.splitlines())
+        assert {value for kind, _, value in given if kind == "plain"} == expected, words
 
 
 def test_options_are_those_of_the_functions_that_they_call():
-    asked = []
+    query = []
     for name, module in COMMANDS.items():
-        made = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
-        each = made.commands.values() if name == "ask" else [made]
-        asked += [options for one in each for group in getattr(one, "forwarded", {}).values() for options in group]
-    assert len(asked) >= 11
-    for options in asked:
+        created = getattr(importlib.import_module(f"bnet_transformer.cli.{module}"), name)
+        item = created.commands.values() if name == "ask" else [created]
+        query += [options for one in item for group in getattr(one, "forwarded", {}).values() for options in group]
+    assert len(query) >= 11
+    for options in query:
         path = options.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         module = importlib.import_module(f"bnet_transformer.{path}")
         classes = [
@@ -272,10 +272,10 @@ def test_options_are_those_of_the_functions_that_they_call():
         ]
         for name in options.names:
             called = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
-            wanted = inspect.signature(called).parameters
-            found = read_source_signature(options.file, name)
-            assert found.keys() <= wanted.keys() and set(options.only) <= found.keys(), (options.file, name)
-            for own in options.only or found:
-                assert found[own].help, f"no help: {name} {own} in {options.file}"
-                if isinstance(wanted[own].default, bool | int | float | str) and found[own].default is not None:
-                    assert found[own].default == wanted[own].default, (name, own)
+            expected = inspect.signature(called).parameters
+            result = read_source_signature(options.file, name)
+            assert result.keys() <= expected.keys() and set(options.only) <= result.keys(), (options.file, name)
+            for local in options.only or result:
+                assert result[local].help, f"no help: {name} {local} in {options.file}"
+                if isinstance(expected[local].default, bool | int | float | str) and result[local].default is not None:
+                    assert result[local].default == expected[local].default, (name, local)

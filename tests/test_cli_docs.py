@@ -22,15 +22,15 @@ def said_by(line):
     given = subprocess.run(["sh", "-c", before], capture_output=True, check=True).stdout if bar else None
     if not after.startswith("bnet-transformer "):
         return subprocess.run(["sh", "-c", line], capture_output=True, check=True, text=True).stdout
-    found = CliRunner().invoke(main, shlex.split(after)[1:], input=given, prog_name="bnet-transformer")
-    assert found.exit_code == 0, f"{line}\n{found.output}"
-    return found.stdout
+    result = CliRunner().invoke(main, shlex.split(after)[1:], input=given, prog_name="bnet-transformer")
+    assert result.exit_code == 0, f"{line}\n{result.output}"
+    return result.stdout
 
 
 def shape_of(text):
     """The text without its numbers and the spaces between columns, and the numbers."""
-    told = NUMBER.sub("#", text)
-    return [line.split() for line in told.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
+    given = NUMBER.sub("#", text)
+    return [line.split() for line in given.strip().splitlines()], [float(n) for n in NUMBER.findall(text)]
 
 
 @pytest.mark.slow
@@ -45,9 +45,9 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch):
         printed = "".join(said_by(line) for line in lines)
         used |= {line.partition("bnet-transformer ")[2].split()[0] for line in lines if "bnet-transformer " in line}
         assert (block["shown"] is None) == (not printed), block["said"]
-        (words, numbers), (wanted, shown) = shape_of(printed), shape_of(block["shown"] or "")
+        (words, numbers), (expected, shown) = shape_of(printed), shape_of(block["shown"] or "")
         if "models" not in block["said"]:  # which nets are local differs from machine to machine
-            assert words == wanted
+            assert words == expected
             assert numbers == pytest.approx(shown, rel=2e-3, abs=2e-3)
     assert used == set(COMMANDS) - {"bench"}  # it takes minutes
     written = {path.name for path in tmp_path.iterdir()}

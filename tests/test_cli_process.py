@@ -33,10 +33,10 @@ for told in asked:
 heavy = {{"torch", "numpy", "pandas", "networkx", "matplotlib", "pyro", "scipy", "safetensors"}} & set(sys.modules)
 assert not heavy, heavy
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     assert (
-        all(f"\n  {name} " in found.stdout for name in COMMANDS) and found.stdout.count("Usage:") == len(COMMANDS) + 3
+        all(f"\n  {name} " in result.stdout for name in COMMANDS) and result.stdout.count("Usage:") == len(COMMANDS) + 3
     )
 
 
@@ -67,9 +67,9 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path):
 def test_an_interrupt_of_training_says_how_to_go_on(tmp_path):
     arguments = ["train", "the cat sat", "--dim", "4", "--slices", "1", "--steps", "1000000", "--every", "5"]
     arguments += ["--checkpoint", "kept"]
-    kept = tmp_path / "kept"
-    found = interrupted(arguments, lambda _: kept.is_dir() and any(kept.glob("*.safetensors")), tmp_path)
-    assert found == (130, "", "interrupted: --resume goes on from kept\n")
+    retained = tmp_path / "kept"
+    result = interrupted(arguments, lambda _: retained.is_dir() and any(retained.glob("*.safetensors")), tmp_path)
+    assert result == (130, "", "interrupted: --resume goes on from kept\n")
 
 
 def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
@@ -86,11 +86,11 @@ def test_an_interrupt_of_a_fit_keeps_the_best_so_far(tmp_path, monkeypatch):
     sender = threading.Thread(target=interrupt)
     sender.start()
     options = ["--dim", "2", "--steps", "1000000", "--every", "5", "--checkpoint", "kept"]
-    found = run("fit", "the cat sat", *options, "-o", "net.safetensors")
+    result = run("fit", "the cat sat", *options, "-o", "net.safetensors")
     sender.join()
     line = "interrupted: this is the best so far; --resume goes on from kept\n"
-    assert (found.exit_code, found.stderr.lstrip("\n")) == (130, line)
-    assert "written: net.safetensors" in found.stdout and (tmp_path / "net.safetensors").stat().st_size > 1000
+    assert (result.exit_code, result.stderr.lstrip("\n")) == (130, line)
+    assert "written: net.safetensors" in result.stdout and (tmp_path / "net.safetensors").stat().st_size > 1000
 
 
 @pytest.mark.slow
@@ -107,21 +107,21 @@ def test_a_pipe_that_is_closed_ends_quietly():
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full disk to write to")
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:
-        found = subprocess.run([*PROGRAM, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (found.returncode, found.stderr) == (2, "Error: no space left to write to\n")
+        result = subprocess.run([*PROGRAM, "models"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (2, "Error: no space left to write to\n")
 
 
 def test_an_input_that_is_closed_is_one_line():
     said = "import sys; sys.stdin = None; from bnet_transformer.cli import main; main(['ask', 'posterior', 'c', '-'])"
-    found = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
-    wanted = "Error: standard input: expected a file that can be read; got a closed one\n"
-    assert (found.returncode, found.stdout, found.stderr) == (2, "", wanted)
+    result = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True)
+    expected = "Error: standard input: expected a file that can be read; got a closed one\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
 
 
 @pytest.mark.slow
 def test_no_output_and_no_unicode_are_no_fault(tmp_path):
-    found = said("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert found.returncode == 0
+    result = said("models", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0
     code = "import sys; sys.stdout = None\nfrom bnet_transformer.cli import main; main(['models'])"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -157,20 +157,20 @@ def test_whatever_is_raised_is_one_line(monkeypatch):
 def test_an_interrupt_is_told_also_where_an_import_makes_another_error_of_it(monkeypatch):
     error = ImportError("failed")
     error.__cause__ = KeyboardInterrupt()
-    for each in (error, KeyboardInterrupt(), click.Abort()):
-        found = raising(monkeypatch, each)("cost", "the cat")
-        assert (found.exit_code, found.output.lstrip("\n")) == (130, "interrupted\n")
+    for item in (error, KeyboardInterrupt(), click.Abort()):
+        result = raising(monkeypatch, item)("cost", "the cat")
+        assert (result.exit_code, result.output.lstrip("\n")) == (130, "interrupted\n")
 
 
 def test_debug_shows_the_traceback_wherever_it_stands():
-    for place in (0, 1, 2, 3, "variable"):
-        told = ["ask", "posterior", "c", "the zebra"]
-        if place != "variable":
-            told.insert(place, "--debug")
-        found = run(*told, env={"BNET_DEBUG": "1" if place == "variable" else "0"})
-        assert found.exit_code == 2 and found.stderr.startswith("Traceback"), place
-        assert "UnknownNameError" in found.stderr, place
-        assert found.stderr.splitlines()[-1].startswith("Error: word of the sentence"), place
+    for position in (0, 1, 2, 3, "variable"):
+        given = ["ask", "posterior", "c", "the zebra"]
+        if position != "variable":
+            given.insert(position, "--debug")
+        result = run(*given, env={"BNET_DEBUG": "1" if position == "variable" else "0"})
+        assert result.exit_code == 2 and result.stderr.startswith("Traceback"), position
+        assert "UnknownNameError" in result.stderr, position
+        assert result.stderr.splitlines()[-1].startswith("Error: word of the sentence"), position
 
 
 def test_behind_two_dashes_debug_is_a_word():
@@ -188,13 +188,13 @@ def test_a_warning_is_one_line(monkeypatch):
     monkeypatch.setattr("bnet_transformer.cli.shared.TextSource.read_texts", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        found = run("cost", "the cat")
-    assert found.exit_code == 0 and found.stderr == "Warning: of many lines\n"
+        result = run("cost", "the cat")
+    assert result.exit_code == 0 and result.stderr == "Warning: of many lines\n"
 
 
 def test_nothing_asked_is_help():
-    for told in ([], ["ask"]):
-        found = CliRunner().invoke(main, told)
-        assert found.exit_code == 0 and found.output.startswith("Usage:")
-    found = run("--version")
-    assert found.exit_code == 0 and "version" in found.output
+    for given in ([], ["ask"]):
+        result = CliRunner().invoke(main, given)
+        assert result.exit_code == 0 and result.output.startswith("Usage:")
+    result = run("--version")
+    assert result.exit_code == 0 and "version" in result.output

@@ -33,35 +33,35 @@ def here(tmp_path, monkeypatch):
 
 
 def told(*arguments, **options):
-    found = run(*arguments, "--json", **options)
-    assert found.exit_code == 0, found.output
-    return json.loads(found.stdout, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    result = run(*arguments, "--json", **options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
-def close(found, wanted):
-    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), torch.as_tensor(wanted).double())
+def close(result, expected):
+    torch.testing.assert_close(torch.tensor(result, dtype=torch.float64), torch.as_tensor(expected).double())
 
 
 # ask
 
 
 def test_posterior_is_that_of_the_sentence(tiny, here):
-    asked = ["--given", "y_1=sat", "--do", "x_1_0=zero"]
-    found = told("ask", "posterior", "y_2,c", "-f", "said.txt", *asked)
-    by_input = told("ask", "posterior", "y_2,c", "-", *asked, input="\n".join(SAID))
-    assert found == by_input == told("ask", "posterior", "y_2,c", *SAID, *asked)
-    for each, text in zip(found["sentences"], SAID, strict=True):
+    query = ["--given", "y_1=sat", "--do", "x_1_0=zero"]
+    result = told("ask", "posterior", "y_2,c", "-f", "said.txt", *query)
+    by_input = told("ask", "posterior", "y_2,c", "-", *query, input="\n".join(SAID))
+    assert result == by_input == told("ask", "posterior", "y_2,c", *SAID, *query)
+    for item, text in zip(result["sentences"], SAID, strict=True):
         s = tiny.sentence(text).do(x_1_0=Zero()).observe(y_1="sat")
-        close(each["probabilities"], s.posterior(["y_2", "c"]))
-        assert each["labels"][0][8] == "sat" and each["labels"][1] == ["0", "1", "2"]
+        close(item["probabilities"], s.posterior(["y_2", "c"]))
+        assert item["labels"][0][8] == "sat" and item["labels"][1] == ["0", "1", "2"]
 
 
 def test_posterior_prints_and_writes_its_rows(tiny, here):
-    found = run(
+    result = run(
         "ask", "posterior", "y_2", SAID[0], "--do", "c=1", "--top", 1, "-o", "p.csv", "-o", "p.svg", "-o", "p.json"
     )
     best = tiny.sentence(SAID[0]).do(c=1).posterior("y_2")
-    lines = found.stdout.splitlines()
+    lines = result.stdout.splitlines()
     assert lines[0].split() == ["y_2", "probability"] and lines[2] == "... and 15 more (--all)"
     assert lines[1].split()[1] == f"{float(best.max()):.3f}"
     close(pd.read_csv("p.csv").probability.tolist(), best)
@@ -76,9 +76,9 @@ def test_words_that_are_numbers_and_vectors_can_be_seen(here):
     net = bt.bayesuvius(2, vocabulary=["zero", "7", "cat"], observe=bt.tpm.Categorical(3), seed=3)
     net.save("net.safetensors")
     s = net.sentence("cat 7")
-    for written, wanted in (('y_1="7"', {"y_1": "7"}), ("y_1=2", {"y_1": 2}), ("y_1=zero", {"y_1": "zero"})):
+    for written, expected in (('y_1="7"', {"y_1": "7"}), ("y_1=2", {"y_1": 2}), ("y_1=zero", {"y_1": "zero"})):
         close(told("ask", "posterior", "c", "cat 7", "-m", "net.safetensors", "--given", written)["sentences"][0][
-            "probabilities"], s.posterior("c", wanted))  # fmt: skip
+            "probabilities"], s.posterior("c", expected))  # fmt: skip
     done = told("ask", "posterior", "y_1", "cat 7", "-m", "net.safetensors", "--do", "x_1_1=0.5,-2")
     close(done["sentences"][0]["probabilities"], s.do(x_1_1=[0.5, -2.0]).posterior("y_1"))
 
@@ -86,16 +86,16 @@ def test_words_that_are_numbers_and_vectors_can_be_seen(here):
 def test_structure_is_that_of_the_sentence(tiny, here):
     s = tiny.sentence(SAID[0])
     for name in ("blanket", "parents", "children", "ancestors", "descendants"):
-        wanted = getattr(s, name)("k_0_1")
-        assert told("ask", name, "k_0_1", SAID[0])["sentences"][0]["nodes"] == wanted
-        assert run("ask", name, "k_0_1", SAID[0]).stdout.split() == wanted
+        expected = getattr(s, name)("k_0_1")
+        assert told("ask", name, "k_0_1", SAID[0])["sentences"][0]["nodes"] == expected
+        assert run("ask", name, "k_0_1", SAID[0]).stdout.split() == expected
     assert run("ask", "parents", "c", SAID[0]).stdout == "none\n"
     assert told("ask", "parents", "x_1_1", SAID[0], "--do", "x_1_1=zero")["sentences"][0]["nodes"] == []
-    asked = ["x_0_0", "q_0_2", SAID[0], "--given", "x_0_2,W_q_0", "--verify"]
-    (found,) = told("ask", "separated", *asked)["sentences"]
-    wanted = s.separated("x_0_0", "q_0_2", ["x_0_2", "W_q_0"], verify=True)
-    assert found["separated"] is bool(wanted) is True and found["dependence"] == wanted.dependence
-    assert found["trail"] is None and "separated\n" in run("ask", "separated", *asked).stdout
+    query = ["x_0_0", "q_0_2", SAID[0], "--given", "x_0_2,W_q_0", "--verify"]
+    (result,) = told("ask", "separated", *query)["sentences"]
+    expected = s.separated("x_0_0", "q_0_2", ["x_0_2", "W_q_0"], verify=True)
+    assert result["separated"] is bool(expected) is True and result["dependence"] == expected.dependence
+    assert result["trail"] is None and "separated\n" in run("ask", "separated", *query).stdout
     other = ["q_0_0", "q_0_1", SAID[0], "--given", "c", "--given", "x_0_0"]
     assert told("ask", "separated", *other)["sentences"][0]["trail"] == "q_0_0 <- W_q_0 -> q_0_1"
     assert told("ask", "separated", *other, "--deterministic")["sentences"][0]["separated"]
@@ -103,12 +103,12 @@ def test_structure_is_that_of_the_sentence(tiny, here):
 
 def test_reads_are_those_of_the_sentence(tiny, here):
     options = ["--residual", 0.25, "--given", "y_1=sat", "--word", "sat", "--paths", 2]
-    (found,) = told("ask", "reads", SAID[0], *options, "-o", "r.svg", "-o", "r.csv")["sentences"]
-    wanted = tiny.sentence(SAID[0]).observe(y_1="sat").reads(residual=0.25)
-    close(found["matrix"], wanted.matrix)
-    assert [path["words"] for path in found["paths"]] == [[*path.words] for path in wanted.paths(2, count=2)]
-    close(pd.read_csv("r.csv").share.tolist(), wanted.matrix.flatten())
-    assert run("ask", "reads", SAID[0], *options).stdout.splitlines()[2:] == [*map(str, wanted.paths(2, count=2))]
+    (result,) = told("ask", "reads", SAID[0], *options, "-o", "r.svg", "-o", "r.csv")["sentences"]
+    expected = tiny.sentence(SAID[0]).observe(y_1="sat").reads(residual=0.25)
+    close(result["matrix"], expected.matrix)
+    assert [path["words"] for path in result["paths"]] == [[*path.words] for path in expected.paths(2, count=2)]
+    close(pd.read_csv("r.csv").share.tolist(), expected.matrix.flatten())
+    assert run("ask", "reads", SAID[0], *options).stdout.splitlines()[2:] == [*map(str, expected.paths(2, count=2))]
 
 
 # sweep
@@ -117,20 +117,20 @@ def test_reads_are_those_of_the_sentence(tiny, here):
 def test_sweep_is_that_of_python(tiny, here):
     pairs = [("the cat sat", "the dog sat"), ("the dog ran", "the cat ran")]
     clean, corrupt = ([tiny.sentence(pair[k]) for pair in pairs] for k in (0, 1))
-    wanted = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    expected = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
     by_file = told("sweep", "-f", "pairs.txt", "--answer", "cat,dog", "-o", "s.csv", "-o", "s.svg")
-    close(by_file["values"], wanted.values)
-    close(pd.read_csv("s.csv").effect.tolist(), wanted.values.flatten())
+    close(by_file["values"], expected.values)
+    close(pd.read_csv("s.csv").effect.tolist(), expected.values.flatten())
     by_arguments = told("sweep", *pairs[0], *pairs[1], "--metric", "y_2=cat,dog")
     assert by_arguments["table"] == by_file["table"] and by_file["axes"] == ["slice", "word"]
     by_input = told("sweep", "-", "--metric", "y_2=2,3", input=(here / "pairs.txt").read_text())
     assert by_input["values"] == by_file["values"]
     zero = bt.sweep(Zero(), [s.do(c=0) for s in clean], at=["v_0_1"], metric={"y_2": "cat"})
-    found = told(
+    result = told(
         "sweep", *(pair[0] for pair in pairs), "--ablate", "zero", "--do", "c=0", "--at", "v_0_1", "--answer", "cat"
     )
-    close(found["values"], zero.values)
-    assert found["clean"] is None and found["table"][0]["name"] == "v_0_1"
+    close(result["values"], zero.values)
+    assert result["clean"] is None and result["table"][0]["name"] == "v_0_1"
     one = told("sweep", *pairs[0], "--answer", "cat")["table"][0]
     assert one["error"] is None and one["name"] == "x_0_0"  # of one example nothing is known of others
 
@@ -141,17 +141,17 @@ def test_numerals_are_states_and_in_quotes_words(here):
     net.save("net.safetensors")
     pair = ["the cat", "the 1"]
     clean, corrupt = map(net.sentence, pair)
-    for text, wanted, head in [
+    for text, expected, head in [
         ("1,2", (1, 2), "log P(y_1 = state 1 '1') - log P(y_1 = state 2 'cat'):"),
         ('"1", "2"', ("1", "2"), "log P(y_1 = state 1 '1') - log P(y_1 = state 0 '2'):"),
         ('"cat",0', ("cat", 0), "log P(y_1 = state 2 'cat') - log P(y_1 = state 0 '2'):"),
         ('",","""', (",", '"'), "log P(y_1 = state 4 ',') - log P(y_1 = state 5 '\"'):"),
         ('"2"', "2", "log P(y_1 = state 0 '2'):"),
     ]:
-        values = bt.sweep(clean, corrupt, metric={"y_1": wanted}).values
-        for asked in (["--answer", text], ["--metric", f"y_1={text}"]):
-            close(told("sweep", *pair, *asked, "-m", "net.safetensors")["values"], values)
-        assert run("sweep", *pair, *asked, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
+        values = bt.sweep(clean, corrupt, metric={"y_1": expected}).values
+        for query in (["--answer", text], ["--metric", f"y_1={text}"]):
+            close(told("sweep", *pair, *query, "-m", "net.safetensors")["values"], values)
+        assert run("sweep", *pair, *query, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
 
 
 # fit and train
@@ -163,52 +163,54 @@ def test_fit_is_that_of_python_and_can_be_asked(here):
     net = bt.bayesuvius(
         4, heads=2, mask="causal", vocabulary=vocabulary, observe=bt.tpm.Categorical(len(vocabulary)), seed=2
     )
-    wanted = bt.fit(net, [(each[:-1], each[1:]) for each in words], method=bt.MAP(steps=3), seed=2, progress=False)
+    expected = bt.fit(net, [(item[:-1], item[1:]) for item in words], method=bt.MAP(steps=3), seed=2, progress=False)
     options = ["--dim", 4, "--steps", 3, "--seed", 2]
-    found = told("fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json")
-    assert found["bounds"] == pytest.approx(wanted.bounds) and found["observed"] == "next"
-    assert found == told("fit", *SAID, *options) | {"files": found["files"]}
-    assert json.loads((here / "n.json").read_text()) == found
+    result = told(
+        "fit", "-f", "said.txt", *options, "-o", "n.safetensors", "-o", "n.fit", "-o", "n.svg", "-o", "n.json"
+    )
+    assert result["bounds"] == pytest.approx(expected.bounds) and result["observed"] == "next"
+    assert result == told("fit", *SAID, *options) | {"files": result["files"]}
+    assert json.loads((here / "n.json").read_text()) == result
     for name, value in bt.load("n.safetensors").parameters.items():
-        torch.testing.assert_close(value, wanted.net.parameters[name])
-    assert bt.load("n.fit").bounds == pytest.approx(wanted.bounds)
+        torch.testing.assert_close(value, expected.net.parameters[name])
+    assert bt.load("n.fit").bounds == pytest.approx(expected.bounds)
     assert "c: 2 live heads of 2" in run("fit", "-", *options, input="\n".join(SAID)).stdout
     again = told("fit", "-f", "said.txt", "-m", "n.safetensors", "--learn", "c.logits", "--method", "em", "--steps", 2)
-    assert again["learned"] == ["c.logits"] and again["bounds"][0] == pytest.approx(wanted.bounds[-1], abs=0.5)
-    asked = told("ask", "posterior", "c", SAID[0], "-m", "n.fit", "--given", "y_1=sat")
-    close(asked["sentences"][0]["probabilities"], wanted.net.sentence(SAID[0]).posterior("c", {"y_1": "sat"}).float())
+    assert again["learned"] == ["c.logits"] and again["bounds"][0] == pytest.approx(expected.bounds[-1], abs=0.5)
+    query = told("ask", "posterior", "c", SAID[0], "-m", "n.fit", "--given", "y_1=sat")
+    close(query["sentences"][0]["probabilities"], expected.net.sentence(SAID[0]).posterior("c", {"y_1": "sat"}).float())
 
 
 def test_fit_reads_labels_and_words_behind_a_tab(here):
-    found = told("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
+    result = told("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
     net = bt.load("l.safetensors")
-    assert found["observed"] == "label" and net.network.get_spec("y").tpm.labels == ("no", "yes")
+    assert result["observed"] == "label" and net.network.get_spec("y").tpm.labels == ("no", "yes")
     assert told("ask", "posterior", "y", "a cat", "-m", "l.safetensors")["sentences"][0]["labels"] == [["no", "yes"]]
-    found = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
-    assert found["observed"] == "words"
+    result = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
+    assert result["observed"] == "words"
     assert bt.load("t.safetensors").network.get_spec("y").tpm.labels == ("7", "D", "N")
     more = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 4, "--checkpoint", "kept", "--changed")
-    assert len(more["bounds"]) == 4 and more["bounds"][:2] == found["bounds"]
+    assert len(more["bounds"]) == 4 and more["bounds"][:2] == result["bounds"]
 
 
 def test_train_is_that_of_python_and_goes_on(here):
     vocabulary = [*dict.fromkeys(" ".join(SAID).split()), "end"]
     net = bt.decoder(4, heads=2, slices=1, dropout=0.0, vocabulary=vocabulary, seed=1)
-    wanted = bt.train(
+    expected = bt.train(
         net, SAID, steps=3, optimizer=bt.AdamW(rate=0.01), stop="end", seed=1, held_out=SAID, progress=False
     )
     options = ["--rate", 0.01, "--stop", "end", "--seed", 1, "--held-out", "said.txt"]
     new = ["--dim", 4, "--slices", 1]
-    found = told(
+    result = told(
         "train", "-f", "said.txt", *new, *options, "--steps", 3, "-o", "n.safetensors", "-o", "n.csv", "-o", "n.svg"
     )
-    assert found["losses"] == pytest.approx(wanted.losses) and len(found["held_out"]) == len(wanted.held_out)
-    assert pd.read_csv("n.csv").loss.tolist() == pytest.approx(wanted.losses)
+    assert result["losses"] == pytest.approx(expected.losses) and len(result["held_out"]) == len(expected.held_out)
+    assert pd.read_csv("n.csv").loss.tolist() == pytest.approx(expected.losses)
     for name, value in bt.load("n.safetensors").parameters.items():
-        torch.testing.assert_close(value, wanted.net.parameters[name])
+        torch.testing.assert_close(value, expected.net.parameters[name])
     first = told("train", *SAID, *new, *options, "--steps", 2, "--checkpoint", "kept")
     more = told("train", *SAID, *new, *options, "--steps", 3, "--checkpoint", "kept", "--resume")
-    assert more["losses"] == found["losses"] and first["losses"] == found["losses"][:2]
+    assert more["losses"] == result["losses"] and first["losses"] == result["losses"][:2]
     printed = run("train", "-", "-m", "n.safetensors", "--epochs", 2, input=SAID[0]).stdout
     assert printed.startswith("2 steps on 1 sentences: loss ")
 
@@ -217,22 +219,22 @@ def test_train_is_that_of_python_and_goes_on(here):
 
 
 def test_cost_is_that_of_the_net(tiny, here):
-    found = told("cost", "-f", "said.txt", "--batch", 2, "-o", "c{}.csv")["costs"]
-    assert found == told("cost", "-", "--batch", 2, input="\n".join(SAID))["costs"]
-    for k, each in enumerate(found):
-        wanted = tiny.cost(len(SAID[k].split()), batch=2)
-        assert (each["flops"], each["parameters"], each["of"]) == (wanted.flops, wanted.parameters, SAID[k])
-        assert pd.read_csv(f"c{k}.csv").flops.sum() == wanted.flops == sum(row["flops"] for row in each["rows"])
+    result = told("cost", "-f", "said.txt", "--batch", 2, "-o", "c{}.csv")["costs"]
+    assert result == told("cost", "-", "--batch", 2, input="\n".join(SAID))["costs"]
+    for k, item in enumerate(result):
+        expected = tiny.cost(len(SAID[k].split()), batch=2)
+        assert (item["flops"], item["parameters"], item["of"]) == (expected.flops, expected.parameters, SAID[k])
+        assert pd.read_csv(f"c{k}.csv").flops.sum() == expected.flops == sum(row["flops"] for row in item["rows"])
     by_number = told("cost", "--words", 3, "--batch", 2, "-o", "c.svg")["costs"][0]
-    assert {**by_number, "of": SAID[0]} == found[0] and (here / "c.svg").stat().st_size > 1000
+    assert {**by_number, "of": SAID[0]} == result[0] and (here / "c.svg").stat().st_size > 1000
     assert run("cost", "--words", 3).stdout.startswith(str(tiny.cost(3)).splitlines()[0])
     two = run("cost", "--words", 3, "--words", 4, "-o", "k{}.csv").stdout
     assert two.endswith("\nwritten: k0.csv\nwritten: k1.csv\n") and (here / "k1.csv").exists()
     stacks = bt.encoder_decoder(8, heads=2, slices=1, hidden=8, vocabulary=["a", "b"])
     stacks.save("two.safetensors")
-    wanted = stacks.cost({"enc": 3, "dec": 2}).flops
+    expected = stacks.cost({"enc": 3, "dec": 2}).flops
     for source in (["a b a | b a"], ["--words", "enc=3,dec=2"]):
-        assert told("cost", *source, "-m", "two.safetensors")["costs"][0]["flops"] == wanted
+        assert told("cost", *source, "-m", "two.safetensors")["costs"][0]["flops"] == expected
 
 
 BAD = [

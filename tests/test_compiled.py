@@ -28,8 +28,8 @@ def test_a_batch_is_its_sentences():
 
 def test_what_comes_before_the_selector_is_shared_by_its_states():
     module = bt.bayesuvius(4, slices=2, heads=3, vocabulary=["a", "b"]).module()
-    found = module(torch.tensor([[0, 1]]), want=["x_0", "q_0", "x_2"])
-    assert [tuple(found[name].shape) for name in ("x_0", "q_0", "x_2")] == [(1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4)]
+    result = module(torch.tensor([[0, 1]]), want=["x_0", "q_0", "x_2"])
+    assert [tuple(result[name].shape) for name in ("x_0", "q_0", "x_2")] == [(1, 2, 4), (3, 1, 2, 4), (3, 1, 2, 4)]
 
 
 def test_do_is_an_argument():
@@ -50,10 +50,10 @@ def test_do_of_each_words_own_choice(words):
     net = bt.bayesuvius(4, heads=3, per="word").to(D)
     x = torch.randn(words, 4, dtype=D)
     choice = [i % 3 for i in range(words)]
-    got = net.module()(x[None], do={"c_0": torch.tensor([choice])})
+    actual = net.module()(x[None], do={"c_0": torch.tensor([choice])})
     done = net.sentence(x=x).do({f"c_0_{i}": c for i, c in enumerate(choice)})
     for i in (0, 1, words - 1):
-        close(got[..., 0, i, :].squeeze(), done[f"x_1_{i}"])
+        close(actual[..., 0, i, :].squeeze(), done[f"x_1_{i}"])
 
 
 def test_gradients_are_finite_differences():
@@ -121,18 +121,18 @@ def test_what_does_not_descend_from_what_is_set_does_not_change(case: Case, data
             )
         except bt.BNetError:
             continue  # what it cannot compute it refuses, which others test
-        found = s.net.network.specs[family.index]
-        own = 0 if first.dtype == torch.long else len(found.shape)
-        own += found.tpm.kind == "discrete" and first.is_floating_point() and not found.shape
-        lead = first.dim() - own - len(s.ground.shapes[family.index])
+        result = s.net.network.specs[family.index]
+        local = 0 if first.dtype == torch.long else len(result.shape)
+        local += result.tpm.kind == "discrete" and first.is_floating_point() and not result.shape
+        prefix = first.dim() - local - len(s.ground.shapes[family.index])
         for index, id_ in zip(
             itertools.product(*map(range, s.ground.shapes[family.index])),
             s.ground.select_nodes(family).tolist(),
             strict=True,
         ):
             if id_ not in changes:
-                there = (slice(None),) * lead + index
-                close(first[there], second[there])
+                present = (slice(None),) * prefix + index
+                close(first[present], second[present])
 
 
 # types and compilers
@@ -168,11 +168,11 @@ def test_a_question_is_worked_out_once_and_told_from_others():
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randint(3, (5, 3))
     some = {"y": Evidence(y), "W_q_0": Evidence(net.parameters["W_q_0.values"][torch.tensor([0, 1, 1, 0, 1])])}
     part = {"y": Evidence(y, torch.tensor([[True, False, True]]))}
-    asked = [({"y": Evidence(y)}, {}), (part, {}), (some, {}), ({"y": Evidence(y)}, {"c": torch.tensor(1)})]
+    query = [({"y": Evidence(y)}, {}), (part, {}), (some, {}), ({"y": Evidence(y)}, {"c": torch.tensor(1)})]
     for _ in range(2):
-        for evidence, do in asked:
-            alone = log_evidence(net.module(), evidence, x, do=do)
-            close(log_evidence(module, evidence, x, do=do), alone, 0)
+        for evidence, do in query:
+            single = log_evidence(net.module(), evidence, x, do=do)
+            close(log_evidence(module, evidence, x, do=do), single, 0)
 
 
 @pytest.mark.parametrize("roles", ["k", "qkv"])
@@ -180,8 +180,8 @@ def test_weights_of_each_word_are_not_folded_past_the_attention(roles):
     word, every = ["word"], bt.Reach("every")
     nodes = [bt.Node("c", Categorical(2), plates=word)]
     for role in "qkv":
-        own = role in roles
-        weight = bt.Node(f"W_{role}", Select((4, 4)), ["c"], word) if own else bt.Node(f"W_{role}", Weight((4, 4)))
+        local = role in roles
+        weight = bt.Node(f"W_{role}", Select((4, 4)), ["c"], word) if local else bt.Node(f"W_{role}", Weight((4, 4)))
         nodes += [weight, bt.Node(role, Linear(), [f"W_{role}", "x"], word)]
     nodes.append(bt.Node("x", Attention(), ["q", bt.Arrow("k", every), bt.Arrow("v", every)], word))
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=word)], [bt.Node("y", Categorical(2), ["x"], word)])

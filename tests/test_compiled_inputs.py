@@ -69,8 +69,8 @@ def test_x_fills_what_given_leaves_open():
         [bt.Node("x", Add(), ["x", "x"], **word)], [*two, *more], [bt.Node("z", Add(), list("xke"), **word)]
     )
     module = bt.BNet(bt.Declaration([stack])).module()
-    told = module(X + 2, given={"x_0": X + 1})
-    assert told.equal(module(given={"x_0": X + 1, "k": X + 2})) and told.equal(module(X + 1, given={"k": X + 2}))
+    given = module(X + 2, given={"x_0": X + 1})
+    assert given.equal(module(given={"x_0": X + 1, "k": X + 2})) and given.equal(module(X + 1, given={"k": X + 2}))
     with pytest.raises(bt.BNetError, match=r"x and given\['x_0'\]: expected one value for x_0; got two"):
         module(X, given={"x_0": X + 1, "k": X + 2})  # s, which has a default, is not meant
 
@@ -79,8 +79,8 @@ def test_one_sentence_for_many_values_of_do():
     module = chapter()
     states, x = torch.randn(5, 3, 4), torch.randn(1, 3, 4)
     done = module(x, do={"x_1": states})
-    each = torch.cat([module(x, do={"x_1": state[None]}) for state in states], 1)
-    torch.testing.assert_close(done, each)
+    item = torch.cat([module(x, do={"x_1": state[None]}) for state in states], 1)
+    torch.testing.assert_close(done, item)
     with pytest.raises(bt.BNetError, match=r"do\['c'\]: expected \[batch\] of shape \(5,\)"):
         module(x, do={"x_1": states, "c": torch.zeros(4, dtype=L)})
 
@@ -131,8 +131,8 @@ def test_a_sum_of_nothing_is_zero_with_a_mask_as_without():
 # evidence
 
 
-def question(**told: object) -> dict[str, object]:
-    return {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L))}, "x": X, **told}
+def question(**given: object) -> dict[str, object]:
+    return {"evidence": {"y": Evidence(torch.zeros(2, 3, dtype=L))}, "x": X, **given}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def question(**told: object) -> dict[str, object]:
 )
 def test_bad_evidence(told, message):
     module = chapter(atoms=2)
-    for ask in (log_evidence, lambda module, **asked: posterior(module, "W_q_0", **asked)):
+    for ask in (log_evidence, lambda module, **query: posterior(module, "W_q_0", **query)):
         with pytest.raises(bt.BNetError, match=message):
             ask(module, **question(**told))
 
@@ -164,9 +164,13 @@ def test_bad_evidence(told, message):
 def test_choices_of_words_that_meet_are_counted(slices, pool, where, count):
     """`K^(n(T-1)+1)` for each word's marginal, `K^n` under a readout of all words."""
     module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
-    seen = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
+    observed = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
     message = f"c_0: .* got {where}, which reads other words' choices: up to {count} joint states .*"
-    for ask in (lambda: log_evidence(module, seen, X), lambda: posterior(module, "c_0", seen, X), lambda: module(X)):
+    for ask in (
+        lambda: log_evidence(module, observed, X),
+        lambda: posterior(module, "c_0", observed, X),
+        lambda: module(X),
+    ):
         with pytest.raises(bt.BNetError, match=message):
             ask()
 
@@ -175,17 +179,17 @@ def test_what_is_no_number_is_named_where_it_stands():
     net = bt.bayesuvius(4, heads=3, observe=Normal(1.0)).to(D)
     x, y = torch.randn(2, 3, 3, 4, dtype=D)
     x[1, 2, 0] = torch.nan
-    there = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
-    for ask in (log_evidence, lambda module, *told, **more: posterior(module, "c", *told, **more)):
+    present = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
+    for ask in (log_evidence, lambda module, *given, **more: posterior(module, "c", *given, **more)):
         with pytest.raises(bt.EvidenceError, match="x_0_2 of sentence 1: expected finite numbers; got nan"):
             ask(net.module(), {"y": Evidence(y)}, x)
         with pytest.raises(bt.EvidenceError, match="q_0_0 of sentence 0: expected finite numbers; got inf"):
-            ask(net.module(), {"y": Evidence(y)}, x, there, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
-        assert ask(net.module(), {"y": Evidence(y)}, x, there).isfinite().all()
+            ask(net.module(), {"y": Evidence(y)}, x, present, do={"q_0": torch.full((1, 3, 4), torch.inf, dtype=D)})
+        assert ask(net.module(), {"y": Evidence(y)}, x, present).isfinite().all()
         broken = copy.deepcopy(net.module())
         broken.store["W_v_0/values"].data.fill_(torch.nan)  # by a step of training that went wrong
         with pytest.raises(bt.BNetError, match=r"parameter W_v_0\.values: expected numbers; got NaN"):
-            ask(broken, {"y": Evidence(y)}, x, there)
+            ask(broken, {"y": Evidence(y)}, x, present)
 
 
 @pytest.mark.parametrize("options", [{}, {"slices": 2, "residual": True}], ids=str)
@@ -201,9 +205,9 @@ def test_a_density_too_small_to_reckon_with_is_not_called_zero(options):
 def test_a_selector_of_the_corpus_takes_one_state():
     module = chapter(per="corpus")
     state = {"c": Evidence(torch.tensor([1]))}
-    seen = log_evidence(module, {**question()["evidence"], **state}, X)
+    observed = log_evidence(module, {**question()["evidence"], **state}, X)
     done = log_evidence(module, question()["evidence"], X, do={"c": torch.tensor(1)}).sum()
-    torch.testing.assert_close(seen, (done + torch.tensor(1 / 3).log())[None])
+    torch.testing.assert_close(observed, (done + torch.tensor(1 / 3).log())[None])
     with pytest.raises(bt.BNetError, match=r"expected one value for all sentences, of shape \(\); got shape \(2,\)"):
         log_evidence(module, {"c": Evidence(torch.tensor([1, 1]))}, X)
 
@@ -215,8 +219,8 @@ def test_impossible_evidence_is_named():
     value = q[0].clone()
     value[1, 2] = q[1, 1, 2]
     for ask in (lambda e, **m: log_evidence(module, e, x, **m), lambda e, **m: posterior(module, "c", e, x, **m)):
-        told = "q_0_2 of sentence 1: expected evidence that some state of the net makes possible; got "
-        with pytest.raises(bt.EvidenceError, match=told + "one of probability zero given the evidence before it"):
+        given = "q_0_2 of sentence 1: expected evidence that some state of the net makes possible; got "
+        with pytest.raises(bt.EvidenceError, match=given + "one of probability zero given the evidence before it"):
             ask({"y": Evidence(x), "q_0": Evidence(value)})
         shown = torch.ones(3, 3, dtype=bool)
         shown[1, 0], shown[1, 1] = False, False
@@ -246,9 +250,9 @@ def test_evidence_that_settles_a_choice_is_the_references():
     """All of a family seen: its state is known to what lies below, and its own probability counts."""
     s = case_of("codebook").sentence.observe({"W_q_0": 1, "c": 0, "y_1": 2})
     given = {k: v[None] for k, v in s.state.encoded.given.items()}
-    seen = {name: Evidence(told.value) if name != "y" else told for name, told in gathered(s).items()}
-    got = log_evidence(s.net.module(), seen, given=given)
-    close(got[0], reference.log_evidence(s.state.model, s.state.evidence))
+    observed = {name: Evidence(passed.value) if name != "y" else passed for name, passed in gathered(s).items()}
+    actual = log_evidence(s.net.module(), observed, given=given)
+    close(actual[0], reference.log_evidence(s.state.model, s.state.evidence))
 
 
 def test_a_real_choice_that_others_read_must_be_seen_whole():
@@ -258,9 +262,9 @@ def test_a_real_choice_that_others_read_must_be_seen_whole():
     )
     net = bt.BNet(bt.Declaration([stack])).to(D)
     s = net.sentence(x=[[0.1, 0.2], [0.3, -0.4]]).observe(z_0_0=(1.0, 0.5), z_0_1=(0.0, 0.1), y_0=1)
-    seen, x = gathered(s), s.state.encoded.given["x_0"][None]
+    observed, x = gathered(s), s.state.encoded.given["x_0"][None]
     with pytest.raises(bt.BNetError, match="z_0"):
-        log_evidence(net.module(), seen, x)
-    seen["z_0"] = Evidence(seen["z_0"].value)
+        log_evidence(net.module(), observed, x)
+    observed["z_0"] = Evidence(observed["z_0"].value)
     expected = reference.log_evidence(s.state.model, s.state.evidence)
-    close(log_evidence(net.module(), seen, x)[0], expected)
+    close(log_evidence(net.module(), observed, x)[0], expected)

@@ -74,10 +74,10 @@ def words_of(net: bt.BNet, n: int) -> dict[str, int]:
     for member in net.network.specs:
         if member.tpm.max_words is not None:
             words[member.group.word_stack] = min(words[member.group.word_stack], member.tpm.max_words)
-        for each in member.parents:
-            if each.reach.kind == "mask":
-                parent = net.network.specs[each.index].group.word_stack
-                words |= {member.group.word_stack: len(each.reach.table), parent: len(each.reach.table[0])}
+        for item in member.parents:
+            if item.reach.kind == "mask":
+                parent = net.network.specs[item.index].group.word_stack
+                words |= {member.group.word_stack: len(item.reach.table), parent: len(item.reach.table[0])}
     return words
 
 
@@ -127,8 +127,8 @@ def test_parameters_and_values_are_those_that_there_are(case):
         member = net.network.specs[index]
         if member.tpm.kind == "deterministic":
             assert counting.entries[index].exact(symbols) == value.numel(), member.family.name
-    bare = {m.group.stem for m in net.network.specs if m.group.index in net.network.graph.word_independent}
-    assert all(row.value_bytes == 0 for row in cost.rows if row.template in bare)
+    plain = {m.group.stem for m in net.network.specs if m.group.index in net.network.graph.word_independent}
+    assert all(row.value_bytes == 0 for row in cost.rows if row.template in plain)
 
 
 @pytest.mark.parametrize("case", WORDLESS, ids=lambda case: case.name)
@@ -158,8 +158,8 @@ def of_words(nodes: list[bt.Node], *, slices: int = 1, epilogue: tuple[bt.Node, 
 def reading(reach: object, slices: int = 1, *, residual: bool = False) -> bt.BNet:
     """Attention of the words themselves, by a reach."""
     arrow = bt.Arrow("x", reach)
-    own = ["x"] if residual else []
-    node = bt.Node("x", Attention(residual=residual), ["x", arrow, arrow, *own], plates=WORD)
+    local = ["x"] if residual else []
+    node = bt.Node("x", Attention(residual=residual), ["x", arrow, arrow, *local], plates=WORD)
     return of_words([node], slices=slices)
 
 
@@ -307,12 +307,12 @@ def measured(net: bt.BNet, n: int, slices: int) -> int | None:
     word = nx.get_node_attributes(graph, "word")
     for a, b, data in graph.edges(data=True):
         data["hop"] = int(word.get(b) is not None and word.get(a) != word.get(b))
-    found = []
+    result = []
     for i, j in itertools.permutations(range(n), 2):
         lengths = nx.single_source_dijkstra_path_length(graph, f"x_0_{i}", weight="hop")
-        there = [lengths[f"x_{t}_{j}"] for t in range(slices + 1) if f"x_{t}_{j}" in lengths]
-        found += [min(there)] if there else []
-    return max(found) if found else None
+        present = [lengths[f"x_{t}_{j}"] for t in range(slices + 1) if f"x_{t}_{j}" in lengths]
+        result += [min(present)] if present else []
+    return max(result) if result else None
 
 
 @pytest.mark.parametrize("reach", REACHES, ids=str)
@@ -337,7 +337,7 @@ def test_paths_through_a_pool_a_table_and_a_recurrence(n):
     ]
     table = [bt.Node("x", Pool("sum"), [bt.Arrow("x", ring)], plates=WORD)]
     cell = bt.Node("h", Recurrent(3), ["x", bt.Arrow("h", "before")], plates=WORD, shape=(3,))
-    for nodes, wanted in (
+    for nodes, expected in (
         (pool, 1),
         (twice, 2),
         (table, n - 1),
@@ -345,7 +345,7 @@ def test_paths_through_a_pool_a_table_and_a_recurrence(n):
         ([bt.Node("x", Linear(8), ["x"], plates=WORD)], None),
     ):
         net = of_words(nodes, slices=8)
-        assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == wanted
+        assert net.cost(n).slices[0].longest_path == measured(net, n, 8) == expected
 
 
 def test_d_is_the_width_of_the_states_and_features_have_one_name():
@@ -359,16 +359,16 @@ def test_d_is_the_width_of_the_states_and_features_have_one_name():
 
 
 def test_orders_of_paths_and_steps():
-    told = {
+    given = {
         "every": (1, "O(1)", 1, "O(1)"),
         "causal": (1, "O(1)", 1, "O(1)"),
         bt.Reach("window", 1): (11, "O(n)", 1, "O(1)"),
         bt.Reach("window", 3): (4, "O(n / 3)", 1, "O(1)"),
         bt.Reach("window", 50): (1, "O(n / 50)", 1, "O(1)"),
     }
-    for reach, wanted in told.items():
-        (found,) = reading(reach, residual=True).cost(12).slices
-        assert (found.longest_path, found.longest_path_order, found.steps, found.steps_order) == wanted
+    for reach, expected in given.items():
+        (result,) = reading(reach, residual=True).cost(12).slices
+        assert (result.longest_path, result.longest_path_order, result.steps, result.steps_order) == expected
     (scan,) = CASES[[case.name for case in CASES].index("recurrent")].net.cost(12).slices
     assert (scan.longest_path, scan.longest_path_order, scan.steps, scan.steps_order) == (11, "O(n)", 12, "O(n)")
 
@@ -390,16 +390,16 @@ def test_steps_are_the_longest_chain_of_words_in_a_group(reach):
     graph = net.sentence(x=torch.zeros(n, 8)).graph()
     for a, b, data in graph.edges(data=True):
         data["wait"] = int(graph.nodes[a]["word"] != graph.nodes[b]["word"])
-    (found,) = net.cost(n).slices
-    assert found.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
-    assert found.steps_order == ("" if reach == "table" else "O(n)")
+    (result,) = net.cost(n).slices
+    assert result.steps == 1 + nx.dag_longest_path_length(graph, weight="wait")
+    assert result.steps_order == ("" if reach == "table" else "O(n)")
 
 
 def test_a_million_words_cost_no_table_of_pairs():
     """Nor does a scan over them; a path that only such a table would tell is unknown, never none."""
     n, d = 10**6, 8
     net = bt.encoder_decoder(d, heads=2, slices=1, vocabulary=5)
-    assert [(each.longest_path, each.steps) for each in net.cost(n).slices] == [(1, 1), (1, 1)]
+    assert [(item.longest_path, item.steps) for item in net.cost(n).slices] == [(1, 1), (1, 1)]
     assert net.cost(n).flops == net.cost(50).flops_in_words({"n_enc": n, "n_dec": n})
     by_name = {case.name: case.net for case in CASES}
     (scan,) = by_name["recurrent"].cost(n).slices
@@ -455,7 +455,7 @@ def test_polynomials():
 
 def test_bad_input_is_told():
     net = bt.encoder_decoder(4, heads=2, slices=1)
-    for words, options, told in [
+    for words, options, given in [
         (0, {}, "words: expected a whole number of at least 1; got 0"),
         ({"enc": 3}, {}, "none for 'dec'"),
         ({"enc": 3, "dec": 2, "den": 1}, {}, "near matches are"),
@@ -464,7 +464,7 @@ def test_bad_input_is_told():
         (3, {"want": ["dec_xx_1"]}, "dec_x_1"),
         (3, {"want": "dec_x_1"}, "want: expected a list of families"),
     ]:
-        assert told in refusal(net.cost, words, **options), told
+        assert given in refusal(net.cost, words, **options), given
 
 
 def test_more_words_than_a_net_is_for():

@@ -37,7 +37,7 @@ def forms(net: bt.BNet) -> list[object]:
 def test_every_form_says_the_same_to_every_question():
     net = mixture()
     trained = bt.bayesuvius(4, heads=2, vocabulary=WORDS, combine="concat", observe=net.declaration.nodes[-1].tpm)
-    first, *others = forms(net)
+    first, *remaining = forms(net)
     f = bt.fit(net, first, method=bt.MAP(steps=2), progress=False)
 
     def told(data):
@@ -49,9 +49,9 @@ def test_every_form_says_the_same_to_every_question():
             bt.inclusion(trained, data, draws=8, progress=False).mean.tolist(),
         )
 
-    wanted = told(first)
-    for k, data in enumerate(others):
-        assert told(data) == wanted, f"form {k + 1}"
+    expected = told(first)
+    for k, data in enumerate(remaining):
+        assert told(data) == expected, f"form {k + 1}"
 
 
 def test_sentences_alone_and_with_what_is_observed_predict_the_same():
@@ -68,16 +68,16 @@ def test_several_stacks_take_tuples_mappings_and_columns():
     columns = {"enc": [enc for enc, _ in rows], "dec": [dec for _, dec in rows]}
     losses = [bt.train(net, data, steps=2, batch=2, progress=False).losses for data in (rows, mappings, columns)]
     assert losses[0] == losses[1] == losses[2]
-    found = [bt.inclusion(net, data, output="dec_x_1", progress=False).mean for data in (rows, mappings, columns)]
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    result = [bt.inclusion(net, data, output="dec_x_1", progress=False).mean for data in (rows, mappings, columns)]
+    assert torch.equal(result[0], result[1]) and torch.equal(result[0], result[2])
 
 
 def test_a_sentence_and_a_batch_encode_words_alike():
-    for net, said in ((mixture(), "a b c"), (bt.bayesuvius(4), "any words"), (bt.bayesuvius(4), torch.randn(3, 4))):
+    for net, text in ((mixture(), "a b c"), (bt.bayesuvius(4), "any words"), (bt.bayesuvius(4), torch.randn(3, 4))):
         main = infer_task(net.network).encoders[""].spec.group.name
-        value = encode_sentence(net.network, said).given[main]
-        assert torch.equal(net.batch([said]).x[""][0], value)
-        assert torch.equal(read_batch(net.network, [said], observed="none").x[""][0], value)
+        value = encode_sentence(net.network, text).given[main]
+        assert torch.equal(net.batch([text]).x[""][0], value)
+        assert torch.equal(read_batch(net.network, [text], observed="none").x[""][0], value)
 
 
 def test_gaps_are_split_from_values_and_put_back():
@@ -90,12 +90,12 @@ def test_gaps_are_split_from_values_and_put_back():
 def test_parts_of_a_batch_have_no_padding_and_miss_no_sentence():
     net = mixture()
     batch = read_batch(net.network, [("a b c", Y[0]), ("d", [1]), ("c b", [0, None])], mask_padding=True)
-    places = []
+    positions = []
     for which, part in batch.split_by_length(net.network, 100):
         assert part.mask is None and part.x[""].shape[1] == part.evidence["y"].value.shape[1]
         assert torch.equal(part.observed["y"], batch.take(which).observed["y"][:, : part.x[""].shape[1]])
-        places += which.tolist()
-    assert sorted(places) == [0, 1, 2]
+        positions += which.tolist()
+    assert sorted(positions) == [0, 1, 2]
     assert batch.repeat(2).x[""][:2].tolist() == [batch.x[""][0].tolist()] * 2
     assert [len(batch.shard(rank, 2)) for rank in range(2)] == [2, 1]
     assert batch.take(slice(1)).shard(1, 2).count == 0 and batch.equals(batch.take(torch.arange(3)))

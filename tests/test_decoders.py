@@ -41,9 +41,9 @@ KNOWN = [
 ]
 
 
-def rotary_of(kind, told):
+def rotary_of(kind, given):
     """The rotary positions that a family reads from a config."""
-    return FAMILIES[kind].config_to_options(told, None, None).rotary
+    return FAMILIES[kind].config_to_options(given, None, None).rotary
 
 
 @pytest.mark.parametrize(("kind", "told", "wanted"), KNOWN)
@@ -51,11 +51,11 @@ def test_rotary_configs_are_read_in_the_words_of_today_and_of_before(kind, told,
     """As a file tells them, and as the config of transformers, whose angles are ours."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1}
     sizes |= {"num_key_value_heads": 4} if kind == "Qwen2Config" else {}
-    theirs = getattr(T, kind)(**sizes, **told)
-    found = rotary_of(theirs.model_type, theirs.to_dict())
-    assert found == rotary_of(theirs.model_type, {**sizes, **told}) == wanted
-    module = T.AutoModel.from_config(theirs).rotary_emb
-    torch.testing.assert_close(found.frequencies(16), module.inv_freq.double(), rtol=1e-6, atol=0)
+    peer = getattr(T, kind)(**sizes, **told)
+    result = rotary_of(peer.model_type, peer.to_dict())
+    assert result == rotary_of(peer.model_type, {**sizes, **told}) == wanted
+    module = T.AutoModel.from_config(peer).rotary_emb
+    torch.testing.assert_close(result.frequencies(16), module.inv_freq.double(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_who_reads_whom_is_as_transformers_has_it(name, options):
     module = from_pretrained(model).module().eval()
     present = torch.arange(18) < torch.tensor([18, 5])[:, None]
     for mask in (None, present):
-        theirs = model(ids, attention_mask=None if mask is None else mask.long()).logits
-        there = torch.ones_like(present) if mask is None else mask
-        ours = module(ids, mask, want=["logits"])["logits"]
-        torch.testing.assert_close(ours[there], theirs[there], rtol=1e-9, atol=1e-9)
+        peer = model(ids, attention_mask=None if mask is None else mask.long()).logits
+        exists = torch.ones_like(present) if mask is None else mask
+        actual = module(ids, mask, want=["logits"])["logits"]
+        torch.testing.assert_close(actual[exists], peer[exists], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +161,15 @@ def test_a_weight_of_what_is_read_is_not_left_over(name, add, left, tmp_path):
 def test_a_window_wider_than_a_sentence_is_causal():
     """In the numbers, and in what is asked of torch: the mask is left to it."""
     options = {**LLAMA, "num_key_value_heads": 2}
-    near = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": 20}))
-    far = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": None}))
+    close = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": 20}))
+    distant = from_pretrained(random_model("MistralForCausalLM", {**options, "sliding_window": None}))
     ids = torch.randint(13, (2, 20), generator=torch.Generator().manual_seed(0))
-    ours, theirs = (net.module()(ids, want=["logits"])["logits"] for net in (near, far))
-    assert ours.equal(theirs)
+    actual, peer = (net.module()(ids, want=["logits"])["logits"] for net in (close, distant))
+    assert actual.equal(peer)
     longer = torch.cat([ids, ids], 1)
-    ours, theirs = (net.module()(longer, want=["logits"])["logits"] for net in (near, far))
-    torch.testing.assert_close(ours[:, :20], theirs[:, :20])
-    assert (ours - theirs)[:, 20:].abs().max() > 1e-3
+    actual, peer = (net.module()(longer, want=["logits"])["logits"] for net in (close, distant))
+    torch.testing.assert_close(actual[:, :20], peer[:, :20])
+    assert (actual - peer)[:, 20:].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_a_window_wider_than_a_sentence_is_causal():
 def test_words_are_generated_as_transformers_does(name, options):
     model = random_model(name, options)
     prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    theirs = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
-    found = from_pretrained(model).generate(prompts.tolist(), length=8)
-    assert torch.tensor(found.ids).equal(theirs[:, 3:])
+    peer = model.generate(prompts, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    result = from_pretrained(model).generate(prompts.tolist(), length=8)
+    assert torch.tensor(result.ids).equal(peer[:, 3:])
 
 
 def test_former_files_are_read(tmp_path):
@@ -202,8 +202,8 @@ def test_former_files_are_read(tmp_path):
     config(tmp_path, rope_parameters=..., tie_word_embeddings=..., rotary_pct=0.25)
     net = from_pretrained(tmp_path)
     ids = torch.tensor([[3, 4, 5, 6]])
-    ours = net.module()(ids, want=["logits"])["logits"]
-    torch.testing.assert_close(ours, model(ids).logits, rtol=1e-4, atol=1e-4)
+    actual = net.module()(ids, want=["logits"])["logits"]
+    torch.testing.assert_close(actual, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_names_of_grouped_heads():
     s = net.sentence([3, 4, 5])
     assert s.parents("a_1_1_0_2") == ["q_1_1_0_2", *(f"{r}_1_1_{j}" for r in "kv" for j in range(3))]
     assert net.graph().nodes["a_0"]["plates"] != net.graph().nodes["k_0"]["plates"]
-    told = bt.pretrained.to_hugging_face
-    assert told(net, "q_1_1_0_2") == "model.layers.1.self_attn.q_proj.output[:, 2, 8:12]"
-    assert told(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
-    assert told(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
-    assert told(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
+    given = bt.pretrained.to_hugging_face
+    assert given(net, "q_1_1_0_2") == "model.layers.1.self_attn.q_proj.output[:, 2, 8:12]"
+    assert given(net, "k_1_1_*") == "model.layers.1.self_attn.k_proj.output[..., 4:8]"
+    assert given(net, "a_1_1_*_*") == "model.layers.1.self_attn.o_proj.input[..., 8:16]"
+    assert given(net, "j_1_1_*_2") == "attentions[1][:, 2:4, 2, :]"
     with pytest.raises(bt.BNetError, match="a group from 0 to 1"):
-        told(net, "k_1_2_0")
+        given(net, "k_1_2_0")
     reads = [s.reads(head=k).weights for k in range(4)]
     torch.testing.assert_close(torch.stack(reads).mean(0), s.reads().weights)
     with pytest.raises(bt.BNetError, match="a head from 0 to 3; got 4"):
@@ -241,29 +241,29 @@ def test_names_of_grouped_heads():
 def test_a_turn_is_a_complex_product():
     """Of the features that turn; those behind them stay; slow turns are divided, fast ones kept."""
     x = torch.randn(5, 8, dtype=D, generator=torch.Generator().manual_seed(0))
-    places = torch.tensor([0, 1, 2, 7, 1000])
+    positions = torch.tensor([0, 1, 2, 7, 1000])
     rotary = Rotary(100.0, width=6, factor=3.0)
-    angle = places[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
+    angle = positions[:, None] * torch.tensor([1.0, 100 ** (-1 / 3), 100 ** (-2 / 3)], dtype=D) / 3
     turned = torch.complex(x[:, :3], x[:, 3:6]) * torch.polar(torch.ones_like(angle), angle)
-    torch.testing.assert_close(rotary.rotate(x, places), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
+    torch.testing.assert_close(rotary.rotate(x, positions), torch.cat([turned.real, turned.imag, x[:, 6:]], -1))
     bands = dataclasses.replace(rotary, bands=(1.0, 4.0, 100))
     plain, slow = Rotary(100.0, width=6).frequencies(8), bands.frequencies(8)
     turns = 100 * plain / (2 * math.pi)
     for fast, before, after in zip(turns, plain, slow, strict=True):
-        kept = min(max((float(fast) - 1) / 3, 0), 1)
-        assert float(after) == pytest.approx(float(before) * (kept + (1 - kept) / 3))
+        retained = min(max((float(fast) - 1) / 3, 0), 1)
+        assert float(after) == pytest.approx(float(before) * (retained + (1 - retained) / 3))
     half = x.to(torch.bfloat16)
-    wanted = Rotary().rotate(half.double(), places)
-    assert (Rotary().rotate(half, places).double() - wanted).abs().max() < 0.05  # at word 1000 too
+    expected = Rotary().rotate(half.double(), positions)
+    assert (Rotary().rotate(half, positions).double() - expected).abs().max() < 0.05  # at word 1000 too
 
 
 def test_heads_in_groups_are_summed_as_heads():
     grouped, plain = Concat(plates=2), Concat()
     W_o, a = torch.randn(2, 3, 5, 4, dtype=D), torch.randn(7, 2, 3, 4, dtype=D)
     at = bt.tpm.EvalContext()
-    ours = grouped.value(at, W_o, a)
-    torch.testing.assert_close(ours, plain.value(at, W_o.flatten(0, 1), a.flatten(1, 2)))
-    torch.testing.assert_close(ours, torch.einsum("ghoi,bghi->bo", W_o, a))
+    actual = grouped.value(at, W_o, a)
+    torch.testing.assert_close(actual, plain.value(at, W_o.flatten(0, 1), a.flatten(1, 2)))
+    torch.testing.assert_close(actual, torch.einsum("ghoi,bghi->bo", W_o, a))
     side = Concat(mapped=False, plates=2)
     assert side.value(at, a).shape == (7, 24) and side.shape(_heads((4,))) == (24,)
     with pytest.raises(bt.BNetError, match="2 plates of heads"):
@@ -282,8 +282,8 @@ def test_equations_tell_turns_in_part_and_words_just_before():
     token = bt.Node("token", Given(states=3), plates=["word"])
 
     def told(rotary, reach="causal"):
-        near = bt.Arrow("x", reach)
-        node = bt.Node("x", Attention(Dot(None, rotary=rotary)), ["x", near, near], plates=["word"])
+        close = bt.Arrow("x", reach)
+        node = bt.Node("x", Attention(Dot(None, rotary=rotary)), ["x", close, close], plates=["word"])
         return bt.BNet(bt.Declaration([bt.Stack([node], [token, *heads])])).equations().latex
 
     assert r"\text{ by the angle } i / (2 \cdot 100^{2e/4}) \text{ for } e < 2" in told(Rotary(100.0, 4, 2.0))

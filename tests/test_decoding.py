@@ -100,10 +100,10 @@ class Anew:
 
     def _tell(self):
         ids = self.x[self.stack]
-        found = self.module(
+        result = self.module(
             {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None, want=[self.readout]
         )
-        self.log_probs = found[self.readout][:, ids.shape[1] - 1].log_softmax(-1)
+        self.log_probs = result[self.readout][:, ids.shape[1] - 1].log_softmax(-1)
 
     def step(self, ids):
         self.x[self.stack] = torch.cat([self.x[self.stack], ids[:, None]], 1)
@@ -127,17 +127,17 @@ def test_word_by_word_is_all_words_anew(name, dtype, tolerance):
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
-        ours = IncrementalDecoder(module, task, x, mask, 12)
+        actual = IncrementalDecoder(module, task, x, mask, 12)
         oracle = Anew(module, task, x, mask, task.readouts[0].group.name)
         for turn in range(8):
-            torch.testing.assert_close(ours.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(actual.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)
             if turn == 2:
-                ours.repeat(2), oracle.repeat(2)
+                actual.repeat(2), oracle.repeat(2)
             if turn == 5:
                 rows = torch.tensor([1, 1, 2, 3, 5, 4])  # beams change places within a sentence
-                ours.reorder(rows), oracle.reorder(rows)
-            ids = torch.randint(0, 7, (len(ours.log_probs),))
-            ours.step(ids), oracle.step(ids)
+                actual.reorder(rows), oracle.reorder(rows)
+            ids = torch.randint(0, 7, (len(actual.log_probs),))
+            actual.step(ids), oracle.step(ids)
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
@@ -153,11 +153,11 @@ def test_a_causal_table_is_causal(method):
     pairs = np.tri(6, dtype=bool)
     pairs[[3, 5, 5], [1, 0, 4]] = False
     holed = _sharp(bt.decoder(8, mask=pairs, **make).to(D))
-    found = holed.generate([1, 2], length=4)
-    s = holed.sentence([1, 2, *found.ids[0]])
-    assert found.ids[0] == tuple(int(s.tpm(f"y_{i}").logits.argmax()) for i in range(1, 5))
-    told = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(found.ids[0], start=1)]
-    assert found.scores[0] == pytest.approx(float(sum(told)), abs=1e-9)
+    result = holed.generate([1, 2], length=4)
+    s = holed.sentence([1, 2, *result.ids[0]])
+    assert result.ids[0] == tuple(int(s.tpm(f"y_{i}").logits.argmax()) for i in range(1, 5))
+    given = [s.tpm(f"y_{i}").log_prob(torch.tensor(word)) for i, word in enumerate(result.ids[0], start=1)]
+    assert result.scores[0] == pytest.approx(float(sum(given)), abs=1e-9)
     pairs[0, 1] = True
     with pytest.raises(bt.BNetError, match="reads later words"):
         bt.decoder(8, mask=pairs, **make).generate([1, 2], length=2)
@@ -165,9 +165,9 @@ def test_a_causal_table_is_causal(method):
 
 def test_what_generate_cannot_do_is_not_told_as_training():
     for net in (bt.bayesuvius(4, heads=2, **SELECT), bt.decoder(8, heads=2, slices=1, vocabulary=5, readout=None)):
-        with pytest.raises(bt.BNetError) as told:
+        with pytest.raises(bt.BNetError) as given:
             net.generate([1])
-        assert "train" not in str(told.value) and "fit" not in str(told.value)
+        assert "train" not in str(given.value) and "fit" not in str(given.value)
     with pytest.raises(bt.BNetError, match=r"the readouts y \(Normal\); allowed: iterate"):
         bt.geometric(4, observe=bt.tpm.Normal(0.1)).generate([1])
 
@@ -190,28 +190,28 @@ def _sharp(net: bt.BNet) -> bt.BNet:
 def _log_prob(net: bt.BNet, prompt: list[int], words: tuple[int, ...]) -> float:
     """Of words after a prompt, by the reference: one sentence, one TPM for each word."""
     s = net.sentence([*prompt, *words])
-    places = range(len(prompt) - 1, len(prompt) + len(words) - 1)
-    return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(places, words, strict=True))
+    positions = range(len(prompt) - 1, len(prompt) + len(words) - 1)
+    return sum(float(s.tpm(f"y_{i}").log_prob(torch.tensor(w))) for i, w in zip(positions, words, strict=True))
 
 
 def test_greedy_takes_the_likeliest_word_each_time(net):
-    found = net.generate([1, 2], length=5)
+    result = net.generate([1, 2], length=5)
     words: list[int] = []
     for _ in range(5):
         tpm = net.sentence([1, 2, *words]).tpm(f"y_{1 + len(words)}")
         words.append(int(tpm.logits.argmax()))
-    assert found.ids == (tuple(words),)
-    assert found.scores[0] == pytest.approx(_log_prob(net, [1, 2], tuple(words)), abs=1e-9)
+    assert result.ids == (tuple(words),)
+    assert result.scores[0] == pytest.approx(_log_prob(net, [1, 2], tuple(words)), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", [3, 17, 23])
 def test_as_many_beams_as_sentences_find_the_likeliest(seed):
     net = _guessing(seed)
-    told = _told(net, list(itertools.product(range(5), repeat=4)))
-    best = max(told, key=told.__getitem__)
-    found = net.generate([1], method="beam", length=4, beams=5**3, penalty=0.0)
-    assert found.ids == (best,) != net.generate([1], length=4).ids
-    assert found.scores[0] == pytest.approx(_log_prob(net, [1], best), abs=1e-9)
+    given = _told(net, list(itertools.product(range(5), repeat=4)))
+    best = max(given, key=given.__getitem__)
+    result = net.generate([1], method="beam", length=4, beams=5**3, penalty=0.0)
+    assert result.ids == (best,) != net.generate([1], length=4).ids
+    assert result.scores[0] == pytest.approx(_log_prob(net, [1], best), abs=1e-9)
 
 
 @pytest.mark.parametrize(("seed", "penalty"), [(3, 0.0), (17, 1.0), (23, 4.0), (31, 1.0)])
@@ -219,19 +219,19 @@ def test_beams_with_a_stop_word_find_the_best_by_length(seed, penalty):
     """All sentences of at most 4 words, ended by `e` or by the length, weighed as Wu et al. do."""
     net, stop = _guessing(seed), 4
     ended = [(*words, stop) for n in range(4) for words in itertools.product(range(4), repeat=n)]
-    told = _told(net, [*ended, *itertools.product(range(4), repeat=4)])
-    best = max(told, key=lambda words: told[words] / ((5 + len(words)) / 6) ** penalty)
-    found = net.generate([1], method="beam", length=4, beams=256, penalty=penalty, stop="e")
-    assert found.ids == (tuple(word for word in best if word != stop),)
-    assert found.scores[0] == pytest.approx(told[best], abs=1e-9)
+    given = _told(net, [*ended, *itertools.product(range(4), repeat=4)])
+    best = max(given, key=lambda words: given[words] / ((5 + len(words)) / 6) ** penalty)
+    result = net.generate([1], method="beam", length=4, beams=256, penalty=penalty, stop="e")
+    assert result.ids == (tuple(word for word in best if word != stop),)
+    assert result.scores[0] == pytest.approx(given[best], abs=1e-9)
 
 
 def _told(net: bt.BNet, sentences: list[tuple[int, ...]]) -> dict[tuple[int, ...], float]:
     """The log probability of words after the prompt [1], all sentences at once."""
     padded = torch.tensor([[1, *words] + [0] * (4 - len(words)) for words in sentences])
     logits = net.module().eval()(padded).detach().log_softmax(-1)[:, :-1]
-    each = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
-    return {words: sum(row[: len(words)]) for words, row in zip(sentences, each, strict=True)}
+    item = logits.gather(2, padded[:, 1:, None])[..., 0].tolist()
+    return {words: sum(row[: len(words)]) for words, row in zip(sentences, item, strict=True)}
 
 
 def test_one_beam_is_greedy(net):
@@ -245,10 +245,10 @@ def test_a_ragged_batch_is_its_sentences(name, method):
     net = NETS[name]().to(D)
     prompts = [[1, 2, 3], [4], [5, 6, 0, 1, 2, 3]]
     options = {"method": method, "length": 6, "start": 1, "stop": 3}
-    found = net.generate(prompts, **options)
-    alone = [net.generate(prompt, **options) for prompt in prompts]
-    assert found.ids == tuple(one.ids[0] for one in alone)
-    assert found.scores == pytest.approx([one.scores[0] for one in alone], abs=1e-10)
+    result = net.generate(prompts, **options)
+    single = [net.generate(prompt, **options) for prompt in prompts]
+    assert result.ids == tuple(one.ids[0] for one in single)
+    assert result.scores == pytest.approx([one.scores[0] for one in single], abs=1e-10)
 
 
 def test_samples_follow_the_net(net):
@@ -278,10 +278,10 @@ def test_what_sampling_leaves_out():
         (0.5, None, None): [16 / 30, 9 / 30, 4 / 30, 1 / 30],
         (1.0, 3, 0.5): [4 / 7, 3 / 7, 0, 0],
     }
-    for options, wanted in expected.items():
-        found = share(*options)
-        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32), rtol=0, atol=0.04)
-        assert bool((found[torch.tensor(wanted) == 0] == 0).all())
+    for options, target in expected.items():
+        result = share(*options)
+        torch.testing.assert_close(result, torch.tensor(target, dtype=torch.float32), rtol=0, atol=0.04)
+        assert bool((result[torch.tensor(target) == 0] == 0).all())
 
 
 def test_the_whole_net_is_computed_once(net, monkeypatch):
@@ -294,11 +294,11 @@ def test_the_whole_net_is_computed_once(net, monkeypatch):
 
 
 def test_what_generate_gives_back(net):
-    found = net.generate(["a b", "c"], length=3, stop="e")
-    assert found.texts == tuple(" ".join(words) for words in found.words) and len(found) == 2
-    assert found.words == tuple(tuple("abcde"[k] for k in row) for row in found.ids)
+    result = net.generate(["a b", "c"], length=3, stop="e")
+    assert result.texts == tuple(" ".join(words) for words in result.words) and len(result) == 2
+    assert result.words == tuple(tuple("abcde"[k] for k in row) for row in result.ids)
     assert net.generate(torch.tensor([[0, 1]]), length=3, stop=4).ids == net.generate("a b", length=3, stop="e").ids
-    assert list(found.to_dataframe().columns) == ["text", "words", "score"]
+    assert list(result.to_dataframe().columns) == ["text", "words", "score"]
     odd = bt.decoder(8, heads=2, slices=1, vocabulary=["<b>", "&"]).generate("<b>", length=2)
     assert "<b>" not in odd._repr_html_() and "log P" in odd._repr_html_() and str(odd) == odd.texts[0]
 

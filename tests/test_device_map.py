@@ -18,8 +18,8 @@ MAP = {"": torch.device("cpu"), "h.1": torch.device("meta")}
 def split(model, devices):
     """A net whose weights lie where a map says: `meta`, a device without numbers, stands for another than the CPU."""
     source = model_to_source(model, None)
-    places = {name: torch.device(place) for name, place in devices.items()}
-    weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, places)
+    positions = {name: torch.device(position) for name, position in devices.items()}
+    weights = dispatch_weights(FAMILIES[model.config.model_type], source.weights, positions)
     return source_to_net(replace(source, weights=weights), "auto")
 
 
@@ -28,21 +28,21 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
     """Values come with the slices to other devices: the first slice is computed here, the second where it lies."""
     model = random_model(name, options, torch.float32)
     part = "h.1" if name[0] == "G" else "encoder.layer.1"
-    far = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
-    whole, net = from_pretrained(model), split(model, far)
+    distant = {"": "cpu", part: "meta", "pooler": "meta", "ln_f": "meta"}
+    full, net = from_pretrained(model), split(model, distant)
     assert {value.device.type for value in net.parameters.values()} == {"cpu", "meta"}
     ids, present = torch.randint(2, 13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     last = "norm" if name[0] == "G" else "pooled"
-    readings, found = net.module().eval().readings(ids, present, want=["x_0", "x_1", "x_2", last])
-    wanted = whole.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
-    assert [value.device.type for value in found.values()] == ["cpu", "cpu", "meta", "meta"]
-    assert all(value.shape == wanted[name].shape for name, value in found.items())
-    torch.testing.assert_close(found["x_1"], wanted["x_1"])
+    readings, result = net.module().eval().readings(ids, present, want=["x_0", "x_1", "x_2", last])
+    expected = full.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
+    assert [value.device.type for value in result.values()] == ["cpu", "cpu", "meta", "meta"]
+    assert all(value.shape == expected[name].shape for name, value in result.items())
+    torch.testing.assert_close(result["x_1"], expected["x_1"])
     assert readings["a_1"].is_meta and not readings["a_0"].is_meta
     if name[0] == "G":
         with pytest.raises(bt.BNetError, match="a net on one device; got cpu, meta"):
             split(random_model("GPT2LMHeadModel", options), {f"transformer.{part}": "meta", "": "cpu"}).generate([3])
-    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], whole.sentence([3, 4, 5])["x_1_2"])
+    torch.testing.assert_close(net.sentence([3, 4, 5])["x_1_2"], full.sentence([3, 4, 5])["x_1_2"])
 
 
 def test_a_device_map_is_respected(tmp_path):
@@ -52,11 +52,11 @@ def test_a_device_map_is_respected(tmp_path):
     for device_map in ("cpu", torch.device("cpu"), {"": "cpu"}, {"transformer": "cpu", "h": "cpu", "": "cpu"}):
         net = from_pretrained(tmp_path, device_map=device_map)
         assert net.sentence([3, 4])["norm_1"].equal(from_pretrained(model).sentence([3, 4])["norm_1"])
-    found = dispatch_weights(
+    result = dispatch_weights(
         FAMILIES["gpt2"], wrap_state_dict("test", {"h.1.w": torch.ones(2), "h.10.w": torch.ones(2)}), MAP
     )
-    assert found.get_tensor("h.1.w").is_meta and found.get_tensor("h.10.w") is found.get_tensor("h.10.w")
-    assert not found.get_tensor("h.10.w").is_meta
+    assert result.get_tensor("h.1.w").is_meta and result.get_tensor("h.10.w") is result.get_tensor("h.10.w")
+    assert not result.get_tensor("h.10.w").is_meta
     shared = from_pretrained(tmp_path, device_map="cpu").parameters
     one = {shared[f"W_{role}_0.value"].untyped_storage().data_ptr() for role in "qkv"}
     assert len(one) == 1  # three parts of one tensor
@@ -75,17 +75,17 @@ def test_a_map_names_modules_as_transformers_has_them(name, tmp_path):
     model.save_pretrained(tmp_path)
     family = FAMILIES[model.config.model_type]
     parts = [part for part, module in model.named_modules() if part and not list(module.children())]
-    bare = [part.removeprefix(family.prefix) for part in parts]
-    for names in (parts, bare):
+    plain = [part.removeprefix(family.prefix) for part in parts]
+    for names in (parts, plain):
         assert from_pretrained(tmp_path, device_map=dict.fromkeys([*names, ""], "cpu")).parameters
-    whole = [part for part in parts if part.startswith(family.prefix)]
-    last = max(whole, key=lambda part: ("1" in part, "ffn" in part))
+    full = [part for part in parts if part.startswith(family.prefix)]
+    last = max(full, key=lambda part: ("1" in part, "ffn" in part))
     wrong = last.replace("1", "7") if "1" in last else f"{last}s"
     with pytest.raises(bt.BNetError, match=r"module of device_map: expected a known name; got .*near matches are "):
         from_pretrained(tmp_path, device_map={"": "cpu", wrong: "cpu"})
-    found = split(model, {"": "cpu", last.removeprefix(family.prefix): "meta"})
+    result = split(model, {"": "cpu", last.removeprefix(family.prefix): "meta"})
     same = split(model, {"": "cpu", last: "meta", family.prefix.rstrip("."): "cpu"})
-    where = [{k: v.device.type for k, v in net.parameters.items()} for net in (found, same)]
+    where = [{k: v.device.type for k, v in net.parameters.items()} for net in (result, same)]
     assert where[0] == where[1] and set(where[0].values()) == {"cpu", "meta"}
 
 
@@ -106,10 +106,10 @@ def test_auto_is_the_only_device(monkeypatch):
         def to(self, *_):
             raise torch.OutOfMemoryError
 
-    places = {"": torch.device("cpu")}
+    positions = {"": torch.device("cpu")}
     with pytest.raises(bt.BNetError, match="expected room on cpu; got none for w"):
         dispatch_weights(
-            FAMILIES["gpt2"], wrap_state_dict("test", {"w": torch.ones(2).as_subclass(Stuck)}), places
+            FAMILIES["gpt2"], wrap_state_dict("test", {"w": torch.ones(2).as_subclass(Stuck)}), positions
         ).get_tensor("w")
 
 

@@ -37,20 +37,20 @@ def entries():
     """Each entry of each page: where it stands, and the name after `bnet_transformer.`."""
     for page in PAGES:
         for line in page.read_text(encoding="utf-8").splitlines():
-            if found := ENTRY.match(line):
-                yield page.stem, found[1]
+            if result := ENTRY.match(line):
+                yield page.stem, result[1]
 
 
 def thing(name):
     """What the name of an entry stands for: an object, or a class of ours and its member."""
-    found, at = bt, "bnet_transformer"
+    result, at = bt, "bnet_transformer"
     for part in name.split("."):
-        if inspect.isclass(found):
-            assert hasattr(found, part)
-            return found, part
+        if inspect.isclass(result):
+            assert hasattr(result, part)
+            return result, part
         at = f"{at}.{part}"
-        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(at)
-    return found
+        result = getattr(result, part) if hasattr(result, part) else importlib.import_module(at)
+    return result
 
 
 def members(owner):
@@ -59,22 +59,22 @@ def members(owner):
 
 
 def test_every_public_name_stands_on_one_page():
-    places = {}
+    positions = {}
     for page, name in entries():
-        found = thing(name)
-        key = found if isinstance(found, tuple) else id(found)
-        assert key not in places, f"{name} stands on {places.get(key)} and {page}"
-        places[key] = page
-    wanted = {f"bt.{name}": getattr(bt, name) for name in bt.__all__}
+        result = thing(name)
+        key = result if isinstance(result, tuple) else id(result)
+        assert key not in positions, f"{name} stands on {positions.get(key)} and {page}"
+        positions[key] = page
+    expected = {f"bt.{name}": getattr(bt, name) for name in bt.__all__}
     for room in PACKAGES:
         module = importlib.import_module(f"bnet_transformer.{room}")
-        wanted |= {f"{room}.{name}": getattr(module, name) for name in module.__all__}
+        expected |= {f"{room}.{name}": getattr(module, name) for name in module.__all__}
     for room, names in PUBLIC_NAMES.items():
         module = importlib.import_module(f"bnet_transformer.{room}")
-        wanted |= {f"{room}.{name}": getattr(module, name) for name in names}
-    assert [name for name, found in wanted.items() if id(found) not in places] == []
+        expected |= {f"{room}.{name}": getattr(module, name) for name in names}
+    assert [name for name, result in expected.items() if id(result) not in positions] == []
     for owner in (bt.BNet, bt.Sentence):
-        assert [name for name in members(owner) if (owner, name) not in places] == []
+        assert [name for name in members(owner) if (owner, name) not in positions] == []
 
 
 @pytest.mark.parametrize("folder", ["adr", "api", "benchmarks", "experiments"])
@@ -94,9 +94,9 @@ def test_the_front_page_leads_to_every_page():
 
 def _public_functions():
     for name in bt.__all__:
-        found = getattr(bt, name)
-        if inspect.isfunction(found):
-            yield name, found
+        result = getattr(bt, name)
+        if inspect.isfunction(result):
+            yield name, result
     for owner in (bt.BNet, bt.Sentence):
         for name in members(owner):
             yield f"{owner.__name__}.{name}", inspect.getattr_static(owner, name)
@@ -110,11 +110,11 @@ def test_every_public_function_has_an_example():
         for block in re.findall(r"^```python\n(.*?)^```", (DOCS / "api" / f"{name}.md").read_text(), re.M | re.S)
     )
     missing = []
-    for name, found in _public_functions():
-        inner = getattr(found, "fget", None) or getattr(found, "func", None) or found
+    for name, result in _public_functions():
+        inner = getattr(result, "fget", None) or getattr(result, "func", None) or result
         last = name.rsplit(".", 1)[-1]
-        there = ">>>" in (inspect.getdoc(inner) or "") or re.search(rf"\.{last}\b", shown)
-        missing += [name] if not there and name not in ELSEWHERE else []
+        present = ">>>" in (inspect.getdoc(inner) or "") or re.search(rf"\.{last}\b", shown)
+        missing += [name] if not present and name not in ELSEWHERE else []
     assert missing == []
 
 
@@ -126,15 +126,15 @@ def scripts(monkeypatch):
 def test_broken_links_of_the_site_are_found(scripts, tmp_path):
     check_site = importlib.import_module("check_site")
     (tmp_path / "b.html").write_text('<p id="here"><a name="there">b</a>')
-    good = '<a href="b.html#here">1</a><a href="b.html#there">2</a><a href="#top" id="top">3</a><a href="https://a.b">4</a>'
-    (tmp_path / "a.html").write_text(good)
+    valid = '<a href="b.html#here">1</a><a href="b.html#there">2</a><a href="#top" id="top">3</a><a href="https://a.b">4</a>'
+    (tmp_path / "a.html").write_text(valid)
     assert check_site.faults(tmp_path) == ([], 2, 4, 1)
     bad = '<a href="c.html"></a><a href="b.html#gone"></a><img src="d.png"><a href="../e.html"></a><script src="//x">'
     (tmp_path / "a.html").write_text(bad)
     check_site.read.cache_clear()
-    found = check_site.faults(tmp_path)[0]
-    wanted = ["no such file", "no such anchor", "leads out of the site", "no such file", "fetched from the web"]
-    assert [line.rsplit(": ", 1)[1] for line in found] == wanted
+    result = check_site.faults(tmp_path)[0]
+    expected = ["no such file", "no such anchor", "leads out of the site", "no such file", "fetched from the web"]
+    assert [line.rsplit(": ", 1)[1] for line in result] == expected
 
 
 LEFT = "<p>a & b \\c</p><math><mrow>{}</mrow></math><p>\\d</p>"
@@ -154,8 +154,8 @@ LEFT = "<p>a & b \\c</p><math><mrow>{}</mrow></math><p>\\d</p>"
 def test_latex_that_is_left_in_a_formula_is_found(scripts, tmp_path, inside, left):
     check_site = importlib.import_module("check_site")
     (tmp_path / "a.html").write_text(LEFT.format(inside))
-    wanted = [f"a.html: {left}: LaTeX that is left in a formula"] if left else []
-    assert check_site.faults(tmp_path)[0] == wanted
+    expected = [f"a.html: {left}: LaTeX that is left in a formula"] if left else []
+    assert check_site.faults(tmp_path)[0] == expected
 
 
 @pytest.mark.slow
@@ -166,9 +166,9 @@ def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
     check_site = importlib.import_module("check_site")
     nets = [bt.bayesuvius(dim=4, heads=3), bt.volume_preserving(3), bt.encoder_decoder()]
     for k, net in enumerate(nets):
-        told = net.equations()
-        formula = rendering.mathml(told._repr_latex_().strip("$\n"), display)
-        assert len(re.findall("<mtr>", formula)) > len(told.rows)
+        given = net.equations()
+        formula = rendering.mathml(given._repr_latex_().strip("$\n"), display)
+        assert len(re.findall("<mtr>", formula)) > len(given.rows)
         assert len(re.findall("<mtd", formula)) == 2 * len(re.findall("<mtr>", formula))
         (tmp_path / f"{k}.html").write_text(formula)
     assert check_site.faults(tmp_path)[0] == []
@@ -176,11 +176,11 @@ def test_formulas_of_the_site_are_whole(scripts, tmp_path, display):
 
 def test_docstrings_become_restructured_text(scripts):
     rendering = pytest.importorskip("rendering", reason='Sphinx: pip install "bnet-transformer[docs]"')
-    told = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"
-    wanted = [
+    given = "What `s[x_]` *is*, P(j | i).\n\nAs `Sentence`:\n\n    a_b\n\n>>> 1 | 2\n3"
+    expected = [
         r"What \ ``s[x_]``\  \*is\*, P(j \| i).",
         "",
         r"As \ :py:obj:`Sentence <bnet_transformer.Sentence>`\ :",
         *("", "::", "", "        a_b", "", ">>> 1 | 2", "3", ""),
     ]
-    assert list(rendering.plain_to_rst(told.splitlines())) == wanted
+    assert list(rendering.plain_to_rst(given.splitlines())) == expected

@@ -12,8 +12,8 @@ PAGE = PACKAGE.parent / "docs" / "errors.md"
 
 def parts(message):
     """What stands in a message between what varies."""
-    what, _, expected = message.partition(": expected ")
-    return [part.strip(" :()") for part in re.split(r"…|=", f"{what}…{expected}")]
+    subject, _, expected = message.partition(": expected ")
+    return [part.strip(" :()") for part in re.split(r"…|=", f"{subject}…{expected}")]
 
 
 def test_messages_of_the_page_are_those_of_the_package():

@@ -77,8 +77,8 @@ def from_dot(text):
         for edge in part.get_edges():
             graph.add_edge(unquoted(edge.get_source()), unquoted(edge.get_destination()), **edge.get_attributes())
 
-    (whole,) = pydot.graph_from_dot_data(text)
-    read(whole, ())
+    (full,) = pydot.graph_from_dot_data(text)
+    read(full, ())
     return graph
 
 
@@ -92,25 +92,25 @@ def same(drawn, graph):
     return set(drawn) == set(graph) and pairs[0] == pairs[1]
 
 
-def drawn(tmp_path, thing, suffix, **options):
+def drawn(tmp_path, obj, suffix, **options):
     path = tmp_path / f"figure.{suffix}"
-    thing.draw(path, **options)
+    obj.draw(path, **options)
     return path.read_bytes()
 
 
 def through(picture):
     """The boxes that meet, and those that arrows run through."""
-    found = []
+    result = []
     for one, other in itertools.combinations(picture.boxes, 2):
         a, b = one.bounds, other.bounds
-        found += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
+        result += [(one.name, other.name)] * (a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3])
     left, top, right, bottom = np.array([box.bounds for box in picture.boxes]).T
     for arrow in picture.arrows:
         x, y = np.array([*sample_curve(arrow.points)]).T[:, :, None]
         hit = ((left < x) & (x < right) & (top < y) & (y < bottom)).any(0)
         names = {box.name for box, is_hit in zip(picture.boxes, hit, strict=True) if is_hit}
-        found += [(arrow.source, arrow.target, name) for name in names - {arrow.source, arrow.target}]
-    return found
+        result += [(arrow.source, arrow.target, name) for name in names - {arrow.source, arrow.target}]
+    return result
 
 
 # what is drawn is the graph
@@ -122,13 +122,13 @@ EVERY_CASE = [pytest.param(case, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, 
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_every_case_is_drawn_as_it_is(case):
     """What is drawn is the graph; no box meets another, and no arrow runs through one."""
-    for thing, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
-        assert same(from_svg(to_svg(picture)), thing.graph())
+    for obj, picture in ((case.sentence, case.sentence.picture(detail="nodes")), (case.net, case.net.picture())):
+        assert same(from_svg(to_svg(picture)), obj.graph())
         assert to_tikz(picture).isascii()
         assert not through(picture)
-        place = {box.name: box for box in picture.boxes}
+        position = {box.name: box for box in picture.boxes}
         for arrow in picture.arrows:
-            box, (x, y) = place[arrow.target], arrow.points[-1]
+            box, (x, y) = position[arrow.target], arrow.points[-1]
             assert box.bounds[0] - 1 <= x <= box.bounds[2] + 1 and box.bounds[1] - 1 <= y <= box.bounds[3] + 1
         for left, top, right, bottom in (box.bounds for box in (*picture.boxes, *picture.lines)):
             assert min(left, top) >= 0 and right <= picture.width and bottom <= picture.height
@@ -136,13 +136,13 @@ def test_every_case_is_drawn_as_it_is(case):
 
 def test_the_figures_of_the_chapter():
     s = bt.bayesuvius(dim=4, heads=3).sentence("the cat sat")
-    whole, plain = s.picture(), s.picture(weights=False)
-    assert [(len(p.boxes), len(p.arrows)) for p in (plain, whole)] == [(15, 30), (19, 42)]
-    place = {box.name: box for box in whole.boxes}
-    assert place["c"].y < min(box.y for name, box in place.items() if name != "c")  # c on top
+    full, plain = s.picture(), s.picture(weights=False)
+    assert [(len(p.boxes), len(p.arrows)) for p in (plain, full)] == [(15, 30), (19, 42)]
+    position = {box.name: box for box in full.boxes}
+    assert position["c"].y < min(box.y for name, box in position.items() if name != "c")  # c on top
     for word, t in itertools.product(range(3), range(2)):
-        assert place[f"x_{t}_{word}"].x == pytest.approx(place[f"x_0_{word}"].x)  # words are columns
-        assert place[f"x_{t}_{word}"].y == pytest.approx(place[f"x_{t}_0"].y)  # slices are rows
+        assert position[f"x_{t}_{word}"].x == pytest.approx(position[f"x_0_{word}"].x)  # words are columns
+        assert position[f"x_{t}_{word}"].y == pytest.approx(position[f"x_{t}_0"].y)  # slices are rows
     colours = {(a.source[0], a.target[0]): (a.colour, a.dash) for a in plain.arrows}
     assert colours["q", "x"] == colours["x", "q"] == ("q", "solid")
     assert len({colours[role, "x"] for role in "qkv"}) == len({colours[role, "x"][1] for role in "qkv"}) == 3
@@ -160,8 +160,8 @@ def test_borders_and_fills_tell_what_a_node_is():
     assert (box["k_0_0"].border, box["k_0_0"].is_dashed) == ("double", False)
     assert (box["y_0"].fill, box["x_0_0"].fill, box["y_1"].fill) == ("observed", "observed", "paper")
     assert box["q_0_1"].fill == "do" and not [a for a in s.picture().arrows if a.target == "q_0_1"]
-    told = {entry.text.runs[0].text for entry in s.picture().legend}
-    assert {"deterministic", "stochastic", "observed", "set by do", "learnable TPM", "key k"} <= told
+    given = {entry.text.runs[0].text for entry in s.picture().legend}
+    assert {"deterministic", "stochastic", "observed", "set by do", "learnable TPM", "key k"} <= given
     assert not s.picture(legend=False).legend
 
 
@@ -172,7 +172,7 @@ def test_arrows_carry_their_probability():
     for i, j in itertools.product(range(3), range(3)):
         assert weight[f"k_0_{j}", f"x_1_{i}"].weight == pytest.approx(float(reads[i, j]), abs=1e-6)
     by_share = sorted((a.weight, a.width, a.opacity) for a in weight.values() if a.weight is not None)
-    assert by_share == sorted(by_share, key=lambda each: each[1]) == sorted(by_share, key=lambda each: each[2])
+    assert by_share == sorted(by_share, key=lambda item: item[1]) == sorted(by_share, key=lambda item: item[2])
     assert all(a.weight is None for a in s.picture(attention=False).arrows)
     many = bt.bayesuvius(dim=2, heads=2, atoms=(5, 4, 4)).sentence("a b")
     assert "160 joint states are open" in many.picture().caption
@@ -187,15 +187,18 @@ def test_every_shrunk_slice_is_drawn(case):
         try:
             tan = case.sentence.tan(boxes)
         except BNetError as error:
-            assert any(what in str(error) for what in ("state enters", "word", "stack", "with slices"))
+            assert any(subject in str(error) for subject in ("state enters", "word", "stack", "with slices"))
             continue
         for drawn_ in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
             assert same(drawn_.to_networkx(), nx.MultiDiGraph(tan.quotient.to_networkx())) and not through(drawn_)
 
 
 def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
-    places = {"a": (0, 0), "b": (0, 1), "wide": (1, None), "c": (2, 0), "d": (2, 1)}
-    items = [GridItem(NodeBox(name, 0, 0, 300 if name == "wide" else 40, 20), *place) for name, place in places.items()]
+    positions = {"a": (0, 0), "b": (0, 1), "wide": (1, None), "c": (2, 0), "d": (2, 1)}
+    items = [
+        GridItem(NodeBox(name, 0, 0, 300 if name == "wide" else 40, 20), *position)
+        for name, position in positions.items()
+    ]
     assert not through(Picture(*Grid(items, (), [PictureArrow("a", "c", ()), PictureArrow("b", "d", ())]).layout()))
 
 
@@ -204,21 +207,21 @@ def test_lanes_keep_clear_of_a_wide_box_in_the_middle():
 
 def test_hostile_words_are_shown_and_do_nothing(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
-    few = {"detail": "nodes", "only": [f"{role}_0_{i}" for role in "xv" for i in range(len(HOSTILE))]}
-    for options in ({"detail": "nodes"}, {"detail": "words"}, few):
+    small = {"detail": "nodes", "only": [f"{role}_0_{i}" for role in "xv" for i in range(len(HOSTILE))]}
+    for options in ({"detail": "nodes"}, {"detail": "words"}, small):
         svg = drawn(tmp_path, s, "svg", **options)
         root = ElementTree.fromstring(svg)  # well formed
         kinds = {element.tag.removeprefix(SVG) for element in root.iter()}
         assert kinds <= {"svg", "title", "desc", "rect", "g", "path", "text", "tspan", "circle"}
         assert not [a for e in root.iter() for a in e.attrib if a.startswith("on") or "href" in a]
-        said = "".join(root.itertext())
+        text = "".join(root.itertext())
         for word in ("<script>alert", "שלום עולם", "😀", "\\input{/etc", "%#_$~^{}", "two\\nlines", "\\x00", "\\ud800"):
-            assert word in said, word
-        assert "x" * 200 in said and "x" * 15 + "…" in said
-        assert "\u202e" not in said and "\x00" not in svg.decode()
+            assert word in text, word
+        assert "x" * 200 in text and "x" * 15 + "…" in text
+        assert "\u202e" not in text and "\x00" not in svg.decode()
         tex = drawn(tmp_path, s, "tex", **options).decode()
         assert "\\input" not in tex and "^^" not in tex
-    assert same(from_dot(drawn(tmp_path, s, "dot", **few).decode()), from_svg(svg))
+    assert same(from_dot(drawn(tmp_path, s, "dot", **small).decode()), from_svg(svg))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no font has the letters", UserWarning)
         assert drawn(tmp_path, s, "png", detail="words").startswith(b"\x89PNG")
@@ -237,10 +240,10 @@ def test_tex_compiles(tmp_path, engine):
     if not shutil.which(engine):
         pytest.skip(f"{engine} is not installed")
     s = bt.bayesuvius(dim=4, heads=2).sentence(HOSTILE)
-    for k, (thing, options) in enumerate(
+    for k, (obj, options) in enumerate(
         [(s, {"detail": "words"}), (s.net.sentence(HOSTILE[:3]), {"theme": "dark"}), (s.net, {}), (s.tan("roles"), {})]
     ):
-        thing.draw(tmp_path / f"a{k}.tex", **options)
+        obj.draw(tmp_path / f"a{k}.tex", **options)
         command = [engine, "-interaction=nonstopmode", "-halt-on-error", f"a{k}.tex"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
         assert done.returncode == 0, done.stdout[-2000:]
@@ -254,8 +257,10 @@ def test_a_large_sentence_is_drawn_as_something_to_read(tmp_path):
     s = bt.encoder(48, heads=12, slices=12, vocabulary=words).sentence(words)
     picture = s.picture()
     assert len(picture.boxes) == 128 * 13 and 0 < len(picture.arrows) <= 300
-    gone, total = (int(n.replace(",", "")) for n in re.search(r"([\d,]+) of ([\d,]+) reads", picture.caption).groups())
-    assert total == 12 * 128 * 128 and total - gone == len(picture.arrows)
+    removed, total = (
+        int(n.replace(",", "")) for n in re.search(r"([\d,]+) of ([\d,]+) reads", picture.caption).groups()
+    )
+    assert total == 12 * 128 * 128 and total - removed == len(picture.arrows)
     assert "mean over 12 heads" in picture.caption and "1,664 of 87,233 nodes" in picture.caption
     small = s.picture(detail="words", words=range(4), slices=[3], heads=5, top=6)
     assert len(small.boxes) == 8 and len(small.arrows) == 6 and "head 5" in small.caption
@@ -284,10 +289,10 @@ def test_past_the_limit_three_filters_that_fit():
     s = bt.encoder(8, heads=4, slices=4, vocabulary=words).sentence(words)
     with pytest.raises(BudgetError) as caught:
         s.picture(detail="nodes")
-    told = str(caught.value)
-    assert f"{len(s.ground)} nodes and {s.ground.count_arrows()} arrows" in told
-    tries = re.findall(r"(slices=.*?|heads=.*?|words=.*?|weights=.*?) \((\d+) arrows\)", told)
-    assert len(tries) == 2 and "detail='words'" in told
+    given = str(caught.value)
+    assert f"{len(s.ground)} nodes and {s.ground.count_arrows()} arrows" in given
+    tries = re.findall(r"(slices=.*?|heads=.*?|words=.*?|weights=.*?) \((\d+) arrows\)", given)
+    assert len(tries) == 2 and "detail='words'" in given
     for options, count in tries:
         assert len(eval(f"s.picture(detail='nodes', {options})", {"s": s, "range": range}).arrows) == int(count) <= 2000
     assert s.picture(detail="words").boxes
@@ -311,8 +316,8 @@ def test_a_deep_net_folds_its_slices():
     assert {"q_0", "x_1", "x_6", "y"} <= names and "q_1" not in names
     assert "slices 1 to 5" in net.picture().caption
     assert {"q_3", "x_3", "x_4"} <= {box.name for box in net.picture(slices=3).boxes}
-    whole = net.picture(slices=range(6))
-    assert same(whole.to_networkx(), net.graph()) and "not drawn" not in whole.caption
+    full = net.picture(slices=range(6))
+    assert same(full.to_networkx(), net.graph()) and "not drawn" not in full.caption
 
 
 def test_a_folded_net_tells_which_words_are_read():
@@ -320,10 +325,10 @@ def test_a_folded_net_tells_which_words_are_read():
     assert "a reads every word" in bt.encoder(8, heads=2, vocabulary=words, readout="word").picture().caption
     assert "a reads words j ≤ i" in bt.decoder(8, heads=2, vocabulary=words).picture().caption
     both = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=words).picture().caption
-    told = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
-    assert all(said in both for said in told)
-    near = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
-    assert "x reads words |i − j| ≤ 2" in near
+    given = ("slice 1 is like", "enc a reads every word", "dec a reads words j ≤ i", "dec cross a reads every word")
+    assert all(text in both for text in given)
+    close = bt.bayesuvius(4, mask=bt.Reach("window", 2)).picture().caption
+    assert "x reads words |i − j| ≤ 2" in close
 
 
 def test_the_reading_grid_has_a_limit_too():
@@ -334,11 +339,11 @@ def test_the_reading_grid_has_a_limit_too():
             s.picture(detail="words", **options)
         tries = re.findall(r"([a-z_]+=(?:range\(\d+\)|[\d.]+)) \((\d+) reads\)", str(caught.value))
         assert len(tries) == 3
-        for told, count in tries:
-            other = {k: v for k, v in options.items() if not told.startswith(k)}
+        for given, count in tries:
+            other = {k: v for k, v in options.items() if not given.startswith(k)}
             if "top" not in other:
-                got = eval(f"s.picture(detail='words', **{other}, {told})", {"s": s, "range": range})
-                assert len(got.arrows) == int(count) <= options.get("limit", 2000)
+                actual = eval(f"s.picture(detail='words', **{other}, {given})", {"s": s, "range": range})
+                assert len(actual.arrows) == int(count) <= options.get("limit", 2000)
     assert len(s.picture(detail="words", min_weight=0.0, limit=None).arrows) == 4 * 40 * 40
     assert len(s.picture(detail="words", limit=10).arrows) == 10
     with pytest.raises(BudgetError, match="reads"):
@@ -355,9 +360,9 @@ def test_every_word_of_a_causal_sentence_has_a_read():
     assert sorted(even.values())[-20:] == pytest.approx(
         sorted((int(a.target.split("_")[-1]) + 1) * a.weight for a in top.arrows), abs=1e-6
     )
-    kept = {end.split("_")[-1] for a in top.arrows for end in (a.source, a.target)}
-    assert {box.name.split("_")[-1] for box in top.boxes} == kept
-    assert f"{64 - len(kept)} of 64 words have no drawn read" in top.caption
+    retained = {end.split("_")[-1] for a in top.arrows for end in (a.source, a.target)}
+    assert {box.name.split("_")[-1] for box in top.boxes} == retained
+    assert f"{64 - len(retained)} of 64 words have no drawn read" in top.caption
 
 
 def test_a_read_that_underflows_is_there_and_one_that_is_masked_is_not():
@@ -416,11 +421,11 @@ def test_what_only_the_nodes_show_is_not_dropped_where_there_are_many():
     assert [box.name for box in cayley.picture(highlight="x_0_0").boxes if not box.is_faded] == ["x_0_0"]
 
 
-def advised(error, asked):
+def advised(error, query):
     """What is asked, changed as each piece of advice says: `slices=0 (12 arrows); detail='nodes' without words=`."""
-    for way in error.allowed.replace("; or ", "; ").split("; "):
-        more, _, without = re.sub(r" \(\d+ \w+\)$", "", way).partition(" without ")
-        yield {k: v for k, v in asked.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({more})")
+    for route in error.allowed.replace("; or ", "; ").split("; "):
+        more, _, without = re.sub(r" \(\d+ \w+\)$", "", route).partition(" without ")
+        yield {k: v for k, v in query.items() if f"{k}=" not in without.split(", ")} | eval(f"dict({more})")
 
 
 def unfaded(picture):
@@ -472,11 +477,11 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     ],
 )
 def test_advice_on_what_is_highlighted_draws_it(long, told, options):
-    asked = {"highlight": told, **options}
+    query = {"highlight": told, **options}
     with pytest.raises(BNetError) as caught:
-        long.picture(**asked)
-    for each in advised(caught.value, asked):
-        assert unfaded(long.picture(**each)) == set(told), each
+        long.picture(**query)
+    for item in advised(caught.value, query):
+        assert unfaded(long.picture(**item)) == set(told), item
 
 
 def test_reads_of_a_stack_are_between_its_states():
@@ -484,9 +489,9 @@ def test_reads_of_a_stack_are_between_its_states():
     boxes = {box.name for box in s.reads(role="dec_a").picture().boxes}
     assert "dec_x_0_0" in boxes and boxes <= set(s.graph())
     grid = s.picture(detail="words")
-    place = {box.name: box for box in grid.boxes}
+    position = {box.name: box for box in grid.boxes}
     for text in (text for text in grid.texts if label_to_text(text.runs).startswith("dec x")):
-        assert text.x > max(box.x for box in place.values())  # no read between stacks runs through it
+        assert text.x > max(box.x for box in position.values())  # no read between stacks runs through it
 
 
 def test_the_legend_has_heads_where_the_arrows_have(tmp_path):
@@ -537,14 +542,14 @@ def test_shrunk_graphs_and_trees_are_drawn(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(["<a>", "b&", "c\\"])
     boxes = {"q_0_0": "<my & box>", "k_0_0": "<my & box>"}
     for result in (s.tan(), s.tan("roles"), s.tan_tree(), s.shrink(boxes), s.reads()):
-        wanted = result.picture().to_networkx()
-        assert same(from_svg(drawn(tmp_path, result, "svg")), wanted)
-        assert same(from_dot(result.to_graphviz().source), wanted)
+        expected = result.picture().to_networkx()
+        assert same(from_svg(drawn(tmp_path, result, "svg")), expected)
+        assert same(from_dot(result.to_graphviz().source), expected)
         assert drawn(tmp_path, result, "dot").decode() == result.to_graphviz().source
         assert drawn(tmp_path, result, "tex")
         quotient = getattr(result, "quotient", result)
         if hasattr(quotient, "boxes"):
-            assert same(wanted, nx.MultiDiGraph(quotient.to_networkx()))
+            assert same(expected, nx.MultiDiGraph(quotient.to_networkx()))
     tree = s.tan_tree()
     edges = {(f"word_{p}", f"word_{i}") for i, p in enumerate(tree.parents) if p >= 0}
     assert edges == {(a.source, a.target) for a in tree.picture().arrows if a.source != "class"}
@@ -571,9 +576,9 @@ def luminance(colour):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_and_arrows_stand_out_on_their_paper(theme):
     colours = PALETTES[theme]
-    for name, least in {"ink": 7.0, "grey": 4.5, "q": 3.0, "k": 3.0, "v": 3.0, "accent": 3.0}.items():
+    for name, minimum in {"ink": 7.0, "grey": 4.5, "q": 3.0, "k": 3.0, "v": 3.0, "accent": 3.0}.items():
         one, two = sorted([luminance(colours[name]), luminance(colours["paper"])])
-        assert (two + 0.05) / (one + 0.05) >= least, name
+        assert (two + 0.05) / (one + 0.05) >= minimum, name
 
 
 def test_an_svg_says_what_it_is_and_fits_a_page(tmp_path):
@@ -606,9 +611,9 @@ def dark_pixels(png):
 def test_pngs_show_text_on_a_machine_without_fonts(tmp_path, monkeypatch):
     import typst
 
-    s, made = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
+    s, created = bt.bayesuvius(dim=4).sentence("the cat"), typst.Fonts
     s.draw(tmp_path / "with.png")
-    monkeypatch.setattr(typst, "Fonts", lambda **options: made(**{**options, "include_system_fonts": False}))
+    monkeypatch.setattr(typst, "Fonts", lambda **options: created(**{**options, "include_system_fonts": False}))
     monkeypatch.setattr(svg, "_load_fonts", svg._load_fonts.__wrapped__)  # which keeps what it found once
     s.draw(tmp_path / "without.png")
     both = [dark_pixels(tmp_path / name) for name in ("with.png", "without.png")]
@@ -636,9 +641,9 @@ def test_a_word_beyond_latin_is_printed_as_text_of_its_own():
 def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
     from matplotlib import image
 
-    wide = Picture((NodeBox("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
-    assert image.imread(io.BytesIO(svg.to_png(wide))).shape[1] == pytest.approx(8000, abs=1)
-    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(wide))
+    width = Picture((NodeBox("a", 4000.0, 30.0, 40.0, 20.0),), (), width=8000.0, height=60.0)
+    assert image.imread(io.BytesIO(svg.to_png(width))).shape[1] == pytest.approx(8000, abs=1)
+    size = re.search(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", svg.to_pdf(width))
     assert [float(side) for side in size.groups()] == pytest.approx([468, 3.51], abs=0.01)
 
 

@@ -37,7 +37,7 @@ def padded():
     ids = {"enc": torch.randint(2, 13, (3, 18), generator=generator)}
     ids["dec"] = torch.randint(2, 13, (3, 5), generator=generator)
     lengths = {"enc": torch.tensor([18, 4, 1]), "dec": torch.tensor([2, 5, 1])}
-    return ids, {stack: torch.arange(each.shape[1]) < lengths[stack][:, None] for stack, each in ids.items()}
+    return ids, {stack: torch.arange(item.shape[1]) < lengths[stack][:, None] for stack, item in ids.items()}
 
 
 def asked(model, ids, present, **options):
@@ -48,28 +48,28 @@ def asked(model, ids, present, **options):
 
 def outputs(net, module, ids, present):
     """Our states of both stacks, each from the first to the last, and our logits."""
-    graph, want = net.network.graph, {}
+    graph, expected = net.network.graph, {}
     for stack, slices in graph.slices.items():
         last = f"{stack}_norm" if f"{stack}_norm" in graph.by_name else f"{stack}_x_{slices}"
-        want[stack] = [*(f"{stack}_x_{t}" for t in range(slices)), last]
+        expected[stack] = [*(f"{stack}_x_{t}" for t in range(slices)), last]
     logits = ["dec_logits"] if "dec_logits" in graph.by_name else []
-    found = module(ids, present, want=[*want["enc"], *want["dec"], *logits])
-    return {stack: [found[name] for name in names] for stack, names in want.items()}, [found[x] for x in logits]
+    result = module(ids, present, want=[*expected["enc"], *expected["dec"], *logits])
+    return {stack: [result[name] for name in names] for stack, names in expected.items()}, [result[x] for x in logits]
 
 
 def check_states(model, net, exact):
     """States of both stacks and logits are those of a model of transformers, and their outputs, for what follows."""
     ids, present = padded()
-    theirs = asked(model, ids, present)
-    found = outputs(net, net.module().eval(), ids, present)
-    near = {"rtol": exact, "atol": exact}
-    for stack, others in (("enc", theirs.encoder_hidden_states), ("dec", theirs.decoder_hidden_states)):
-        assert len(found[0][stack]) == len(others)
-        for ours, other in zip(found[0][stack], others, strict=True):
-            torch.testing.assert_close(ours[present[stack]], other[present[stack]], **near)
-    assert bool(found[1]) == hasattr(theirs, "logits")
-    for ours in found[1]:
-        torch.testing.assert_close(ours[present["dec"]], theirs.logits[present["dec"]], **near)
+    peer = asked(model, ids, present)
+    result = outputs(net, net.module().eval(), ids, present)
+    close = {"rtol": exact, "atol": exact}
+    for stack, remaining in (("enc", peer.encoder_hidden_states), ("dec", peer.decoder_hidden_states)):
+        assert len(result[0][stack]) == len(remaining)
+        for actual, other in zip(result[0][stack], remaining, strict=True):
+            torch.testing.assert_close(actual[present[stack]], other[present[stack]], **close)
+    assert bool(result[1]) == hasattr(peer, "logits")
+    for actual in result[1]:
+        torch.testing.assert_close(actual[present["dec"]], peer.logits[present["dec"]], **close)
 
 
 @pytest.mark.parametrize("k", [1, 5, 8])
@@ -85,41 +85,43 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
     ids, present = padded()
-    s = net.sentence({stack: each[0] for stack, each in ids.items()})
-    alone = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
-    theirs = asked(model, ids, present, output_attentions=True)
+    s = net.sentence({stack: item[0] for stack, item in ids.items()})
+    single = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
+    peer = asked(model, ids, present, output_attentions=True)
     module = net.module().eval()
     readings, _ = module.readings(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
     for role, kind, rows in (("enc_a", "encoder", "enc"), ("dec_a", "decoder", "dec"), ("dec_cross_a", "cross", "dec")):
-        for t, other in enumerate(getattr(alone, f"{kind}_attentions")):
+        for t, other in enumerate(getattr(single, f"{kind}_attentions")):
             torch.testing.assert_close(s.attention(t, role=role), other[0].detach(), rtol=1e-9, atol=1e-9)
-        for t, other in enumerate(getattr(theirs, f"{kind}_attentions")):
-            there = present[rows][:, None, :, None]
-            ours = readings[f"{role}_{t}"] * there
-            torch.testing.assert_close(ours, other.detach() * there, rtol=1e-9, atol=1e-9)
+        for t, other in enumerate(getattr(peer, f"{kind}_attentions")):
+            exists = present[rows][:, None, :, None]
+            our_value = readings[f"{role}_{t}"] * exists
+            torch.testing.assert_close(our_value, other.detach() * exists, rtol=1e-9, atol=1e-9)
     states, logits = outputs(net, module, ids, present)
-    other, ours = (theirs.logits, logits[0]) if logits else (theirs.decoder_hidden_states[-1], states["dec"][-1])
-    weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1), dtype=D) * present["dec"][..., None]
+    other, our_value = (peer.logits, logits[0]) if logits else (peer.decoder_hidden_states[-1], states["dec"][-1])
+    weight = (
+        torch.randn(our_value.shape, generator=torch.Generator().manual_seed(1), dtype=D) * present["dec"][..., None]
+    )
     (other * weight).sum().backward()
-    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     held = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
     for entry in map_parameters(net.network, family):
         grads = [held[canonical_key(family, key)] for key in entry.keys if canonical_key(family, key) in held]
         if grads and gradients[entry.name] is not None:
             checked.add(entry.name)
-            found = entry.view(grads[0])
-            torch.testing.assert_close(gradients[entry.name] / scale, found / scale, rtol=1e-9, atol=1e-9)
+            result = entry.view(grads[0])
+            torch.testing.assert_close(gradients[entry.name] / scale, result / scale, rtol=1e-9, atol=1e-9)
         else:
             assert not grads or not any(grad.any() for grad in grads)
     left = set(net.parameters) - checked - {"dec_logits.bias"}  # theirs is no parameter
-    assert all(re.match(r"(enc|dec)_k_|dec_cross_k_", each) for each in left)  # invisible to the softmax, or nearly
+    assert all(re.match(r"(enc|dec)_k_|dec_cross_k_", item) for item in left)  # invisible to the softmax, or nearly
 
 
 def _all(ids):
     """Every word is there."""
-    return {stack: torch.ones_like(each, dtype=torch.bool) for stack, each in ids.items()}
+    return {stack: torch.ones_like(item, dtype=torch.bool) for stack, item in ids.items()}
 
 
 def test_a_readout_of_its_own_is_read_as_flan_t5_has_it():
@@ -165,32 +167,32 @@ def one_slice(k):
 @pytest.mark.parametrize("k", [0, 4, 7])
 def test_hugging_face_holds_what_our_nodes_hold(k):
     model = one_slice(k)
-    net, seen = from_pretrained(model), {}
+    net, observed = from_pretrained(model), {}
     for name, module in model.named_modules():
-        module.register_forward_hook(_kept(seen, name))
+        module.register_forward_hook(_kept(observed, name))
     ids = {"enc": torch.tensor([[3, 4, 5, 6]]), "dec": torch.tensor([[1, 7, 8]])}
     with torch.no_grad():
-        told = asked(model, ids, _all(ids), output_attentions=True)
-    for what in (x for x in told if re.search("hidden_states|attentions", x) and "last" not in x):
-        seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
-    made = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
+        given = asked(model, ids, _all(ids), output_attentions=True)
+    for subject in (x for x in given if re.search("hidden_states|attentions", x) and "last" not in x):
+        observed |= {f"{subject}[{t}]": item for t, item in enumerate(given[subject])}
+    created = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
     with torch.no_grad():
-        readings, values = net.module().eval().readings(ids, want=[f.name for f in made if f.role != "token"])
+        readings, values = net.module().eval().readings(ids, want=[f.name for f in created if f.role != "token"])
     met = set()
-    for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), each) for a, each in readings.items())]:
+    for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), item) for a, item in readings.items())]:
         heads = re.search(r"(^|_)(q|k|v|a|j)_\d", name)
         for star in ["_2", "_*"] if heads and value.shape[1] > 2 else ["_0"] if heads else [""]:
-            ours = f"{name}{star}_1"
+            actual = f"{name}{star}_1"
             rows = value[:, 2] if star == "_2" else value[:, 0] if star == "_0" else value
             try:
-                theirs = to_hugging_face(net, ours)
+                peer = to_hugging_face(net, actual)
             except bt.UnknownNameError:
                 continue
-            place, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", theirs).groups()
-            found = eval(f"x{index or ''}", {"x": seen[place]})
-            wanted = rows[..., 1, :] if star != "_*" or "j_" in name else rows[..., 1, :].flatten(1)
-            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
-            assert from_hugging_face(net, theirs) == (ours,)
+            position, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", peer).groups()
+            result = eval(f"x{index or ''}", {"x": observed[position]})
+            expected = rows[..., 1, :] if star != "_*" or "j_" in name else rows[..., 1, :].flatten(1)
+            torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9)
+            assert from_hugging_face(net, peer) == (actual,)
             met.add(name)
     unmet = {re.sub(r"_\d+$", "", name) for name in values if name not in met}
     scaled = {"enc_embed", "dec_embed"} if model.config.to_dict().get("scale_embedding") else set()
@@ -199,11 +201,11 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
     assert unmet == scaled | sinusoids | biased and len(met) > 20
 
 
-def _kept(seen, name):
+def _kept(observed, name):
     def kept(module, inputs, output):
-        seen[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
+        observed[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
         if inputs:
-            seen[f"{name}.input"] = inputs[0]
+            observed[f"{name}.input"] = inputs[0]
 
     return kept
 
@@ -237,25 +239,27 @@ def folder(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = ["<pad>", "</s>", "<s>", "<unk>", "the", "cat", "sat", "die", "Katze"]
-    made = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.add_special_tokens(["<pad>", "</s>", "<s>"])
-    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)])
+    created = Tokenizer(models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="<unk>"))
+    created.pre_tokenizer = pre_tokenizers.Whitespace()
+    created.add_special_tokens(["<pad>", "</s>", "<s>"])
+    created.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 1)]
+    )
     random_model("BartForConditionalGeneration", BART).save_pretrained(tmp_path)
-    made.save(str(tmp_path / "tokenizer.json"))
+    created.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
 
 def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
     from transformers.models.bart.modeling_bart import shift_tokens_right
 
-    net, theirs = from_pretrained(folder), T.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    net, peer = from_pretrained(folder), T.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     s = net.sentence({"enc": "the cat", "dec": ["die", "Katze"]})
     assert s.words == ("<s>", "the", "cat", "</s>", "</s>", "<s>", "die", "Katze")
     assert s.special == (True, False, False, True, True, True, False, False)
     assert s.spans == (None, (0, 3), (4, 7), None, None, None, (0, 3), (4, 9))
     assert s.groups == tuple((k,) for k in range(8))
-    outputs_ = torch.tensor([theirs("die Katze")["input_ids"]])
+    outputs_ = torch.tensor([peer("die Katze")["input_ids"]])
     assert s.state.encoded.given["dec_token"].equal(shift_tokens_right(outputs_, 0, 1)[0])
     assert net.sentence({"enc": [2, 4, 5, 1], "dec": "die Katze"})["dec_x_3_2"].equal(s["dec_x_3_2"])
     assert s.observe(dec_y_1="die")
@@ -280,14 +284,14 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
         random_model("MarianMTModel", options).save_pretrained(folder)
         net = from_pretrained(folder)
         net.save(tmp_path / "net.safetensors")
-        for each in (net, bt.load(tmp_path / "net.safetensors")):
-            s = each.sentence({"enc": "the cat", "dec": [1, 7, 2]})
+        for item in (net, bt.load(tmp_path / "net.safetensors")):
+            s = item.sentence({"enc": "the cat", "dec": [1, 7, 2]})
             assert s.words == ("<s>", "the", "cat", "</s>", "1", "7", "2")
             assert s.special == (True, False, False, True, False, False, False)
             with pytest.raises(bt.BNetError, match="sentence of stack 'dec': expected ids: the tokenizer is that of"):
-                each.sentence({"enc": "the cat", "dec": "die Katze"})
-            found = each.generate("the cat", length=3)
-            assert found.words == (tuple(map(str, found.ids[0])),)
+                item.sentence({"enc": "the cat", "dec": "die Katze"})
+            result = item.generate("the cat", length=3)
+            assert result.words == (tuple(map(str, result.ids[0])),)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +305,9 @@ def test_words_apart_are_read_by_no_tokenizer(folder, tmp_path):
 def test_a_decoder_reads_later_words_where_its_config_says_so(name, options):
     model = random_model(name, options, attention="sdpa")
     net, (ids, present) = from_pretrained(model), padded()
-    _, (ours,) = outputs(net, net.module().eval(), ids, present)
-    theirs = asked(model, ids, present).logits
-    torch.testing.assert_close(ours[present["dec"]], theirs[present["dec"]], rtol=1e-9, atol=1e-9)
+    _, (actual,) = outputs(net, net.module().eval(), ids, present)
+    peer = asked(model, ids, present).logits
+    torch.testing.assert_close(actual[present["dec"]], peer[present["dec"]], rtol=1e-9, atol=1e-9)
 
 
 # the bias
@@ -315,9 +319,9 @@ def test_buckets_are_transformers(two_sided):
 
     i = torch.arange(300)
     for count, furthest in ((4, 33), (7, 200), (16, 64), (32, 100), (32, 128), (33, 200)):
-        ours = Buckets(count, furthest, two_sided).compute_bias(torch.arange(float(count)), i, i[None])
-        theirs = T5Attention._relative_position_bucket(i[None] - i[:, None], two_sided, count, furthest)
-        assert ours.long().equal(theirs), (count, furthest)
+        actual = Buckets(count, furthest, two_sided).compute_bias(torch.arange(float(count)), i, i[None])
+        peer = T5Attention._relative_position_bucket(i[None] - i[:, None], two_sided, count, furthest)
+        assert actual.long().equal(peer), (count, furthest)
 
 
 # bad input

@@ -34,12 +34,12 @@ CHAPTER = {
 
 
 def test_the_chapters_equations() -> None:
-    told = bt.bayesuvius(4, slices=6, heads=3).equations()
-    assert {name: str(told[name]) for name in CHAPTER} == CHAPTER
-    assert [row.name for row in told if row.name not in CHAPTER] == ["x_0"], (
+    given = bt.bayesuvius(4, slices=6, heads=3).equations()
+    assert {name: str(given[name]) for name in CHAPTER} == CHAPTER
+    assert [row.name for row in given if row.name not in CHAPTER] == ["x_0"], (
         "one row for each template, not for each slice"
     )
-    assert r"t = 0, \ldots, T-1, \quad T = 6" in str(told)
+    assert r"t = 0, \ldots, T-1, \quad T = 6" in str(given)
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_the_chapters_equations() -> None:
     ],
 )
 def test_the_forms_of_the_other_seeds(form: str, linear: str, attention: str) -> None:
-    told = bt.bayesuvius(4, scale=None, residual=True)
-    assert (right(told, "q_t", form), right(told, "x_(t+1)", form)) == (linear, attention)
+    given = bt.bayesuvius(4, scale=None, residual=True)
+    assert (right(given, "q_t", form), right(given, "x_(t+1)", form)) == (linear, attention)
 
 
 def test_seed_000_is_a_softmax_over_queries_in_column_form() -> None:
-    told = mixed(Attention(Bilinear(), over="queries"), bt.Node("A", Weight((4, 4))))
+    given = mixed(Attention(Bilinear(), over="queries"), bt.Node("A", Weight((4, 4))))
     assert (
-        right(told, "x_(t+1)", "column")
+        right(given, "x_(t+1)", "column")
         == r"X^t \operatorname{softmax}_{\text{queries}}\left((X^t)^\top A^t X^t\right)"
     )
-    assert r"e" in right(told, "x_(t+1)") and "softmax over the queries" in right(told, "x_(t+1)")
+    assert r"e" in right(given, "x_(t+1)") and "softmax over the queries" in right(given, "x_(t+1)")
 
 
 MATRICES = {
@@ -83,14 +83,14 @@ MATRICES = {
 @pytest.mark.parametrize(("score", "over", "form"), MATRICES)
 def test_the_matrix_of_scores_is_what_the_tpm_computes(score: Score, over: str, form: str) -> None:
     """Each matrix formula beside its transcription, against the attention TPM word by word."""
-    told, scores = MATRICES[score, over, form]
+    given, scores = MATRICES[score, over, form]
     extra = ["A"] if isinstance(score, Bilinear) else []
     arrows = ["q", every("k")] if over == "keys" else [every("q"), "k"]
     nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in "qkv"] + [bt.Node("A", Weight((4, 4)))]
     tpm = Attention(score, over=over)
     bnet = net(*nodes, bt.Node("x", tpm, [*arrows, every("v"), *extra], plates=WORD)).to(torch.float64)
     softmax = r"\operatorname{softmax}" + ("" if over == "keys" else r"_{\text{queries}}")
-    mixes = {"row": rf"{softmax}\left({told}\right) V^t", "column": rf"V^t {softmax}\left({told}\right)"}
+    mixes = {"row": rf"{softmax}\left({given}\right) V^t", "column": rf"V^t {softmax}\left({given}\right)"}
     assert right(bnet, "x_(t+1)", form) == mixes[form]
     s = bnet.sentence("the cat sat")
     q, k, v, x = (torch.stack([s[f"{r}_{i}"] for i in range(3)]) for r in ("q_0", "k_0", "v_0", "x_1"))
@@ -129,9 +129,9 @@ def test_the_places_of_the_selector(options: dict[str, object], name: str, told:
 
 
 def test_a_word_reads_with_the_head_that_its_selector_picks() -> None:
-    told = bt.bayesuvius(4, per="word", mask="causal").equations("row")["x_(t+1)"]
-    assert told.left == r"P(X_{i:}^{t+1} \mid Q_{i:}^{t,.}, K^{t,.}, V^{t,.}, c_i^t)"
-    assert r"Q_{i:}^{t,c_i^t} (K^{t,c_i^t})^\top + M_{i:}^{\mathrm{causal}}\right) V^{t,c_i^t}" in told.right
+    given = bt.bayesuvius(4, per="word", mask="causal").equations("row")["x_(t+1)"]
+    assert given.left == r"P(X_{i:}^{t+1} \mid Q_{i:}^{t,.}, K^{t,.}, V^{t,.}, c_i^t)"
+    assert r"Q_{i:}^{t,c_i^t} (K^{t,c_i^t})^\top + M_{i:}^{\mathrm{causal}}\right) V^{t,c_i^t}" in given.right
 
 
 def test_heads_are_summed() -> None:
@@ -171,8 +171,8 @@ TABLE = ((True, False), (True, True))
 def test_a_sum_runs_over_the_words_that_the_mask_allows(
     reach: object, shown: str, total: str, mask: str | None
 ) -> None:
-    told = mixed(Attention(), reach=reach)
-    word, row, primed = told.equations()["x_(t+1)"], told.equations("row"), total.replace("j", "j'", 1)
+    given = mixed(Attention(), reach=reach)
+    word, row, primed = given.equations()["x_(t+1)"], given.equations("row"), total.replace("j", "j'", 1)
     assert shown in word.left and rf"\sum_{{{total}}}" in word.right
     assert rf"\sum_{{{primed}}}" in word.right
     name = re.sub("_{ij}", "", mask.split(" = ")[0]) if mask else None
@@ -184,8 +184,8 @@ def test_single_reaches_name_the_word() -> None:
     nodes = [bt.Node("p", Add(), [bt.Arrow("x", reach)], plates=WORD) for reach in ("before", "first", "last")]
     shown = ["x_{i-1}^t", "x_0^t", "x_{n-1}^t"], ["X_{i-1,:}^t", "X_{0:}^t", "X_{n-1,:}^t"]
     for k, node in enumerate(nodes):
-        told = net(node, bt.Node("x", Add(), ["p"], plates=WORD))
-        assert (right(told, "p_t"), right(told, "p_t", "row")) == (shown[0][k], shown[1][k])
+        given = net(node, bt.Node("x", Add(), ["p"], plates=WORD))
+        assert (right(given, "p_t"), right(given, "p_t", "row")) == (shown[0][k], shown[1][k])
     assert "x_{-1} = 0" in net(nodes[0], bt.Node("x", Add(), ["p"], plates=WORD)).equations().where
 
 
@@ -197,19 +197,19 @@ def test_an_arrow_from_a_fixed_slice_and_from_another_stack() -> None:
     node = bt.Node("x", Attention(), ["x", every("enc.x"), every("enc.x")], plates=WORD)
     skip = bt.Node("skip", Add(), ["x", bt.Arrow("x", slice="first"), bt.Arrow("enc.x", "first", slice=1)], plates=WORD)
     dec = bt.Stack([skip, node], [VECTOR], slices=2, name="dec")
-    told = bt.BNet(bt.Declaration([enc, dec])).equations()
-    assert told["dec_skip_t"].right.endswith(
+    given = bt.BNet(bt.Declaration([enc, dec])).equations()
+    assert given["dec_skip_t"].right.endswith(
         r"= x_i^{\mathrm{dec},t} + x_i^{\mathrm{dec},0} + x_0^{\mathrm{enc},1} \,)"
     )
-    assert r"\sum_{j \in \mathcal{S}_{\mathrm{enc}}} x_j^{\mathrm{enc},T_{\mathrm{enc}}}" in told["dec_x_(t+1)"].right
-    assert told["enc_x_(t+1)"].right.endswith(
+    assert r"\sum_{j \in \mathcal{S}_{\mathrm{enc}}} x_j^{\mathrm{enc},T_{\mathrm{enc}}}" in given["dec_x_(t+1)"].right
+    assert given["enc_x_(t+1)"].right.endswith(
         r"= W^{x,\mathrm{enc},t+1} x_i^{\mathrm{enc},t} + b^{x,\mathrm{enc},t+1} \,)"
     )
 
 
 def test_shared_parameters_have_no_slice() -> None:
-    told = net(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=3)
-    assert right(told, "x_(t+1)") == "W^x x_i^t + b^x"
+    given = net(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=3)
+    assert right(given, "x_(t+1)") == "W^x x_i^t + b^x"
 
 
 def test_slices_that_differ_are_told_apart() -> None:

@@ -228,21 +228,21 @@ def test_labels_and_vocabulary_stay_out(form: str) -> None:
 
 def variants() -> list[tuple[str, bt.BNet]]:
     """The chapter's net in all its places, and the table of cases."""
-    found = [(case.name, case.net) for case in CASES]
+    result = [(case.name, case.net) for case in CASES]
     real, classes = Normal(0.3, pool="sum", learnable=True), Categorical(3, pool="mean", prior=0.5, affine=False)
     masks = (None, "causal", bt.Reach("window", 1))
     every_place = itertools.product(("corpus", "sentence", "slice", "word"), (None, (2, 3, 1)), masks)
     for k, (per, atoms, mask) in enumerate(every_place):
         options = {"per": per, "atoms": atoms, "mask": mask, "residual": k % 2 == 0, "observe": None if k % 2 else real}
-        found.append((f"{options}", bt.bayesuvius(3, slices=k % 3 + 1, scale=None, **options)))  # type: ignore[arg-type]
-    found.append(("logits", bt.bayesuvius(3, observe=classes)))
+        result.append((f"{options}", bt.bayesuvius(3, slices=k % 3 + 1, scale=None, **options)))  # type: ignore[arg-type]
+    result.append(("logits", bt.bayesuvius(3, observe=classes)))
     plates = (bt.Plate("head", 2), bt.Plate("group", 3))
     tower = [
         bt.Node("k", Affine(4), ["x"], plates=["head", "group", "word"]),
         bt.Node("mean", Pool(), [bt.Arrow("k", "same")], plates=["group", "word"]),
         bt.Node("x", Concat(mapped=False), ["mean"], plates=WORD, shape=(12,)),
     ]
-    return [*found, ("tower", net(*tower, plates=plates))]
+    return [*result, ("tower", net(*tower, plates=plates))]
 
 
 @pytest.fixture(scope="module")
@@ -289,5 +289,5 @@ def test_everything_compiles_and_fits_the_page(told: dict[str, Equations], tmp_p
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stdout[-2000:]
     parts = re.split(r"NET (\d+)", run.stdout)[1:]
-    wide = [list(told)[int(k)] for k, log in zip(parts[::2], parts[1::2], strict=True) if "Overfull" in log]
-    assert not wide
+    width = [list(told)[int(k)] for k, log in zip(parts[::2], parts[1::2], strict=True) if "Overfull" in log]
+    assert not width

@@ -27,9 +27,9 @@ WIDE = ("codebook, two slices", "slice, codebook")  # of 64 and 128 joint states
 
 def discrete(s: bt.Sentence) -> list[int]:
     """The nodes that are choices, and neither set nor seen in a state."""
-    settled = {**reference.get_fixed(s.state.model, s.state.evidence), **s.state.model.do}
+    fixed = {**reference.get_fixed(s.state.model, s.state.evidence), **s.state.model.do}
     families = [m.group for m in s.net.network.specs if m.tpm.kind == "discrete"]
-    return [node for family in families for node in s.ground.select_nodes(family).tolist() if node not in settled]
+    return [node for family in families for node in s.ground.select_nodes(family).tolist() if node not in fixed]
 
 
 def ends(s: bt.Sentence, member) -> list[int]:
@@ -45,24 +45,24 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
     """In a joint state of all choices each answer is the reference's: the ends of each family (from `first` on), and
     what reads."""
     world = s.state.model
-    settled = reference.get_fixed(world, s.state.evidence)
+    fixed = reference.get_fixed(world, s.state.evidence)
     pick = random.Random(len(s.ground))
     states = {node: pick.randrange(world.count_states(node)) for node in discrete(s)}
-    run = reference.ReferenceRun(world, {**settled, **{node: torch.tensor(state) for node, state in states.items()}})
+    run = reference.ReferenceRun(world, {**fixed, **{node: torch.tensor(state) for node, state in states.items()}})
 
     def at(nodes: list[int]) -> tuple[int, ...]:
-        return tuple(states[choice] for choice in reference.find_open_choices(world, nodes, settled)) if states else ()
+        return tuple(states[choice] for choice in reference.find_open_choices(world, nodes, fixed)) if states else ()
 
     for member in s.net.network.specs:
         for node in ends(s, member)[first:] or ends(s, member):
-            name, known = s.ground.name(node), node in settled or node in world.do
+            name, known = s.ground.name(node), node in fixed or node in world.do
             if known or member.tpm.kind != "continuous":
                 close(s[name][at([node])], run.value(node))
             if member.tpm.is_random or member is s.net.network.specs[-1]:
-                ours, theirs = s.tpm(name), run.distribution(node)
+                actual, peer = s.tpm(name), run.distribution(node)
                 kinds = {"continuous": ("mean", "stddev"), "discrete": ("logits",)}
-                for what in kinds.get(member.tpm.kind, ("v",)) if node not in world.do else ("v",):
-                    close(getattr(ours, what)[at(reference.parents(world, node))], getattr(theirs, what))
+                for subject in kinds.get(member.tpm.kind, ("v",)) if node not in world.do else ("v",):
+                    close(getattr(actual, subject)[at(reference.parents(world, node))], getattr(peer, subject))
     for t in range(s.net.network.graph.depth):
         for role in sorted({m.group.stem for m in s.net.network.specs if m.has_word_attention and m.group.step == t}):
             member = find_attention_spec(world, t, role)
@@ -71,7 +71,7 @@ def agree(s: bt.Sentence, first: int = 0) -> None:
             except bt.BNetError:
                 nodes = world.ground.select_nodes(member.group).tolist()
                 above = {
-                    n: reference.find_open_choices(world, reference.attention_parents(world, n), settled) for n in nodes
+                    n: reference.find_open_choices(world, reference.attention_parents(world, n), fixed) for n in nodes
                 }
                 is_set = any(node in world.do for node in nodes)
                 assert is_set or not member.tpm.has_attention or split_choices(world, above) is None
@@ -98,18 +98,18 @@ def test_answers_are_the_references(case: Case):
     """As the words come; and after surgery on some nodes of a family, which moves what is below, given evidence."""
     s = case.sentence
     agree(s)
-    made = [m for m in s.net.network.specs if m.tpm.kind == "deterministic" and m.parents]
-    made = [m for m in made if not m.tpm.is_index_valued]
-    if not made:
+    created = [m for m in s.net.network.specs if m.tpm.kind == "deterministic" and m.parents]
+    created = [m for m in created if not m.tpm.is_index_valued]
+    if not created:
         return
-    member = made[len(made) // 3]
+    member = created[len(created) // 3]
     names = list(s.ground.iter_names(member.group))
     some = names[len(names) // 2 :]
     done = s.do({name: torch.randn(member.shape, dtype=D) for name in some})
     agree(done.observe(case.evidence), 1)
     below = {*some, *s.descendants(*some)}
     assert {*some, *done.descendants(*some)} == below and not any(map(done.parents, some))
-    for other in made:
+    for other in created:
         name = s.ground.name(ends(s, other)[0])
         assert name in below or done[name].equal(s[name]), name
 
@@ -145,34 +145,34 @@ def test_the_module_computes_what_sentences_answer(case: Case):
     meet = MEET.get(case.name, ())
     members = [m for m in s.net.network.specs if m.tpm.kind != "continuous" and m.group.name not in meet]
     names = [m.group.name for m in members]
-    found = module(given=inputs(s), want=names)
-    long = found
+    result = module(given=inputs(s), want=names)
+    long = result
     if case.name not in FIXED and s.state.encoded.given:
         given, mask = padded(s)
         long = module(given=given, mask=mask, want=names)
     for member in members:
-        shape, value, more = s.ground.shapes[member.group.index], found[member.group.name], long[member.group.name]
+        shape, value, more = s.ground.shapes[member.group.index], result[member.group.name], long[member.group.name]
         close(more[tuple(slice(0, n) for n in value.shape)], value)
         if member.tpm.is_random:
             continue
-        lead = value.dim() - len(member.shape) - len(shape) - 1
-        assert tuple(value.shape[lead + 1 :]) == (*shape, *member.shape)
+        prefix = value.dim() - len(member.shape) - len(shape) - 1
+        assert tuple(value.shape[prefix + 1 :]) == (*shape, *member.shape)
         answers = s.state.evaluator
         for node in ends(s, member):
             one = s[s.ground.name(node)]
-            close(value[(slice(None),) * lead + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
+            close(value[(slice(None),) * prefix + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
             assert answers.route(answers.value_query(node)).algorithm == "compiled"
     given = {name: value.float() if value.is_floating_point() else value for name, value in inputs(s).items()}
     single = case.net.to(torch.float32).module().eval()(given=given, want=names)
     for name in names:
-        close(single[name].to(found[name].dtype), found[name], 2e-5)
+        close(single[name].to(result[name].dtype), result[name], 2e-5)
     if not meet:
         _check_halves_and_gradients(s, module)
 
 
 def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
     value = module(given=inputs(s))
-    half = {name: each.bfloat16() if each.is_floating_point() else each for name, each in inputs(s).items()}
+    half = {name: item.bfloat16() if item.is_floating_point() else item for name, item in inputs(s).items()}
     rounded = s.net.to(torch.bfloat16).module().eval()(given=half)
     assert rounded.dtype == torch.bfloat16
     assert (rounded - value).abs().max() <= 5e-2 * value.abs().max().clamp(min=1)
@@ -194,11 +194,11 @@ def test_readings_of_a_batch_are_the_sentences(name):
     s = case_of(name).sentence
     readings, _ = s.state.module.readings(given=inputs(s))
     assert readings
-    for family, found in readings.items():
+    for family, result in readings.items():
         member = s.net.network.get_spec(family)
         query = s.state.evaluator.attention_query(member)
         table = s.state.evaluator.compute(query, s.state.evaluator.route(query))
-        close(found.select(table.dim() - len(member.group.plates) - 2, 0), table)
+        close(result.select(table.dim() - len(member.group.plates) - 2, 0), table)
 
 
 def test_set_nodes_count_where_maps_are_folded_into_attention():
@@ -217,10 +217,10 @@ class Loop:
     """The reference's runs in all joint states of the choices of a sentence, but for readouts that nothing reads."""
 
     def __init__(self, s: bt.Sentence) -> None:
-        world, seen = s.state.model, s.state.evidence
-        self.choices = [node for node in discrete(s) if node in seen or s.ground.children(node)]
-        self.runs = [*reference.enumerate_runs(world, self.choices, reference.get_fixed(world, seen))]
-        logs = [sum((run.log_prob(node) for node in (*self.choices, *seen)), torch.zeros(())) for run in self.runs]
+        world, observed = s.state.model, s.state.evidence
+        self.choices = [node for node in discrete(s) if node in observed or s.ground.children(node)]
+        self.runs = [*reference.enumerate_runs(world, self.choices, reference.get_fixed(world, observed))]
+        logs = [sum((run.log_prob(node) for node in (*self.choices, *observed)), torch.zeros(())) for run in self.runs]
         self.total = torch.stack(logs).logsumexp(0)
         self.share = torch.stack(logs).softmax(0)
 
@@ -228,9 +228,9 @@ class Loop:
         """`P(nodes | evidence)`, a dim for each node."""
         given_state = [torch.stack([self._of(run, node) for run in self.runs]) for node in nodes]
         table = self.share[:, None]
-        for each in given_state:
-            table = (table[:, :, None] * each[:, None, :]).flatten(1)
-        return table.sum(0).reshape([each.shape[1] for each in given_state])
+        for item in given_state:
+            table = (table[:, :, None] * item[:, None, :]).flatten(1)
+        return table.sum(0).reshape([item.shape[1] for item in given_state])
 
     def _of(self, run: reference.ReferenceRun, node: int) -> torch.Tensor:
         """`P(node | joint state)`: a choice is in its state, a readout has its distribution."""
@@ -243,24 +243,24 @@ class Loop:
 def test_probabilities_are_sums_over_all_states(case: Case):
     """Of a sentence and of a batch, padded or not: by the reference, by elimination, and by pgmpy."""
     s = case.sentence.observe(case.evidence)
-    loop, world, asked = Loop(s), s.state.model, discrete(s)
+    loop, world, query = Loop(s), s.state.model, discrete(s)
     close(reference.log_evidence(world, s.state.evidence), loop.total)
     close(s.log_prob(), loop.total)
-    for node in asked[:1]:
+    for node in query[:1]:
         close(reference.posterior(world, node, s.state.evidence), loop.joint([node]))
     of_families = [ends(s, m)[0] for m in s.net.network.specs if m.tpm.kind == "discrete"]
-    some = [node for node in of_families if node in asked][:3]
+    some = [node for node in of_families if node in query][:3]
     if len(some) > 1:
         close(s.posterior([*map(s.ground.name, some)]), loop.joint(some))
     if len(some) > 0 and case.name not in WIDE:
         from pgmpy.inference import VariableElimination
 
         model, names = s.to_pgmpy(), [*map(s.ground.name, some)]
-        theirs = VariableElimination(model).query(names, evidence=model.graph["evidence"], show_progress=False)
-        order = [theirs.variables.index(name) for name in names]
-        close(torch.tensor(theirs.values).permute(order), loop.joint(some), 1e-8)
-    root = next((node for node in asked if not s.ground.parents(node)), None)
-    for node in [node for node in asked if root not in (None, node)][:2]:  # at a root, seeing is doing
+        peer = VariableElimination(model).query(names, evidence=model.graph["evidence"], show_progress=False)
+        order = [peer.variables.index(name) for name in names]
+        close(torch.tensor(peer.values).permute(order), loop.joint(some), 1e-8)
+    root = next((node for node in query if not s.ground.parents(node)), None)
+    for node in [node for node in query if root not in (None, node)][:2]:  # at a root, seeing is doing
         name, set_ = s.ground.name(node), {s.ground.name(root): 0}
         close(s.posterior(name, set_), case.sentence.do(set_).posterior(name, case.evidence))
     question = {"evidence": gathered(s), "given": inputs(s)}
@@ -280,14 +280,14 @@ def _check_batch(s: bt.Sentence, loop: Loop, question: dict, longer: dict) -> No
     for member in s.net.network.specs:
         name, shape = member.group.name, s.ground.shapes[member.group.index]
         if member.tpm.kind == "discrete" and name not in question["evidence"]:
-            found = posterior(module, name, **question)
-            assert tuple(found.shape[:-1]) == (1, *shape)
+            result = posterior(module, name, **question)
+            assert tuple(result.shape[:-1]) == (1, *shape)
             nodes = ends(s, member)
             for node in nodes:
-                close(found[(0, *s.ground.unravel_index(node)[1])], loop.joint([node]))
+                close(result[(0, *s.ground.unravel_index(node)[1])], loop.joint([node]))
             close(s.posterior(s.ground.name(nodes[-1])), loop.joint(nodes[-1:]))
             if padded_too:
-                close(posterior(module, name, **longer)[tuple(slice(0, n) for n in found.shape)], found)
+                close(posterior(module, name, **longer)[tuple(slice(0, n) for n in result.shape)], result)
                 padded_too = False
     _check_slope(module, question)
 
@@ -295,8 +295,8 @@ def _check_batch(s: bt.Sentence, loop: Loop, question: dict, longer: dict) -> No
 def padded_question(s: bt.Sentence, seen: dict[str, Evidence]) -> dict:
     """The question of a longer sentence whose last words are nonsense, evidence on them too, and a mask."""
     longer, graph = {}, s.net.network.graph
-    for name, told in seen.items():
-        value, observed = told.value, told.observed
+    for name, passed in seen.items():
+        value, observed = passed.value, passed.observed
         if graph.by_name[name].word_stack is not None:
             axis = 1 + len(graph.by_name[name].plates)
             nonsense = torch.full_like(value.narrow(axis, 0, 1), 99 if value.dtype == L else torch.inf)
@@ -309,15 +309,15 @@ def padded_question(s: bt.Sentence, seen: dict[str, Evidence]) -> dict:
 
 def _check_slope(module, question: dict) -> None:
     """The gradient of the log evidence is its slope along a random direction of all parameters together."""
-    way = {name: torch.randn_like(value) for name, value in module.store.items() if value.requires_grad}
+    route = {name: torch.randn_like(value) for name, value in module.store.items() if value.requires_grad}
     log_evidence(module, **question).sum().backward()
-    slope = sum((module.store[n].grad * each).sum() for n, each in way.items() if module.store[n].grad is not None)
+    slope = sum((module.store[n].grad * item).sum() for n, item in route.items() if module.store[n].grad is not None)
     step, sides = 1e-5, []
     for sign in (1, -1):
         moved = bt.BNet(
             module.network.with_parameters(
                 {
-                    n: value + sign * step * way.get(n.replace(".", "/"), 0)
+                    n: value + sign * step * route.get(n.replace(".", "/"), 0)
                     for n, value in module.network.parameters.items()
                 }
             )
@@ -347,8 +347,8 @@ def operated(s: bt.Sentence) -> bt.Sentence:
 def test_after_surgery_on_some_nodes_probabilities_are_sums_and_not_by_the_reference(case, without_the_reference):
     done = operated(case.sentence)
     s = done.observe({k: v for k, v in case.evidence.items() if done.ground.id(k) not in done.state.model.do})
-    loop, asked = Loop(s), discrete(s)
-    expected = {node: loop.joint([node]) for node in (*asked[:2], *asked[-1:])}
+    loop, query = Loop(s), discrete(s)
+    expected = {node: loop.joint([node]) for node in (*query[:2], *query[-1:])}
     with without_the_reference():
         close(s.log_prob(), loop.total)
         for node, share in expected.items():

@@ -74,8 +74,8 @@ HALVES = st.lists(WORD | st.sampled_from(["\ud800", "a\udfff"]), min_size=4, max
 
 def law(examples: int) -> settings:
     """So many lists of words, the same ones every time."""
-    told = {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
-    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, **told)
+    passed = {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
+    return settings(max_examples=examples, derandomize=True, database=None, deadline=None, **passed)
 
 
 def said(words: list[str]) -> bt.Sentence:
@@ -91,12 +91,12 @@ def said(words: list[str]) -> bt.Sentence:
 @law(6)
 def test_json_and_graphml(words: list[str]) -> None:
     graph = said(words).graph()
-    wanted = {name: token for name, token in graph.nodes(data="token") if token is not None}
-    found = {node["id"]: node["token"] for node in json.loads(to_json(graph))["nodes"] if node["token"] is not None}
-    assert found == wanted
+    expected = {name: token for name, token in graph.nodes(data="token") if token is not None}
+    result = {node["id"]: node["token"] for node in json.loads(to_json(graph))["nodes"] if node["token"] is not None}
+    assert result == expected
     back = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()))
     assert set(back) == set(graph)
-    for name, token in wanted.items():
+    for name, token in expected.items():
         read = back.nodes[name]["token"]
         quoted = len(read) > 1 and read[0] == read[-1] == '"'
         assert (json.loads(read) if quoted else read) == token
@@ -111,9 +111,9 @@ def test_bif(words: list[str]) -> None:
     assert text.isascii()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = BIFReader(string=text).get_model()
-    assert [label_of(state) for state in found.get_cpds("y_0").state_names["y_0"]] == words
-    assert set(found.nodes) == {"c", "y_0"}
+        result = BIFReader(string=text).get_model()
+    assert [label_of(state) for state in result.get_cpds("y_0").state_names["y_0"]] == words
+    assert set(result.nodes) == {"c", "y_0"}
 
 
 @given(WORDS)
@@ -142,11 +142,11 @@ def test_svg(words: list[str]) -> None:
     s = said(words).do(c=0)
     for view in VIEWS:
         root = ElementTree.fromstring(to_svg(s.picture(**view)))
-        assert {each.tag.removeprefix(SVG) for each in root.iter()} <= DRAWN
-        assert not [name for each in root.iter() for name in each.attrib if name.startswith("on") or "href" in name]
-        told = "\n".join("".join(each.itertext()) for each in root.iter(f"{SVG}text"))
-        assert all(format_token(word) in told for word in words)
-        titles = "\n".join(str(each.text) for each in root.iter(f"{SVG}title"))
+        assert {item.tag.removeprefix(SVG) for item in root.iter()} <= DRAWN
+        assert not [name for item in root.iter() for name in item.attrib if name.startswith("on") or "href" in name]
+        passed = "\n".join("".join(item.itertext()) for item in root.iter(f"{SVG}text"))
+        assert all(format_token(word) in passed for word in words)
+        titles = "\n".join(str(item.text) for item in root.iter(f"{SVG}title"))
         assert all(f"\nx_0_{k} “{format_token(word, None)}”" in titles for k, word in enumerate(words))
 
 
@@ -167,8 +167,8 @@ def test_dot(words: list[str]) -> None:
 
     s = said(words).do(c=0)
     for view in VIEWS:
-        (drawn,) = pydot.graph_from_dot_data(to_dot(s.picture(**view)))
-        nodes = {once(node.get_name()[1:-1]): node for node in nodes_of(drawn) if node.get("label")}
+        (samples,) = pydot.graph_from_dot_data(to_dot(s.picture(**view)))
+        nodes = {once(node.get_name()[1:-1]): node for node in nodes_of(samples) if node.get("label")}
         for k, word in enumerate(words):
             node = nodes[f"x_0_{k}"]
             label = "".join(ElementTree.fromstring(f"<p>{node.get('label')[1:-1]}</p>").itertext())
@@ -187,22 +187,22 @@ ONE = re.compile(
 
 def tex_read(text: str) -> str:
     """What TeX shows of a text that has nothing but letters and the commands for letters."""
-    found, at = "", 0
+    result, at = "", 0
     while at < len(text):
         one = ONE.match(text, at)
         if one is None:
             assert text[at] in PLAIN, text[at:]
-            found, at = found + text[at], at + 1
+            result, at = result + text[at], at + 1
             continue
         marks = {mark: accent for accent, mark in LATEX_ACCENTS.items()}
         if one["special"]:
-            found += BACK[one["special"]]
+            result += BACK[one["special"]]
         elif one["code"]:
-            found += chr(int(one["code"], 16))
+            result += chr(int(one["code"], 16))
         else:
-            found += unicodedata.normalize("NFC", one["base"] + marks[one["mark"]])
+            result += unicodedata.normalize("NFC", one["base"] + marks[one["mark"]])
         at = one.end()
-    return found
+    return result
 
 
 @given(HALVES)
@@ -224,7 +224,7 @@ def test_tex(words: list[str]) -> None:
         commands("".join(LATEX_ESCAPES.values())) | {f"\\{mark}" for mark in LATEX_ACCENTS.values()} | {"\\i", "\\j"}
     )
     for view in VIEWS:
-        tex, plain = (to_tikz(said(each).do(c=0).picture(**view)) for each in (words, ["a", "b", "d", "e"]))
+        tex, plain = (to_tikz(said(item).do(c=0).picture(**view)) for item in (words, ["a", "b", "d", "e"]))
         assert commands(tex) - commands(plain) <= allowed and tex.isascii() and "^^" not in tex
         assert tex.count("\n") == plain.count("\n")
 
@@ -264,12 +264,12 @@ def test_pages(words: list[str]) -> None:
     s, plain = said(words), said(["a", "b", "d", "e"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bnet_transformer.page.render.bundle_script", lambda last: "")
-        found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
-    assert (found.tags, found.attributes) == (other.tags, other.attributes)
-    about = json.loads(found.told["bnet-about"])
+        result, other = (Tags(_page(item, title)) for item, title in ((s, words[0] or " "), (plain, "a")))
+    assert (result.tags, result.attributes) == (other.tags, other.attributes)
+    about = json.loads(result.told["bnet-about"])
     assert about["stacks"][0]["words"] == [format_token(word) for word in words]
-    assert found.told["title"].startswith(escape_invisible(words[0]))
-    assert "\u202e" not in found.told["bnet-about"]
+    assert result.told["title"].startswith(escape_invisible(words[0]))
+    assert "\u202e" not in result.told["bnet-about"]
 
 
 def _page(s: bt.Sentence, title: str) -> str:
@@ -309,8 +309,8 @@ def test_tables_of_a_notebook(words: list[str]) -> None:
     set_ = s.do(c=0)
     results: list[Any] = [set_.reads(residual=0), s.tan(boxes="words"), set_.tan_tree(slice=0), set_.sample(2, seed=0)]
     for result in results:
-        found = Tags(result._repr_html_())
-        assert set(found.tags) <= SHOWN and set(found.attributes) <= {"border", "class", "style"}
+        answer = Tags(result._repr_html_())
+        assert set(answer.tags) <= SHOWN and set(answer.attributes) <= {"border", "class", "style"}
     table = Tags(results[0]._repr_html_())
     assert all(word.replace("\0", "\ufffd") in table.told[""] or "\0" in word for word in words)
 
@@ -324,11 +324,11 @@ def test_a_terminal_is_told_no_more_than_text(tmp_path: Path) -> None:
     observe = bt.tpm.Categorical(5, labels=words)
     path = tmp_path / "net.safetensors"
     bt.bayesuvius(2, heads=2, vocabulary=["the", *words[:3], "a"], observe=observe).save(path)
-    for asked in (
+    for query in (
         ["ask", "posterior", "y_0", "the a", "-m", path],
         ["ask", "posterior", "y_0", "the a", "-m", path, "--given", "y_1=b"],
         ["ask", "posterior", "y_0", "the dog", "-m", path],
     ):
-        found = CliRunner().invoke(main, [str(each) for each in asked], color=True)
-        assert found.exit_code in (0, 2) and "\\x1b" in found.output.replace("\\u202e", "\\x1b")
-        assert not set(found.output) & set("\x1b\x07\u202e\r\x9b")
+        result = CliRunner().invoke(main, [str(item) for item in query], color=True)
+        assert result.exit_code in (0, 2) and "\\x1b" in result.output.replace("\\u202e", "\\x1b")
+        assert not set(result.output) & set("\x1b\x07\u202e\r\x9b")

@@ -24,8 +24,8 @@ def test_responsibilities_of_a_batch_by_hand():
     mean = module(x, want=["x_2"])["x_2"]
     log_p = torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp()).log_prob(y).sum((-1, -2))
     expected = torch.softmax(log_p + torch.log_softmax(net.parameters["c.logits"], 0)[:, None], 0).T
-    got = posterior(module, "c", {"y": Evidence(y)}, x)
-    close(got, expected)
+    actual = posterior(module, "c", {"y": Evidence(y)}, x)
+    close(actual, expected)
 
 
 def test_a_selector_of_the_corpus_sums_over_sentences_first():
@@ -172,10 +172,10 @@ def test_where_words_meet_joint_states_are_one_batch(name, without_the_reference
 
 def test_impossible_evidence_is_named_where_words_meet():
     case = case_of("word, two slices")
-    made = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
-    assert case.sentence.log_prob({"y_0": 1, "x_2_1": made}) < 0
+    created = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
+    assert case.sentence.log_prob({"y_0": 1, "x_2_1": created}) < 0
     with pytest.raises(bt.EvidenceError, match=r"x_2_1: .*probability zero given the evidence before it"):
-        case.sentence.log_prob({"y_0": 1, "x_2_1": made + 1, "y_1": 0})
+        case.sentence.log_prob({"y_0": 1, "x_2_1": created + 1, "y_1": 0})
 
 
 @pytest.mark.parametrize("name, node, count", [("codebook", "c", 24), ("slice", "c_2", 8), ("codebook", "W_q_0", 24)])
@@ -208,11 +208,11 @@ def test_evidence_on_what_is_given_is_checked():
 def test_a_selector_of_the_corpus_has_one_posterior(options):
     net = bt.bayesuvius(4, heads=3, per="corpus", observe=Normal(0.5), **options).to(D)
     module, x, y = net.module(), torch.randn(2, 5, 4, dtype=D), torch.randn(2, 5, 4, dtype=D)
-    found = posterior(module, "c", {"y": Evidence(y)}, x)
+    result = posterior(module, "c", {"y": Evidence(y)}, x)
     by_hand = torch.cat(
         [log_evidence(module, {"y": Evidence(y), "c": Evidence(torch.tensor(c))}, x) for c in range(3)]
     ).softmax(0)
-    close(found, by_hand[None])
+    close(result, by_hand[None])
     torch.testing.assert_close(posterior(module, "c", {}, x).sum(-1), torch.ones(1, dtype=D))
 
 
@@ -222,15 +222,15 @@ def test_a_net_recognises_its_own_values(dtype):
     for seed in range(5):
         module = bt.bayesuvius(16, heads=3, seed=seed).to(dtype).module()
         x = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(seed)).to(dtype)
-        made = module(x, want=["x_1", "q_0"])["x_1"][1].detach()
-        assert posterior(module, "c", {"x_1": Evidence(made)}, x).argmax(-1).tolist() == [1] * 4
+        created = module(x, want=["x_1", "q_0"])["x_1"][1].detach()
+        assert posterior(module, "c", {"x_1": Evidence(created)}, x).argmax(-1).tolist() == [1] * 4
 
 
 def test_dropout_is_a_delta_in_inference():
     net = bt.encoder(8, heads=2, slices=1, vocabulary=3, readout="word", dropout=0.5)
     module, ids = net.module().train(), torch.zeros(2, 3, dtype=torch.long)
-    found = log_evidence(module, {"y": Evidence(ids)}, ids)
-    torch.testing.assert_close(found, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))
+    result = log_evidence(module, {"y": Evidence(ids)}, ids)
+    torch.testing.assert_close(result, log_evidence(module.eval(), {"y": Evidence(ids)}, ids))
 
 
 def test_what_is_advised_where_a_plates_choice_meets_words_answers():
@@ -255,5 +255,5 @@ def test_what_is_advised_where_a_plates_choice_meets_words_answers():
         rows = (moved @ p["y.weight"].T + p["y.logits"]).log_softmax(-1)
         prior = p["e_0.logits"].log_softmax(-1)
         logs[e] = sum(prior[k, e[k]] for k in range(2)) + sum(rows[i, k] for i, k in enumerate(y))
-    found = net.sentence(x=x, given={"r": r.tolist()}).posterior("e_0_0", {f"y_{i}": k for i, k in enumerate(y)})
-    torch.testing.assert_close(found, logs.flatten().softmax(0).reshape(2, 2).sum(1))
+    result = net.sentence(x=x, given={"r": r.tolist()}).posterior("e_0_0", {f"y_{i}": k for i, k in enumerate(y)})
+    torch.testing.assert_close(result, logs.flatten().softmax(0).reshape(2, 2).sum(1))

@@ -78,8 +78,8 @@ def test_heads_that_are_alike_keep_their_prior(kind, sigma):
     assert float(log_evidence(net.module(), {"y": Evidence(y)}, x).detach().mean()) < -5 / sigma**2
     names = [m.group.name for m in net.network.specs if m.tpm.states == 3]
     for name in names:
-        found = posterior(net.module(), name, {"y": Evidence(y)}, x)
-        torch.testing.assert_close(found, PRIOR.expand_as(found), atol=1e-6, rtol=0)
+        result = posterior(net.module(), name, {"y": Evidence(y)}, x)
+        torch.testing.assert_close(result, PRIOR.expand_as(result), atol=1e-6, rtol=0)
     if kind != "codebook":
         objective = objective_of(net)
         corpus = read_batch(net.network, (x, y))
@@ -94,9 +94,9 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
     evidence = {"y": Evidence(y)}
     _, factors = build_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
     (likelihood,) = (factor.table for factor in factors if factor.evidence is not None)
-    wanted = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).softmax(-1)
-    found = posterior(net.module(), "c", evidence, x)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
+    expected = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).softmax(-1)
+    result = posterior(net.module(), "c", evidence, x)
+    torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=0)
     total = log_evidence(net.module(), evidence, x)
     exact = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).logsumexp(-1)
     torch.testing.assert_close(total.detach().double(), exact, rtol=1e-6, atol=0)
@@ -106,31 +106,31 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
 def test_gradients_of_the_log_evidence_are_those_of_float64(sigma):
     """Of heads that are alike, where no rounding of a likelihood moves the posterior."""
     x, y = data()
-    found = {}
+    result = {}
     for dtype in (torch.float32, torch.float64):
         net = alike(mixture(sigma)).to(dtype)
         leaves = {name: value.detach().clone().requires_grad_() for name, value in net.parameters.items()}
         corpus = read_batch(net.network, (x.to(dtype), y.to(dtype)))
         total = objective_of(net).log_evidence(leaves, corpus).sum()
-        wanted = [name for name, value in leaves.items() if name.startswith("W_")]
-        found[dtype] = torch.autograd.grad(total, [leaves[name] for name in wanted])
-    for ours, exact in zip(*found.values(), strict=True):
-        error = (ours.double() - exact).norm() / exact.norm()
+        expected = [name for name, value in leaves.items() if name.startswith("W_")]
+        result[dtype] = torch.autograd.grad(total, [leaves[name] for name in expected])
+    for actual, exact in zip(*result.values(), strict=True):
+        error = (actual.double() - exact).norm() / exact.norm()
         assert float(error) < 1e-4
 
 
 @pytest.mark.parametrize("states", [3, 50])
 def test_gradients_of_a_categorical_readout_are_those_of_float64(states):
     """Logits of a readout in the millions: its softmax sums to 1, too."""
-    found = {}
+    result = {}
     for dtype in (torch.float32, torch.float64):
         net = bt.bayesuvius(4, heads=2, observe=Categorical(states), seed=1).to(dtype)
         biases = torch.arange(states, dtype=dtype) * 2**-4 + 3e6
         leaves = {**net.parameters, "y.logits": biases.requires_grad_()}
         x, y = data()[0].to(dtype), torch.arange(30).reshape(5, 6) % states
         total = objective_of(net).log_evidence(leaves, read_batch(net.network, (x, y))).sum()
-        (found[dtype],) = torch.autograd.grad(total, biases)
-    assert abs(float(found[torch.float32].detach().sum())) < 1e-3
+        (result[dtype],) = torch.autograd.grad(total, biases)
+    assert abs(float(result[torch.float32].detach().sum())) < 1e-3
 
 
 def test_a_fit_by_em_in_float32_keeps_shares_that_the_data_say_nothing_of():
@@ -157,21 +157,21 @@ def test_second_derivatives_are_those_of_differences():
     rows = [(gradient(at + step * e) - gradient(at - step * e)) / (2 * step) for e in torch.eye(3, dtype=torch.float64)]
     for hessian in (torch.func.hessian(evidence), torch.func.jacrev(gradient)):
         close(hessian(at), torch.stack(rows), 1e-06)
-    several = torch.stack([at, -at])
-    each = torch.vmap(gradient)(several)
-    torch.testing.assert_close(each, torch.stack([gradient(row) for row in several]))
+    multiple = torch.stack([at, -at])
+    item = torch.vmap(gradient)(multiple)
+    torch.testing.assert_close(item, torch.stack([gradient(row) for row in multiple]))
 
 
 @pytest.mark.parametrize("sigma", [1.0, 1e-2, 1e-4])
 def test_a_joint_posterior_of_selectors_of_heads_that_are_alike_is_their_prior(sigma):
     s = alike(mixture(sigma, per="slice", slices=2)).sentence(x=data(1, 3)[0][0])
-    found = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
-    wanted = PRIOR.double()[:, None] * PRIOR.double()
-    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+    result = s.posterior(["c_0", "c_1"], {f"y_{i}": torch.ones(4) for i in range(3)})
+    expected = PRIOR.double()[:, None] * PRIOR.double()
+    torch.testing.assert_close(result.double(), expected, atol=1e-6, rtol=0)
 
 
 def test_a_posterior_sums_to_one_in_the_type_of_the_net():
     s = mixture(1e-3).sentence(x=data(1, 3)[0][0])
     for value in range(5):
-        found = s.posterior("c", {"y_1": torch.full((4,), 0.3 * value)})
-        assert found.dtype == torch.float32 and abs(float(found.double().sum()) - 1) < 2e-7
+        result = s.posterior("c", {"y_1": torch.full((4,), 0.3 * value)})
+        assert result.dtype == torch.float32 and abs(float(result.double().sum()) - 1) < 2e-7

@@ -26,14 +26,14 @@ def meeting() -> bt.Sentence:
 @pytest.fixture
 def runs(monkeypatch):
     """Counts the runs of the reference."""
-    found, made = [], reference.ReferenceRun.__init__
+    result, created = [], reference.ReferenceRun.__init__
 
     def counted(self, *arguments, **options):
-        found.append(1)
-        made(self, *arguments, **options)
+        result.append(1)
+        created(self, *arguments, **options)
 
     monkeypatch.setattr(reference.ReferenceRun, "__init__", counted)
-    return found
+    return result
 
 
 def agrees(make, runs, question, ask, *arguments, **options):

@@ -51,7 +51,7 @@ GRID = [
 
 def label_of(name: str) -> str:
     """The label that `format_state_name` made into an identifier."""
-    return re.sub("_([0-9a-f]*)_", lambda found: chr(int(found[1], 16)) if found[1] else "", name)
+    return re.sub("_([0-9a-f]*)_", lambda result: chr(int(result[1], 16)) if result[1] else "", name)
 
 
 def world_of(sentence: bt.Sentence) -> GroundModel:
@@ -77,22 +77,22 @@ EVERY_SOME = [pytest.param(case, marks=[pytest.mark.slow] * (case is not SOME[0]
 
 
 def asked(model: object, name: str, evidence: dict[str, str]) -> Tensor:
-    found = VariableElimination(model).query([name], evidence=evidence, show_progress=False)
-    return torch.tensor(found.values)
+    result = VariableElimination(model).query([name], evidence=evidence, show_progress=False)
+    return torch.tensor(result.values)
 
 
 def agree(
-    world: GroundModel, seen: dict[int, Tensor], *told: tuple[object, dict[str, str]], but: Collection[int] = ()
+    world: GroundModel, observed: dict[int, Tensor], *passed: tuple[object, dict[str, str]], but: Collection[int] = ()
 ) -> None:
     """Posteriors of exported nets, given what they are told, are the reference's: of a variable in the middle, in small
     nets of all; in the largest of none, for the reference takes too long."""
-    left = [node for node in variables(world) if node not in seen and node not in but]
+    left = [node for node in variables(world) if node not in observed and node not in but]
     states = states_of(world)
     for node in {} if states > 1000 or not left else {left[len(left) // 2], *(left if states <= 16 else [])}:
-        wanted = reference.posterior(world, node, seen)
-        for model, evidence in told:
-            found = asked(model, world.ground.name(node), evidence)
-            torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-8)
+        expected = reference.posterior(world, node, observed)
+        for model, evidence in passed:
+            result = asked(model, world.ground.name(node), evidence)
+            torch.testing.assert_close(result, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
@@ -109,22 +109,22 @@ def test_posteriors_are_the_references(case: Case) -> None:
     if not case.evidence or states_of(world) <= 16:
         agree(world, {}, (model, {}))
     if case.evidence:
-        seen = sentence.observe(case.evidence).state.evidence
-        model = to_pgmpy(world, evidence=seen)
+        observed = sentence.observe(case.evidence).state.evidence
+        model = to_pgmpy(world, evidence=observed)
         assert model.check_model()
         assert model.graph["evidence"].keys() == set(case.evidence)
-        agree(world, seen, (model, model.graph["evidence"]))
+        agree(world, observed, (model, model.graph["evidence"]))
 
 
 @pytest.mark.parametrize("case", [SOME[0], *GRID[1::8]], ids=lambda case: case.name)
 def test_do_is_surgery_in_both(case: Case) -> None:
     sentence = case.sentence
     world = world_of(sentence)
-    seen = sentence.observe(case.evidence).state.evidence
+    observed = sentence.observe(case.evidence).state.evidence
     if not variables(world):
         return
-    plain = to_pgmpy(world, evidence=seen)
-    free = [node for node in variables(world) if node not in seen]
+    plain = to_pgmpy(world, evidence=observed)
+    free = [node for node in variables(world) if node not in observed]
     if not free:
         return
     for node in {free[0], free[-1]} if states_of(world) <= 16 else free[-1:]:
@@ -132,10 +132,10 @@ def test_do_is_surgery_in_both(case: Case) -> None:
         done = GroundModel(world.network, world.ground.surgery([node]), world.inputs, {node: torch.tensor(state)})
         evidence = plain.graph["evidence"]
         cut = plain.do([name])
-        told = cut.get_cpds(name).state_names[name][state]
-        model = to_pgmpy(done, evidence=seen)
+        passed = cut.get_cpds(name).state_names[name][state]
+        model = to_pgmpy(done, evidence=observed)
         assert set(to_pgmpy(GroundModel(world.network, world.ground, world.inputs, done.do)).edges) <= set(model.edges)
-        agree(done, seen, (cut, {**evidence, name: told}), (model, evidence), but=[node])
+        agree(done, observed, (cut, {**evidence, name: passed}), (model, evidence), but=[node])
         assert set(model.edges) == {(u, v) for u, v in plain.edges if v != name}
         np.testing.assert_array_equal(model.get_cpds(name).values, np.eye(state + 1)[state])
         for other in set(plain) - {name}:
@@ -147,8 +147,8 @@ def test_parents_are_the_choices_that_decide() -> None:
         world = world_of(case.sentence)
         tables, _ = model_to_tables(world) if variables(world) else ([], {})
         for table in tables:
-            wanted = reference.find_open_choices(world, reference.parents(world, world.ground.id(table.name)), {})
-            assert table.parents == tuple(map(world.ground.name, wanted))
+            expected = reference.find_open_choices(world, reference.parents(world, world.ground.id(table.name)), {})
+            assert table.parents == tuple(map(world.ground.name, expected))
 
 
 def test_an_atom_set_to_a_matrix_is_no_variable() -> None:
@@ -172,19 +172,19 @@ def test_evidence_that_is_no_state() -> None:
         ({"y_0": torch.zeros(4)}, "y_0"),
         ({"x_0_1": sentence["x_0_1"]}, "x_0_1"),
     ):
-        seen = sentence.observe(evidence).state.evidence
-        model = to_pgmpy(world_of(sentence), evidence=seen)
+        observed = sentence.observe(evidence).state.evidence
+        model = to_pgmpy(world_of(sentence), evidence=observed)
         assert model.graph["evidence"] == {name: "seen"} and model.check_model()
-        agree(world_of(sentence), seen, (model, {name: "seen"}))
+        agree(world_of(sentence), observed, (model, {name: "seen"}))
 
 
 def test_a_density_above_one_is_no_probability() -> None:
     net = bt.bayesuvius(4, heads=3, observe=Normal(0.01)).to(torch.float64)
     sentence = net.sentence("the cat")
-    seen = sentence.observe(y_0=sentence.do(c=1)["x_1_0"]).state.evidence
-    model = to_pgmpy(world_of(sentence), evidence=seen)
+    observed = sentence.observe(y_0=sentence.do(c=1)["x_1_0"]).state.evidence
+    model = to_pgmpy(world_of(sentence), evidence=observed)
     assert model.check_model() and model.get_cpds("y_0").values.max() == 1
-    agree(world_of(sentence), seen, (model, {"y_0": "seen"}))
+    agree(world_of(sentence), observed, (model, {"y_0": "seen"}))
 
 
 def test_a_continuous_node_above_a_discrete_one() -> None:
@@ -199,18 +199,18 @@ def test_a_continuous_node_above_a_discrete_one() -> None:
     sentence = net.sentence("a")
     with pytest.raises(bt.EvidenceError, match="x_1_0"):
         to_pgmpy(world_of(sentence))
-    seen = sentence.observe(x_1_0=(0.3, -0.1)).state.evidence
-    model = to_pgmpy(world_of(sentence), evidence=seen)
-    agree(world_of(sentence), seen, (model, model.graph["evidence"]))
+    observed = sentence.observe(x_1_0=(0.3, -0.1)).state.evidence
+    model = to_pgmpy(world_of(sentence), evidence=observed)
+    agree(world_of(sentence), observed, (model, model.graph["evidence"]))
     assert not model.get_parents("y_0")
 
 
 @pytest.mark.parametrize("case", EVERY_SOME, ids=lambda case: case.name)  # pgmpy's reader takes a second
 def test_bif_reads_back_to_the_last_digit(case: Case) -> None:
     sentence = case.sentence
-    seen = sentence.observe(case.evidence).state.evidence
-    tables, _ = model_to_tables(world_of(sentence), evidence=seen)
-    model = BIFReader(string=to_bif(world_of(sentence), evidence=seen)).get_model()
+    observed = sentence.observe(case.evidence).state.evidence
+    tables, _ = model_to_tables(world_of(sentence), evidence=observed)
+    model = BIFReader(string=to_bif(world_of(sentence), evidence=observed)).get_model()
     assert set(model) == {table.name for table in tables} and model.check_model()
     for table in tables:
         read = model.get_cpds(table.name)

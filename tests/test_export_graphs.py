@@ -54,8 +54,8 @@ def test_ground_is_the_ground_graph(case: Case) -> None:
         at = dict(zip(data["plates"], data["index"], strict=True))
         assert name == "_".join([family.name, *map(str, data["index"])])
         assert (data["word"], data["head"]) == (at.get(WORD), at.get("head"))
-        said = sentence.state.tokens.get(family.word_stack or "", ())
-        assert data["token"] == (said[data["word"]] if family.word_stack is not None else None)
+        text = sentence.state.tokens.get(family.word_stack or "", ())
+        assert data["token"] == (text[data["word"]] if family.word_stack is not None else None)
         kinds = {"deterministic": "deterministic", "discrete": "stochastic", "continuous": "stochastic"}
         assert data["kind"] == ("observed" if member.tpm.kind == "input" else kinds[member.tpm.kind])
     for parent, _, data in graph.edges(data=True):
@@ -98,28 +98,30 @@ def test_selection_observed_and_surgery() -> None:
     net = bt.bayesuvius(4, slices=3, heads=4, combine="concat", observe=Categorical(2))
     ground = net.sentence("the cat sat on").ground
     selection = NodeSelection(slices=[1], words={"": [1, 3]}, plates={"head": [2]}, weights=False)
-    seen = ground.id("q_1_2_3")
-    graph = ground_graph_to_networkx(net.network, ground, selection=selection, observed=[seen, ground.id("q_1_0_0")])
+    observed = ground.id("q_1_2_3")
+    graph = ground_graph_to_networkx(
+        net.network, ground, selection=selection, observed=[observed, ground.id("q_1_0_0")]
+    )
     assert sorted(graph) == sorted(
         f"{stem}_{i}" for stem in ("x_1", "q_1_2", "k_1_2", "v_1_2", "a_1_2", "x_2") for i in (1, 3)
     )
-    whole = ground_graph_to_networkx(net.network, ground)
-    assert set(graph.edges) == {(u, v) for u, v in whole.edges if u in graph and v in graph and not u.startswith("x_0")}
+    full = ground_graph_to_networkx(net.network, ground)
+    assert set(graph.edges) == {(u, v) for u, v in full.edges if u in graph and v in graph and not u.startswith("x_0")}
     assert [name for name, kind in graph.nodes(data="kind") if kind == "observed"] == ["q_1_2_3"]
     cut = ground.surgery([ground.id("x_1_0")])
     done = ground_graph_to_networkx(net.network, cut)
-    assert set(whole.edges) - set(done.edges) == set(whole.in_edges("x_1_0"))
+    assert set(full.edges) - set(done.edges) == set(full.in_edges("x_1_0"))
 
 
 def test_weights() -> None:
     net = bt.bayesuvius(4)
     ground = net.sentence("the cat").ground
-    told = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
-    weights = {(ground.id(u), ground.id(v)): w for (u, v), w in told.items()}
+    passed = {("k_0_0", "x_1_1"): 0.25, ("k_0_1", "x_1_1"): 0.75, ("v_0_0", "x_1_0"): 0, ("q_0_0", "c"): 0.5}
+    weights = {(ground.id(u), ground.id(v)): w for (u, v), w in passed.items()}
     graph = ground_graph_to_networkx(net.network, ground, weights=weights)
-    found = {(u, v): w for u, v, w in graph.edges(data="weight") if w is not None}
-    assert found == {pair: w for pair, w in told.items() if pair[1] != "c"}
-    assert all(type(w) is float for w in found.values()) and graph.edges["k_0_0", "x_1_1"]["role"] == "k"
+    result = {(u, v): w for u, v, w in graph.edges(data="weight") if w is not None}
+    assert result == {pair: w for pair, w in passed.items() if pair[1] != "c"}
+    assert all(type(w) is float for w in result.values()) and graph.edges["k_0_0", "x_1_1"]["role"] == "k"
     some = ground_graph_to_networkx(net.network, ground, weights=weights, min_weight=0.25)
     assert set(graph.edges) - set(some.edges) == {("v_0_0", "x_1_0")} and set(some) == set(graph)
     same = ground_graph_to_networkx(net.network, ground, min_weight=0.25)
@@ -136,8 +138,8 @@ def test_too_many_arrows_are_refused_before_they_are_made(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(GroundGraph, "arrows", never)
     monkeypatch.setattr(GroundGraph, "iter_names", never)
-    told = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
-    with pytest.raises(bt.BudgetError, match=told):
+    passed = rf"at most 100000 arrows .*got {len(ground)} nodes and {arrows} arrows; .*limit={arrows}"
+    with pytest.raises(bt.BudgetError, match=passed):
         ground_graph_to_networkx(net.network, ground)
     monkeypatch.undo()
     small = net.sentence("a").ground
@@ -194,16 +196,16 @@ def test_json_and_graphml_keep_the_graph(case: Case) -> None:
         read = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()), force_multigraph=graph.is_multigraph())
         assert set(read) == set(graph) and type(read) is type(graph)
         pairs = list(zip(sorted(read.edges), sorted(graph.edges), strict=True))
-        for mine, theirs in [(read.nodes[n], graph.nodes[n]) for n in graph] + [
+        for actual, peer in [(read.nodes[n], graph.nodes[n]) for n in graph] + [
             (read.edges[r], graph.edges[g]) for r, g in pairs
         ]:
-            for key, value in theirs.items():
+            for key, value in peer.items():
                 if value is None:
-                    assert key not in mine
+                    assert key not in actual
                 elif isinstance(value, tuple | dict):
-                    assert json.loads(mine[key]) == json.loads(json.dumps(value))
+                    assert json.loads(actual[key]) == json.loads(json.dumps(value))
                 else:
-                    assert mine[key] == value and type(mine[key]) is type(value)
+                    assert actual[key] == value and type(actual[key]) is type(value)
 
 
 @settings(max_examples=40)
@@ -215,8 +217,8 @@ def test_any_token_survives(tokens: list[str]) -> None:
     read = nx.parse_graphml(to_graphml(graph).partition("\n")[2])
     for i, token in enumerate(tokens):
         assert back.nodes[f"x_0_{i}"]["token"] == token
-        found = read.nodes[f"x_0_{i}"]["token"]
-        assert found == token or json.loads(found) == token
+        result = read.nodes[f"x_0_{i}"]["token"]
+        assert result == token or json.loads(result) == token
 
 
 def test_json_refuses_what_is_no_number() -> None:

@@ -148,12 +148,12 @@ def test_its_values_are_the_references(name):
     """Node by node, of one word of every role, after a `do` in the middle."""
     net, s, _ = said(name)
     middle = f"{states(s)}_1_1"
-    asked = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
-    for node in {name.rstrip("0123456789_"): name for name in asked.topological_order()}.values():
-        member = net.network.specs[asked.ground.group_of(asked.ground.id(node)).index]
+    query = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
+    for node in {name.rstrip("0123456789_"): name for name in query.topological_order()}.values():
+        member = net.network.specs[query.ground.group_of(query.ground.id(node)).index]
         if member.tpm.kind == "deterministic":
-            (slow,) = reference.values(asked.state.model, asked.ground.id(node), {})[None]
-            torch.testing.assert_close(asked[node], slow, rtol=1e-9, atol=1e-9)
+            (slow,) = reference.values(query.state.model, query.ground.id(node), {})[None]
+            torch.testing.assert_close(query[node], slow, rtol=1e-9, atol=1e-9)
 
 
 @ALL
@@ -161,27 +161,27 @@ def test_it_is_swept(name):
     """Clean words put in the place of all words of the first states make the corrupt run the clean one."""
     _, corrupt, clean = said(name)
     at, node = states(corrupt), outcome(corrupt)
-    found = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))
-    wanted, was = (float(each.tpm(node).log_prob(torch.tensor(1))) for each in (clean, corrupt))
-    assert found.values[0].item() == pytest.approx(wanted - was, rel=1e-5) and abs(wanted - was) > 1e-6
+    result = bt.sweep(clean, corrupt, at=at, metric={node: 1}, over=("slice",))
+    expected, was = (float(each.tpm(node).log_prob(torch.tensor(1))) for each in (clean, corrupt))
+    assert result.values[0].item() == pytest.approx(expected - was, rel=1e-5) and abs(expected - was) > 1e-6
 
 
 @ALL
 def test_it_tells_what_was_read(name):
     _, s, _ = said(name)
     for role in (None,) if states(s) == "x" else ("enc_a", "dec_a"):
-        found = s.reads(role=role)
-        torch.testing.assert_close(found.matrix.sum(-1), torch.ones(len(found.tokens), dtype=D))
-        step = [s.attention(t, role=role).flatten(0, -3).mean(0) for t in found.slices]
+        result = s.reads(role=role)
+        torch.testing.assert_close(result.matrix.sum(-1), torch.ones(len(result.tokens), dtype=D))
+        step = [s.attention(t, role=role).flatten(0, -3).mean(0) for t in result.slices]
         mixed = [(each + torch.eye(len(each), dtype=D)) / 2 for each in step]
-        torch.testing.assert_close(found.matrix, torch.linalg.multi_dot(mixed[::-1]))
+        torch.testing.assert_close(result.matrix, torch.linalg.multi_dot(mixed[::-1]))
 
 
 @pytest.mark.parametrize("name", ["llama"])
 def test_it_tells_which_heads_are_in(name):
     net, *_ = said(name)
-    found = bt.inclusion(net, list(TABLE[name][2]), progress=False)
-    assert ((found.rho >= 0) & (found.rho <= 1)).all()
+    result = bt.inclusion(net, list(TABLE[name][2]), progress=False)
+    assert ((result.rho >= 0) & (result.rho <= 1)).all()
 
 
 @SIX
@@ -241,8 +241,8 @@ def test_the_buckets_of_mpnet_are_transformers():
     """At every distance that it may meet, in float32, as it computes them."""
     net = from_pretrained(random_model("MPNetModel", MPNET))
     b, n = torch.arange(32.0), torch.arange(600)
-    theirs = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
-    assert net.network.get_spec("a_1").tpm.bias.compute_bias(b, n, n).equal(theirs.float())
+    peer = T.models.mpnet.modeling_mpnet.MPNetEncoder.relative_position_bucket(n[None] - n[:, None])
+    assert net.network.get_spec("a_1").tpm.bias.compute_bias(b, n, n).equal(peer.float())
     assert [i.index for i in net.network.get_spec("a_0").parents][-1] == net.network.graph.by_name["b"].index
 
 
@@ -273,9 +273,9 @@ def test_a_strangers_family_needs_no_change(monkeypatch):
         assert register(electra) is electra and register(electra) is electra
         model = random_model("ElectraModel", {**BERT, "embedding_size": 12})
         net = from_pretrained(model)
-        theirs = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
+        peer = model(torch.tensor([IDS]), output_hidden_states=True).hidden_states
         s = net.sentence(IDS)
-        for t, state in enumerate(theirs):
+        for t, state in enumerate(peer):
             torch.testing.assert_close(s[f"x_{t}_2"], state[0, 2].detach(), rtol=1e-9, atol=1e-9)
         with pytest.raises(bt.BNetError, match="a name that no other family has; got bert"):
             register(ModelFamily(name="bert", prefix="", config={}, modules={}))

@@ -45,7 +45,7 @@ def test_round_trip(case: Case, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     io.save(net, path)
     same(io.load(path, trust=TRUST), net)
-    assert [found.name for found in tmp_path.iterdir()] == ["net.safetensors"]
+    assert [result.name for result in tmp_path.iterdir()] == ["net.safetensors"]
     first = path.read_bytes()
     io.save(io.load(path, trust=TRUST), path)
     assert path.read_bytes() == first  # the same net is the same file
@@ -61,9 +61,9 @@ def test_bits_survive_in_every_type(dtype: torch.dtype, tmp_path: Path) -> None:
     )
     net = net.with_parameters({"W_q_0.values": values})
     io.save(net, tmp_path / "a")
-    found = io.load(tmp_path / "a")
-    same(found, net)
-    assert found.parameters["W_q_0.values"].view(-1)[0].signbit()
+    result = io.load(tmp_path / "a")
+    same(result, net)
+    assert result.parameters["W_q_0.values"].view(-1)[0].signbit()
 
 
 def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
@@ -79,10 +79,10 @@ def test_strided_shared_and_trained_tensors(tmp_path: Path) -> None:
         }
     )
     io.save(net, tmp_path / "a")
-    found = io.load(tmp_path / "a")
-    same(found, net)
+    result = io.load(tmp_path / "a")
+    same(result, net)
     assert os.path.getsize(tmp_path / "a") < 6000  # the view's own numbers, not the storage behind it
-    assert not any(value.requires_grad for value in found.parameters.values())
+    assert not any(value.requires_grad for value in result.parameters.values())
     turned = torch.complex(torch.ones(1), torch.ones(1)).conj().imag  # a negated view of 1, contiguous
     io.save(bt.bayesuvius(4, heads=1).network.with_parameters({"c.logits": turned}), tmp_path / "a")
     assert io.load(tmp_path / "a").parameters["c.logits"].tolist() == [-1]
@@ -100,7 +100,7 @@ def test_a_loaded_net_does_not_hang_on_its_file(saved: Path) -> None:
 def test_every_tpm_of_the_package_comes_back() -> None:
     """With fields that are not the default."""
     mask = bt.Reach("mask", table=((True, False), (True, True)))
-    things = [
+    objs = [
         Categorical(3, probabilities=(0.5, 0.25, 0.25), labels=("a", "\ud800é\n", "0")),
         tpm.Codebook(3, (2, 2), prior=0.1, spread=1e-300),
         tpm.Select(4),
@@ -117,9 +117,9 @@ def test_every_tpm_of_the_package_comes_back() -> None:
         bt.Arrow("x", bt.Reach("recent", 3)),
         bt.Node("x", Add(), ["a", bt.Arrow("b", "causal")], ["word"], shared=True, scope="corpus", shape=(3,)),
     ]
-    for thing in things:
-        stored = json.loads(json.dumps(io.to_json_data(thing, "it")))
-        assert io.from_json_data(stored, "it") == thing
+    for obj in objs:
+        stored = json.loads(json.dumps(io.to_json_data(obj, "it")))
+        assert io.from_json_data(stored, "it") == obj
         assert not list(io.find_untrusted_classes(stored))
     kinds = {getattr(tpm, name) for name in tpm.__all__}
     missing = [k for k in kinds if dataclasses.is_dataclass(k) and k not in io.CLASS_REGISTRY.values()]
@@ -154,8 +154,8 @@ HERE = __name__
 
 
 def odd(**fields: Any) -> Declaration:
-    made = Odd(**{"part": Part(["a", "b"], {(1, "x"): 0.5}), **fields})
-    stack = bt.Stack([bt.Node("z", made, plates=["word"])], [bt.Node("x", Given(2), plates=["word"])])
+    created = Odd(**{"part": Part(["a", "b"], {(1, "x"): 0.5}), **fields})
+    stack = bt.Stack([bt.Node("z", created, plates=["word"])], [bt.Node("x", Given(2), plates=["word"])])
     return Declaration([stack], name="odd")
 
 
@@ -168,10 +168,10 @@ def test_a_strangers_class_is_stored_by_its_path_and_needs_consent(tmp_path: Pat
         with pytest.raises(bt.FileError, match=f"got .*{HERE}:(Part|Odd.Inner).*allowed: .*trust="):
             io.load(path, trust=trust)
     for trust in (True, HERE, [HERE], names):
-        found = io.load(path, trust=trust)
-        same(found, net)
-        made = found.declaration.stacks[0].slice[0].tpm
-        assert isinstance(made, Odd) and type(made.part.names) is list and made.far == -np.inf
+        result = io.load(path, trust=trust)
+        same(result, net)
+        created = result.declaration.stacks[0].slice[0].tpm
+        assert isinstance(created, Odd) and type(created.part.names) is list and created.far == -np.inf
     with pytest.raises(bt.BNetError, match="trust: expected True, or the names"):
         io.load(path, trust=3)  # type: ignore[arg-type]
 
@@ -244,12 +244,12 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
     class Undecorated(Odd):
         pass
 
-    def net(made: Any) -> Network:
+    def net(created: Any) -> Network:
         return declare(
             Declaration(
                 [
                     bt.Stack(
-                        [bt.Node("z", made, ["x"] if isinstance(made, Add) else [], ["word"])],
+                        [bt.Node("z", created, ["x"] if isinstance(created, Add) else [], ["word"])],
                         [bt.Node("x", Given(2), plates=["word"])],
                     )
                 ]
@@ -257,7 +257,7 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         )
 
     part = Part([], {})
-    for made, told in (
+    for created, given in (
         (Local(), "top of a module"),
         (Undecorated(part), "itself a dataclass"),
         (Odd(part, extra={1, 2}), r"extra: expected a value that a file can hold; got \{1, 2\}"),
@@ -267,22 +267,22 @@ def test_save_refuses_what_would_not_come_back(tmp_path: Path) -> None:
         (Odd(part, extra=float("nan")), "as it is"),
         (Odd(part, extra=10**5000), "reads back"),
     ):
-        with pytest.raises(bt.BNetError, match=told):
-            io.save(net(made), tmp_path / "a")
+        with pytest.raises(bt.BNetError, match=given):
+            io.save(net(created), tmp_path / "a")
         assert not list(tmp_path.iterdir())
-    good = bt.bayesuvius(2).network
-    nan = {**good.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
-    for parameters, told in (
+    valid = bt.bayesuvius(2).network
+    nan = {**valid.parameters, "c.logits": torch.tensor([0.0, float("nan")])}
+    for parameters, given in (
         (nan, "NaN"),
-        ({**good.parameters, "zz.value": torch.zeros(2)}, "zz.value"),
+        ({**valid.parameters, "zz.value": torch.zeros(2)}, "zz.value"),
         ({}, "a tensor c.logits"),
-        ({**good.parameters, "c.logits": torch.zeros(2).to(torch.float8_e5m2)}, "float8"),
-        ({**good.parameters, "c.logits": torch.zeros(2, device="meta")}, "meta"),
-        ({**good.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
+        ({**valid.parameters, "c.logits": torch.zeros(2).to(torch.float8_e5m2)}, "float8"),
+        ({**valid.parameters, "c.logits": torch.zeros(2, device="meta")}, "meta"),
+        ({**valid.parameters, "c.logits": torch.zeros(2).to_sparse()}, "sparse"),
     ):
-        with pytest.raises(bt.BNetError, match=told):
-            io.save(replace(good, parameters=parameters), tmp_path / "a")
-    for other in (None, bt.bayesuvius(2), good.declaration):
+        with pytest.raises(bt.BNetError, match=given):
+            io.save(replace(valid, parameters=parameters), tmp_path / "a")
+    for other in (None, bt.bayesuvius(2), valid.declaration):
         with pytest.raises(bt.BNetError, match="save: expected a Network"):
             io.save(other, tmp_path / "a")  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
@@ -320,11 +320,11 @@ def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     before = sorted(tmp_path.iterdir())
-    for place in (pipe, link):
+    for position in (pipe, link):
         with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
-            io.save(net, place)
+            io.save(net, position)
             assert reader.read() == (tmp_path / "plain").read_bytes()
-            with pytest.raises(ZeroDivisionError), _core.files.atomic_write(place) as temporary:
+            with pytest.raises(ZeroDivisionError), _core.files.atomic_write(position) as temporary:
                 temporary.write_bytes(b"half")
                 raise ZeroDivisionError
             assert not reader.read()

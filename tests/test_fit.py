@@ -76,17 +76,17 @@ def test_expected_counts_are_the_posteriors_summed_and_sets_at_once_are_sets_one
     nets, (x, y) = [at_random(make(), seed) for seed in range(2)], data(12)
     objective, corpus = objective_of(nets[0], spread=0.7), read_batch(nets[0].network, (x, y))
     sets = {k: torch.stack([n.parameters[k] for n in nets]) for k in nets[0].parameters}
-    for row, each in zip(objective.log_evidences(sets, corpus), nets, strict=True):
-        torch.testing.assert_close(row, log_evidence(each.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
+    for row, item in zip(objective.log_evidences(sets, corpus), nets, strict=True):
+        torch.testing.assert_close(row, log_evidence(item.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
     net = nets[0]
     objective, corpus = objective_of(net), read_batch(net.network, (x, y))
     counts, evidence = objective.expected_counts(dict(net.parameters), corpus)
-    seen = {"y": Evidence(y)}
-    torch.testing.assert_close(evidence, log_evidence(net.module(), seen, x).sum(), **EXACT)
+    observed = {"y": Evidence(y)}
+    torch.testing.assert_close(evidence, log_evidence(net.module(), observed, x).sum(), **EXACT)
     assert set(counts) == set(objective.learned.tables)
     for table, count in counts.items():
         owner = table.rpartition(".")[0]
-        share = posterior(net.module(), owner, seen, x)
+        share = posterior(net.module(), owner, observed, x)
         torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), share.reshape(-1, share.shape[-1]).sum(0))
 
 
@@ -107,11 +107,11 @@ def test_the_prior_is_dirichlet_rows_and_normal_weights():
     net = at_random(mixture(atoms=2, prior=2.5))
     objective = objective_of(net, spread=0.7)
     sets = [{k: v[None] for k, v in at_random(net, s).parameters.items()} for s in (1, 2)]
-    mine = [objective.log_prior(each) for each in sets]
+    actual = [objective.log_prior(item) for item in sets]
 
-    def density(each):
+    def density(item):
         total = 0.0
-        for name, value in each.items():
+        for name, value in item.items():
             if name.endswith(".logits"):
                 theta = value[0].softmax(-1)
                 total += torch.distributions.Dirichlet(torch.full_like(theta, 2.5)).log_prob(theta).sum()
@@ -119,7 +119,7 @@ def test_the_prior_is_dirichlet_rows_and_normal_weights():
                 total += torch.distributions.Normal(0.0, 0.7).log_prob(value).sum()
         return total
 
-    torch.testing.assert_close((mine[0] - mine[1])[0], density(sets[0]) - density(sets[1]))
+    torch.testing.assert_close((actual[0] - actual[1])[0], density(sets[0]) - density(sets[1]))
 
 
 @pytest.mark.parametrize("prior", [None, pytest.param(3.0, marks=pytest.mark.slow)])
@@ -169,11 +169,11 @@ def test_restarts_at_once_are_restarts_one_by_one(method):
 def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     held_out = vectors(10, seed=1)
     f = fit(mixture(), vectors(60), method=bt.MAP(restarts=8, steps=16), every=4, held_out=held_out, spread=0.3)
-    who = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
-    assert [len(who[step]) for step in (4, 8, 16)] == [8, 4, 2]
+    owner = {step: sorted(w for s, w, _ in f.measured if s == step) for step in (4, 8, 16)}
+    assert [len(owner[step]) for step in (4, 8, 16)] == [8, 4, 2]
     at = {w: score for step, w, score in f.measured if step == 8}
-    assert set(who[16]) == set(sorted(at, key=at.__getitem__)[-2:])
-    assert f.restart == max(f.measured, key=lambda each: each[2])[1]
+    assert set(owner[16]) == set(sorted(at, key=at.__getitem__)[-2:])
+    assert f.restart == max(f.measured, key=lambda item: item[2])[1]
     assert f.log_likelihood(held_out).mean() == pytest.approx(max(s for _, _, s in f.measured))
     assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"  # whatever the prior
 
@@ -182,12 +182,12 @@ def test_planted_heads_are_found():
     true = mixture(heads=2, observe=Normal(0.3)).replace({"c.logits": torch.tensor([0.7, 0.3]).double().log()})
     torch.manual_seed(1)
     x = torch.randn(200, 5, 4, dtype=torch.float64)
-    drawn = true.pyro()(x)
-    y, c = drawn["y"].reshape(200, 5, 4), drawn["c"].reshape(-1)
+    samples = true.pyro()(x)
+    y, c = samples["y"].reshape(200, 5, 4), samples["c"].reshape(-1)
     f = fit(mixture(heads=2, observe=Normal(0.3), seed=9), (x, y), method=bt.MAP(restarts=3, steps=80))
     assert adjusted_rand_score(c, f.responsibilities((x, y)).argmax(-1)) > 0.97
-    most = f.responsibilities((x, y)).argmax(-1)
-    order = match_heads(torch.tensor([[int(((most == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
+    maximum = f.responsibilities((x, y)).argmax(-1)
+    order = match_heads(torch.tensor([[int(((maximum == h) & (c == k)).sum()) for h in range(2)] for k in range(2)]))
     torch.testing.assert_close(f.pi[list(order)], torch.tensor([0.7, 0.3]).double(), atol=0.08, rtol=0)
     A, true_A = (
         f.heads.A["x_1"][list(order)],
@@ -251,15 +251,15 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     order = [2, 0, 1]
     turned = net.replace({k: v[order] for k, v in net.parameters.items() if v.dim()})
     f, g = (fit(n, data, method=bt.MAP(steps=1, rate=1e-12)) for n in (net, turned))
-    found = f.compare(g, data)
-    assert found.match == tuple(order.index(h) for h in range(3)) and found.agreement == pytest.approx(1.0)
-    assert found.gain == pytest.approx(0.0, abs=1e-9)
-    torch.testing.assert_close(found.A["x_1"], torch.ones(3).double())
-    torch.testing.assert_close(found.OV["x_1"], torch.ones(3).double())
-    assert list(found.to_dataframe()["match"]) == list(found.match) and "ARI" in found._repr_html_()
-    beside = f.compare(turned, data)  # a net is compared as a fit that left it as it is
-    assert beside.match == found.match and beside.gain == pytest.approx(0.0, abs=1e-9)
-    torch.testing.assert_close(beside.overlap, found.overlap)
+    result = f.compare(g, data)
+    assert result.match == tuple(order.index(h) for h in range(3)) and result.agreement == pytest.approx(1.0)
+    assert result.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(result.A["x_1"], torch.ones(3).double())
+    torch.testing.assert_close(result.OV["x_1"], torch.ones(3).double())
+    assert list(result.to_dataframe()["match"]) == list(result.match) and "ARI" in result._repr_html_()
+    other = f.compare(turned, data)  # a net is compared as a fit that left it as it is
+    assert other.match == result.match and other.gain == pytest.approx(0.0, abs=1e-9)
+    torch.testing.assert_close(other.overlap, result.overlap)
     with pytest.raises(bt.BNetError, match="a net, or a fit that was loaded"):
         f.compare(turned)
 
@@ -296,13 +296,13 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     means = torch.stack([net.module()(x, do={"c": torch.full((200,), c)}) for c in range(2)])
     expected = float(pi @ means.detach().square().mean((1, 2, 3))) + sigma**2
     square = {"square": lambda y: y.square().mean()}
-    found = bt.fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12), progress=False).check(
+    result = bt.fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12), progress=False).check(
         (x, means[0]), square, draws=100
     )
-    assert abs(found.mean["square"] - expected) < 4 * found.spread["square"] / 10
-    assert found.spread["square"] < expected / 2
-    good = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
-    assert good.p["variance"] == 0.0 and len(good.to_dataframe()) == 3 and "<div>" in good._repr_html_()
+    assert abs(result.mean["square"] - expected) < 4 * result.spread["square"] / 10
+    assert result.spread["square"] < expected / 2
+    valid = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
+    assert valid.p["variance"] == 0.0 and len(valid.to_dataframe()) == 3 and "<div>" in valid._repr_html_()
 
 
 # data
@@ -316,9 +316,9 @@ def test_lists_of_several_lengths_are_arrays_where_they_are_of_one():
         assert f.bounds == fit(net, (x, y), method=bt.MAP(steps=3)).bounds
     ragged = [*pairs, (["a", "b"], [1, None])]
     f = fit(net, ragged, method=bt.MAP(steps=1, rate=1e-12))
-    seen = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
-    alone = log_evidence(net.module(), {"y": seen}, torch.tensor([[0, 1]]))
-    torch.testing.assert_close(f.log_likelihood(ragged)[-1], alone[0].detach(), atol=1e-8, rtol=1e-8)
+    observed = Evidence(torch.tensor([[1, 0]]), torch.tensor([[True, False]]))
+    single = log_evidence(net.module(), {"y": observed}, torch.tensor([[0, 1]]))
+    torch.testing.assert_close(f.log_likelihood(ragged)[-1], single[0].detach(), atol=1e-8, rtol=1e-8)
 
 
 def test_a_fit_of_choices_that_cannot_be_summed_draws_them_as_it_is_advised():
@@ -372,8 +372,8 @@ def test_a_corpus_has_one_draw_and_warns():
     net = at_random(mixture("corpus"))
     with pytest.warns(UserWarning, match="model selection"):
         f = fit(net, (X, Y), method=bt.MAP(steps=2))
-    wanted = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
-    assert f.bounds[0] == pytest.approx(float(wanted)) and f.responsibilities((X, Y)).shape == (1, 3)
+    expected = log_evidence(net.module(), {"y": Evidence(Y)}, X).detach() / len(X)
+    assert f.bounds[0] == pytest.approx(float(expected)) and f.responsibilities((X, Y)).shape == (1, 3)
 
 
 # how it goes on
@@ -384,7 +384,7 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
     many = {} if method == "svi" else {"restarts": 4}
     options = {"method": method, "steps": 12, "batch": 8, "held_out": vectors(9, seed=3), "spread": 1.0, **many}
     options = options | ({"held_out": None} if method == "svi" else {})
-    whole = fit(mixture(), vectors(), every=4, **options)
+    full = fit(mixture(), vectors(), every=4, **options)
     advance = RestartOptimizer.advance
 
     def interrupted(self):
@@ -395,10 +395,10 @@ def test_an_interrupt_gives_the_best_so_far_and_goes_on_exactly(method, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(RestartOptimizer, "advance", interrupted)
         half = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
-    assert not half.finished and len(half.bounds) == 7 and half.bounds == whole.bounds[:7]
+    assert not half.finished and len(half.bounds) == 7 and half.bounds == full.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)
-    assert resumed.bounds == whole.bounds and resumed.measured == whole.measured
-    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    assert resumed.bounds == full.bounds and resumed.measured == full.measured
+    assert all(torch.equal(v, full.net.parameters[k]) for k, v in resumed.net.parameters.items())
     with pytest.raises(bt.BNetError, match="rate"):
         fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, rate=0.5, **options)
     with pytest.raises(bt.BNetError, match="data"):
@@ -485,10 +485,10 @@ def test_a_fit_gives_the_best_log_posterior_that_it_reached(method):
     net = fit(net, data, method=bt.MAP(steps=60))  # the prior is flat: the best likelihood
     f = fit(net.net, data, method=method, spread=0.2, steps=40, every=1, batch=30, rate=0.02)
     reached = []
-    for each in (net, f):
-        weights = [value for name, value in each.net.parameters.items() if name in f.learned and name != "c.logits"]
+    for item in (net, f):
+        weights = [value for name, value in item.net.parameters.items() if name in f.learned and name != "c.logits"]
         prior = sum(torch.distributions.Normal(0.0, 0.2).log_prob(value).sum() for value in weights)
-        reached.append(float(each.log_likelihood(data).sum() + prior))
+        reached.append(float(item.log_likelihood(data).sum() + prior))
     scores = [score for *_, score in f.measured]
     assert scores[-1] == max(scores) and scores[-1] > scores[0] + 1.0
     assert f.log_likelihood(data).sum() < net.log_likelihood(data).sum()

@@ -32,8 +32,8 @@ def mixture(prior: float = 2.0) -> bt.BNet:
 def data_of(net: bt.BNet, count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(2)
     x = torch.randn(count, 3, 3, dtype=D)
-    drawn = net.replace({"c.logits": TRUE.log()}).pyro(parameters="own")(x)
-    return x, drawn["y"].reshape(count, 3, 3)
+    samples = net.replace({"c.logits": TRUE.log()}).pyro(parameters="own")(x)
+    return x, samples["y"].reshape(count, 3, 3)
 
 
 def coins() -> tuple[bt.BNet, dict[str, list[int]], torch.distributions.Beta]:
@@ -56,10 +56,10 @@ def test_a_map_by_autodelta_is_the_fits_own():
     for _ in range(120):
         svi.step(x, y)
     f = bt.Fit.from_pyro(net, (x, y), guide, arguments=(x, y))
-    own = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
-    torch.testing.assert_close(f.pi, own.pi, atol=1e-3, rtol=0)
+    local = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
+    torch.testing.assert_close(f.pi, local.pi, atol=1e-3, rtol=0)
     assert not f.samples and f.method == "pyro" and f.learned == ("c.logits",) and isinstance(f.net, bt.BNet)
-    torch.testing.assert_close(f.log_likelihood((x, y)), own.log_likelihood((x, y)), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(f.log_likelihood((x, y)), local.log_likelihood((x, y)), atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.slow
@@ -73,9 +73,9 @@ def test_nuts_of_pyro_is_the_fits_own_and_every_question_answers(tmp_path):
         mcmc = MCMC(kernel, num_samples=30, warmup_steps=30, disable_progbar=True)
         mcmc.run(x, y)
     f = bt.Fit.from_pyro(net, (x, y), mcmc)
-    own = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
+    local = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
     assert f.samples["c.logits"].shape == (1, 30, 2) and f.divergent == (0,)
-    torch.testing.assert_close(f.pi, own.pi, atol=0.1, rtol=0)
+    torch.testing.assert_close(f.pi, local.pi, atol=0.1, rtol=0)
     assert f.predict(x).shape == y.shape and f.check((x, y), draws=20).p
     low, high = f.interval("c.logits")
     assert bool((low < f.pi).all() and (f.pi < high).all()) and f.heads.live == 2
@@ -180,8 +180,8 @@ def test_a_fit_says_what_it_will_do():
     words = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3)).to(D)
     met = explain_fit(words, data, method="em")
     assert met.algorithm == "sampling" and met.node is not None and "bt.SVI(choices='sampled')" in met.reason
-    drawn = explain_fit(words, data, method=bt.SVI(choices="sampled"), spread=1.0)
-    assert drawn.algorithm == "sampling" and drawn.node == met.node and "asked for" in drawn.reason
+    samples = explain_fit(words, data, method=bt.SVI(choices="sampled"), spread=1.0)
+    assert samples.algorithm == "sampling" and samples.node == met.node and "asked for" in samples.reason
     with pytest.raises(bt.BNetError, match="spread"):
         explain_fit(net, data, method="nuts")
     assert "elimination" in str(route)

@@ -44,10 +44,10 @@ def fits(data):
         "svi": {"batch": 120},
         "nuts": {"chains": 2, "draws": 200, "warmup": 60},
     }
-    found = {}
+    result = {}
     for method, more in options.items():
-        found[method] = flat_options.fit(net, data, method=method, learn=["c.logits"], progress=False, **more)
-    return found
+        result[method] = flat_options.fit(net, data, method=method, learn=["c.logits"], progress=False, **more)
+    return result
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ def test_map_em_svi_and_nuts_agree(fits, data):
     assert float(fits["em"].pi[0]) == pytest.approx(float(grid[log.argmax()]), abs=2e-3)
     assert float(fits["map"].pi[0]) == pytest.approx(float(fits["em"].pi[0]), abs=2e-3)
     for method in ("svi", "nuts"):
-        drawn = fits[method].samples["c.logits"][..., 0]
-        assert float(drawn.mean()) == pytest.approx(mean, abs=0.01)
-        assert float(drawn.std()) == pytest.approx(spread, rel=0.2)
+        samples = fits[method].samples["c.logits"][..., 0]
+        assert float(samples.mean()) == pytest.approx(mean, abs=0.01)
+        assert float(samples.std()) == pytest.approx(spread, rel=0.2)
     pis = torch.stack([f.pi for f in fits.values()])
     assert float((pis.max(0).values - pis.min(0).values).max()) < 0.02
 
@@ -75,15 +75,15 @@ def test_map_em_svi_and_nuts_agree(fits, data):
 def test_arviz_has_chains_that_mix_and_the_likelihoods(fits):
     import arviz as az
 
-    found = fits["nuts"].to_arviz()
-    assert found.log_likelihood["y"].shape == (2, 200, 120)
-    assert "c_logits" not in found.posterior
-    assert torch.equal(torch.tensor(found.posterior["c_pi"].values), fits["nuts"].samples["c.logits"])
-    assert float(az.rhat(found, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
-    assert float(az.rhat(found, var_names=["c_effective"])["c_effective"]) < 1.05
-    assert float(az.ess(found, var_names=["log_evidence"])["log_evidence"]) > 50
-    elpd = float(az.loo(found).elpd_loo)
-    assert elpd == pytest.approx(float(found.log_likelihood["y"].values.sum(-1).mean()), abs=3)
+    result = fits["nuts"].to_arviz()
+    assert result.log_likelihood["y"].shape == (2, 200, 120)
+    assert "c_logits" not in result.posterior
+    assert torch.equal(torch.tensor(result.posterior["c_pi"].values), fits["nuts"].samples["c.logits"])
+    assert float(az.rhat(result, var_names=["c_sorted"])["c_sorted"].max()) < 1.05
+    assert float(az.rhat(result, var_names=["c_effective"])["c_effective"]) < 1.05
+    assert float(az.ess(result, var_names=["log_evidence"])["log_evidence"]) > 50
+    elpd = float(az.loo(result).elpd_loo)
+    assert elpd == pytest.approx(float(result.log_likelihood["y"].values.sum(-1).mean()), abs=3)
 
 
 @ARVIZ
@@ -92,11 +92,11 @@ def test_arviz_names_a_selectors_shares_pi_and_other_tables_theta():
     net = bt.bayesuvius(2, heads=2, observe=Normal(1.0), atoms=3)
     data = torch.zeros(3, 2, 2), torch.zeros(3, 2, 2)
     f = bt.fit(net, data, method=bt.SVI(steps=2, draws=3), spread=1.0, progress=False)
-    found = f.to_arviz().posterior
+    result = f.to_arviz().posterior
     named = {"c_pi": "c.logits"} | {f"W_{role}_0_theta": f"W_{role}_0.logits" for role in "qkv"}
-    assert not [name for name in found if name.endswith("_logits")]
+    assert not [name for name in result if name.endswith("_logits")]
     for name, parameter in named.items():
-        assert torch.equal(torch.tensor(found[name].values), f.samples[parameter])
+        assert torch.equal(torch.tensor(result[name].values), f.samples[parameter])
         assert bool((f.samples[parameter].sum(-1) - 1).abs().max() < 1e-5)
 
 
@@ -125,17 +125,17 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     reading = net.pyro()
     guide = AutoDelta(pyro.poutine.block(reading, expose=list(reading.priors.values())))
     elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
-    theirs = -elbo.differentiable_loss(reading, guide, *data)
+    peer = -elbo.differentiable_loss(reading, guide, *data)
     median = guide.median()
     model = ParameterModel(objective)
     theta = {name: median[reading.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
-    ours = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
-    ours = ours + sum(model.prior(name).log_prob(value) for name, value in theta.items())
-    torch.testing.assert_close(ours.detach(), theirs.detach())
+    actual = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
+    actual = actual + sum(model.prior(name).log_prob(value) for name, value in theta.items())
+    torch.testing.assert_close(actual.detach(), peer.detach())
     to = biject_to(constraints.simplex)
     z = {name.replace(".", "_"): to.inv(value.detach()) for name, value in theta.items()}
     jacobian = sum(to.log_abs_det_jacobian(z[name.replace(".", "_")], value).sum() for name, value in theta.items())
-    torch.testing.assert_close(model.potential(corpus, z).detach(), (-ours - jacobian).detach())
+    torch.testing.assert_close(model.potential(corpus, z).detach(), (-actual - jacobian).detach())
 
 
 def test_exact_posteriors_are_calibrated():
@@ -177,16 +177,16 @@ def test_choices_of_words_over_slices_are_drawn_where_they_cannot_be_summed(tmp_
     true = true.replace({f"W_v_{t}.value": 3 * true.parameters[f"W_v_{t}.value"] for t in (0, 1)})
     torch.manual_seed(0)
     x = torch.randn(40, 3, 3, dtype=torch.float64)
-    drawn = true.pyro()(x)
-    y = drawn["y"].reshape(40, 3, 3)
+    samples = true.pyro()(x)
+    y = samples["y"].reshape(40, 3, 3)
     net = true.replace({f"c_{t}.logits": torch.zeros(2).double() for t in (0, 1)})
     options = {"method": "svi", "learn": ["c_0.logits", "c_1.logits"], "progress": False, "steps": 150}
     with pytest.raises(bt.BNetError):
         flat_options.fit(net, (x, y), **options)
     f = flat_options.fit(net, (x, y), choices="sampled", batch=40, rate=0.2, anneal=0.01, **options)
     assert f.choices["c_1"].shape == (40, 3, 2)
-    right = f.choices["c_1"].argmax(-1) == drawn["c_1"].reshape(40, 3)
-    usual = float((drawn["c_1"] == 0).double().mean())
+    right = f.choices["c_1"].argmax(-1) == samples["c_1"].reshape(40, 3)
+    usual = float((samples["c_1"] == 0).double().mean())
     assert float(right.double().mean()) > 0.85 > usual + 0.05  # it has local optima: 1 of the exact posterior
     torch.testing.assert_close(f.theta["c_1"], torch.tensor([0.7, 0.3]).double(), atol=0.12, rtol=0)
     f.save(tmp_path / "f.safetensors")

@@ -65,9 +65,9 @@ def test_forms_of_two_meanings_are_refused(data, message):
 def test_whole_numbers_are_real_where_a_net_has_vectors():
     x, y = (torch.randint(-1, 3, (6, 3, 3), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     net = mixture()
-    wanted = evidences(net, x.double(), y.double())
+    expected = evidences(net, x.double(), y.double())
     for data in ((x, y), list(zip(x, y, strict=True)), (x.tolist(), y.tolist())):
-        torch.testing.assert_close(fit(net, data, **STILL).log_likelihood(data), wanted, atol=1e-6, rtol=0)
+        torch.testing.assert_close(fit(net, data, **STILL).log_likelihood(data), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(fit(net, (x, y), **STILL).predict(x), fit(net, (x, y), **STILL).predict(x.double()))
 
 
@@ -86,9 +86,9 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
     optimiser = torch.optim.Adam(list(leaves.values()), lr=rate, betas=(0.9, 0.99), eps=1e-8)
     rates, bounds, prior_rows = create_schedule("cosine", rate, max(1, steps // 20), steps, None), [], 2.0
     for step in range(steps):
-        epoch, place = divmod(step, -(-len(x) // batch))
+        epoch, position = divmod(step, -(-len(x) // batch))
         g = torch.Generator().manual_seed(derive_seed(0, "order", epoch))
-        which = torch.randperm(len(x), generator=g)[place * batch : (place + 1) * batch]
+        which = torch.randperm(len(x), generator=g)[position * batch : (position + 1) * batch]
         prior = (prior_rows - 1) * leaves["c.logits"].log_softmax(-1).sum()
         prior = prior - sum(leaves[name].square().sum() for name in names if name != "c.logits") / (2 * spread**2)
         module = net.module()
@@ -98,12 +98,12 @@ def own_steps(net, x, y, names, *, steps, batch, rate, spread, clip):
         read = torch.einsum("coi,bni->bcno", q, x[which]), torch.einsum("coi,bni->bcno", k, x[which])
         a = (read[0] @ read[1].mT).softmax(-1)
         mean = a @ torch.einsum("coi,bni->bcno", v, x[which])
-        each = (
+        item = (
             torch.distributions.Normal(mean, net.parameters["y.log_sigma"].exp())
             .log_prob(y[which][:, None])
             .sum((2, 3))
         )
-        evidence = (leaves["c.logits"].log_softmax(-1) + each).logsumexp(1)
+        evidence = (leaves["c.logits"].log_softmax(-1) + item).logsumexp(1)
         bound = evidence.mean() + prior / len(x)
         bounds.append(float(bound.detach()))
         optimiser.zero_grad()
@@ -131,8 +131,8 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8), checkpoints=tmp_path)
-    kept = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
-    best = net.replace({name: kept.get_tensors("best")[name] for name in f.learned})
+    retained = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: retained.get_tensors("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
 
 
@@ -186,8 +186,8 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     net, data = mixture(heads=3), vectors(60)
     fit(net, data, method=bt.MAP(restarts=3, steps=8), checkpoints=tmp_path)
     longer = fit(net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
-    kept = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
-    best = net.replace({name: kept.get_tensors("best")[name] for name in longer.learned})
+    retained = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    best = net.replace({name: retained.get_tensors("best")[name] for name in longer.learned})
     assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     again = fit(
         net, data, method=bt.MAP(restarts=3, steps=16), checkpoints=bt.Checkpoints(tmp_path, resume=True)
@@ -222,20 +222,20 @@ def test_fits_are_compared_on_the_words_that_are_there():
     nets = by_word(1, [0.8, 0.2]), by_word(9, [0.3, 0.7])
     data = ragged(nets[0])
     f, g = (fit(net, data, **STILL) for net in nets)
-    each = [torch.cat([h.responsibilities((x[None], y[None]))[0] for x, y in data]) for h in (f, g)]
-    found = f.compare(g, data)
-    torch.testing.assert_close(found.overlap, each[0].mT @ each[1], **CLOSE)
-    assert found.agreement == pytest.approx(adjusted_rand_score(*(share.argmax(-1).numpy() for share in each)))
+    item = [torch.cat([h.responsibilities((x[None], y[None]))[0] for x, y in data]) for h in (f, g)]
+    answer = f.compare(g, data)
+    torch.testing.assert_close(answer.overlap, item[0].mT @ item[1], **CLOSE)
+    assert answer.agreement == pytest.approx(adjusted_rand_score(*(share.argmax(-1).numpy() for share in item)))
 
 
 def test_the_gain_has_its_standard_error_and_its_name():
     (x, y), nets = vectors(50), (mixture(), mixture(seed=5))
     f, g = (fit(net, (x, y), **STILL) for net in nets)
-    apart = (evidences(nets[0], x, y) - evidences(nets[1], x, y)).numpy()
+    separate = (evidences(nets[0], x, y) - evidences(nets[1], x, y)).numpy()
     told, held = f.compare(g, (x, y)), f.compare(g)
-    for found in (told, held):
-        assert found.gain == pytest.approx(apart.mean(), abs=1e-6)
-        assert found.gain_error == pytest.approx(apart.std(ddof=1) / 50**0.5, rel=1e-6)
+    for answer in (told, held):
+        assert answer.gain == pytest.approx(separate.mean(), abs=1e-6)
+        assert answer.gain_error == pytest.approx(separate.std(ddof=1) / 50**0.5, rel=1e-6)
     assert told.judged_by == "log likelihood of the data told"
     assert held.judged_by == "log likelihood of the sentences learned from" and held.judged_by in held._repr_html_()
 
@@ -244,8 +244,8 @@ def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_no
     data, net = vectors(30), mixture()
     f, g = fit(net, data, **STILL), fit(net.to(torch.float32), tuple(part.float() for part in data), **STILL)
     for a, b in ((f, g), (g, f)):
-        for found in (a.compare(b, data), a.compare(b)):
-            assert found.agreement == pytest.approx(1.0) and found.gain == pytest.approx(0.0, abs=1e-4)
+        for answer in (a.compare(b, data), a.compare(b)):
+            assert answer.agreement == pytest.approx(1.0) and answer.gain == pytest.approx(0.0, abs=1e-4)
     words = fit(mixture("word"), data, **STILL)
     for a, b in ((f, words), (words, f)):
         with pytest.raises(bt.BNetError, match="both for sentences, or both for their words"):
@@ -261,9 +261,9 @@ def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
 
     data, options = vectors(25), {"method": "svi", "learn": ["c.logits"], "steps": 30, "draws": 100}
     f, g = fit(mixture(), data, **options), fit(mixture(seed=5), data, **options)
-    found, each = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
-    assert found.judged_by.startswith("leave-one-out")
-    assert found.gain * 25 == pytest.approx(float(each[0].elpd_loo - each[1].elpd_loo), abs=1e-6)
+    answer, item = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
+    assert answer.judged_by.startswith("leave-one-out")
+    assert answer.gain * 25 == pytest.approx(float(item[0].elpd_loo - item[1].elpd_loo), abs=1e-6)
     f.save(tmp_path / "f.safetensors")
     loaded = bt.load(tmp_path / "f.safetensors")
     with pytest.raises(bt.BNetError, match=r"loaded.*data="):
@@ -275,9 +275,9 @@ def test_own_statistics_see_what_was_observed():
     net = by_word(1, [0.8, 0.2])
     data = ragged(net)
     f, y = fit(net, data, **STILL), torch.cat([y for _, y in data])
-    found = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
-    assert found.observed["square"] == pytest.approx(float(y.square().mean())) and found.observed["rows"] == len(y)
-    assert found.mean["rows"] == len(y) and found.mean["square"] == pytest.approx(found.observed["square"], rel=0.2)
+    answer = f.check(data, {"square": lambda y: y.square().mean(), "rows": lambda y: len(y)}, draws=20)
+    assert answer.observed["square"] == pytest.approx(float(y.square().mean())) and answer.observed["rows"] == len(y)
+    assert answer.mean["rows"] == len(y) and answer.mean["square"] == pytest.approx(answer.observed["square"], rel=0.2)
     usual = f.check(data, draws=2)
     assert usual.observed["variance"] == pytest.approx(float(y.var(0).mean()))
 
@@ -286,11 +286,11 @@ def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
     net, (x, y) = mixture("word"), vectors(6)
     y[1], y[2, 0] = torch.nan, torch.nan
     shown = ~y.isnan().any(-1)
-    wanted = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), shown)}, x).detach()
+    expected = log_evidence(net.module(), {"y": Evidence(y.nan_to_num(), shown)}, x).detach()
     f = fit(net, (x, y), missing=True, **STILL)
     f.save(tmp_path / "f.safetensors")
     for g in (f, bt.load(tmp_path / "f.safetensors")):
-        torch.testing.assert_close(g.log_likelihood((x, y)), wanted, atol=1e-7, rtol=0)
+        torch.testing.assert_close(g.log_likelihood((x, y)), expected, atol=1e-7, rtol=0)
         assert g.responsibilities((x, y)).shape == (6, 3, 2) and g.check((x, y), draws=2).p
         assert g.compare(f, (x, y)).agreement == pytest.approx(1.0)
     with pytest.raises(bt.BNetError, match="missing=True"):
@@ -300,13 +300,13 @@ def test_a_fit_remembers_that_words_may_be_missing(tmp_path):
 def test_a_sampled_fit_says_what_it_can_tell():
     net, data = mixture("word", slices=2), vectors(6)
     f = fit(net, data, method=bt.SVI(choices="sampled", steps=3, draws=4), learn=["c_0.logits", "c_1.logits"])
-    asked = [
+    query = [
         lambda: f.log_likelihood(data),
         lambda: f.responsibilities(data),
         lambda: f.predict(data[0]),
         lambda: f.compare(f, data),
     ]
-    for ask in asked:
+    for ask in query:
         with pytest.raises(
             bt.BNetError, match=r"sampled.*f\.choices.*f\.check\(data\).*f\.to_arviz\(\).*per='sentence'"
         ):
@@ -319,13 +319,13 @@ def test_predictions_go_in_parts_and_keep_to_the_budget(observe, monkeypatch):
     net = mixture(atoms=2, observe=observe)
     x, y = vectors(10)
     f = fit(net, (x, y if observe == Normal(0.5) else torch.zeros(10, 3, dtype=torch.long)), **STILL)
-    whole = f.predict(x)
+    full = f.predict(x)
     monkeypatch.setattr(result, "SENTENCES_PER_PART", 4)
-    torch.testing.assert_close(f.predict(x), whole, **CLOSE)
+    torch.testing.assert_close(f.predict(x), full, **CLOSE)
     states = 8 if observe == Normal(0.5) else 32  # of the three roles' atoms, and of the readout
     with pytest.raises(bt.BudgetError, match=rf"at most {states - 1} joint states.*got {states}"):
         replace(f, budget=states - 1).predict(x)
-    torch.testing.assert_close(replace(f, budget=states).predict(x), whole, **CLOSE)
+    torch.testing.assert_close(replace(f, budget=states).predict(x), full, **CLOSE)
 
 
 def test_the_prediction_of_a_real_readout_sums_over_selectors_and_atoms():

@@ -99,12 +99,12 @@ def test_the_joint_density_of_choices_and_data_sums_to_the_evidence(name):
         named = {family.name: state for family, state in zip(families, states, strict=True)}
         prior, likelihood = objective.log_joint(net.parameters, corpus, named)
         logs.append(prior + likelihood)
-    found = torch.stack(logs).logsumexp(0)
+    result = torch.stack(logs).logsumexp(0)
     if corpus.mask is not None:  # the sum went over the states of absent words, which have no factor
         (present,) = corpus.mask.values()
-        found = found - (~present).sum(1) * len(families) * math.log(2)
-    wanted = torch.stack([enumerated(name, net, x, y) for x, y in data])
-    torch.testing.assert_close(found.detach(), wanted)
+        result = result - (~present).sum(1) * len(families) * math.log(2)
+    expected = torch.stack([enumerated(name, net, x, y) for x, y in data])
+    torch.testing.assert_close(result.detach(), expected)
 
 
 @pytest.mark.parametrize("name", ["before and x", "rest"])
@@ -114,8 +114,8 @@ def test_the_bound_of_drawn_choices_lies_below_the_evidence(name):
     options = {"method": "svi", "choices": "sampled", "progress": False, "batch": len(data)}
     f = flat_options.fit(net, data, steps=120, rate=0.2, learn=["y.logits"], spread=1e-3, **options)
     like = net.replace(dict(f.net.parameters))
-    wanted = torch.stack([enumerated(name, like, x, y) for x, y in data])
-    below = float(wanted.mean()) - f.measured[-1][2]
+    expected = torch.stack([enumerated(name, like, x, y) for x, y in data])
+    below = float(expected.mean()) - f.measured[-1][2]
     assert -0.1 < below < 0.5
 
 
@@ -147,19 +147,19 @@ def test_a_choice_of_a_word_meets_the_same_word_of_a_choice_on_plates_and_words(
     states = {name: torch.randint(3 if name == "e_0" else 2, size) for name, size in sizes.items()}
     prior, _ = objective.log_joint(net.parameters, corpus, states)
     b, d, e, c = (states[name][0] for name in sizes)
-    wanted = torch.zeros((), dtype=torch.float64)
+    expected = torch.zeros((), dtype=torch.float64)
     for i in range(3):
-        wanted = wanted + store["b_0.logits"][b[i]] + store["e_0.logits"][e[i]]
+        expected = expected + store["b_0.logits"][b[i]] + store["e_0.logits"][e[i]]
         for k in range(3):
-            own = store["d_0.logits"]
-            wanted = wanted + (own[k] if own.dim() == 3 else own)[b[i], d[k, i]]
-        wanted = wanted + store["c_0.logits"][d[e[i], i], c[i]]
-    assert float(prior) == pytest.approx(float(wanted))
+            local = store["d_0.logits"]
+            expected = expected + (local[k] if local.dim() == 3 else local)[b[i], d[k, i]]
+        expected = expected + store["c_0.logits"][d[e[i], i], c[i]]
+    assert float(prior) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize("name", ["x", "x as logits", "same", "rest"])
 def test_choices_that_do_not_meet_are_summed_as_by_enumeration(name):
     net, data = NETS[name], sentences(1, 3, 2)
-    found = objective_of(net).log_evidence(net.parameters, read_batch(net.network, data))
-    wanted = torch.stack([enumerated(name, net, x, y) for x, y in data])
-    torch.testing.assert_close(found.detach(), wanted)
+    result = objective_of(net).log_evidence(net.parameters, read_batch(net.network, data))
+    expected = torch.stack([enumerated(name, net, x, y) for x, y in data])
+    torch.testing.assert_close(result.detach(), expected)

@@ -50,18 +50,18 @@ def objective_of(net, learn=None, spread=1.0):
 
 
 def nuts(net, data, **options):
-    told = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
-    return flat_options.fit(net, data, method="nuts", **told)
+    given = {"chains": 2, "draws": 8, "warmup": 6, "spread": 1.0, "progress": False, **options}
+    return flat_options.fit(net, data, method="nuts", **given)
 
 
 def turned(net, learn, times):
     """Samples `[chain, 1, ...]` of the net's own parameters, heads in another order in each chain."""
-    found = {}
+    result = {}
     for name in learn:
         value = net.parameters[name].detach()
         value = value.softmax(-1) if name.endswith("logits") else value
-        found[name] = torch.stack([value.roll(k, 0) for k in times])[:, None]
-    return found
+        result[name] = torch.stack([value.roll(k, 0) for k in times])[:, None]
+    return result
 
 
 def test_heads_are_matched_where_all_of_a_head_is_learned():
@@ -71,10 +71,10 @@ def test_heads_are_matched_where_all_of_a_head_is_learned():
     data = data_of(net, 40)
     objective, corpus = objective_of(net, learn), read_batch(net.network, data)
     samples = turned(net, learn, (0, 1, 2))
-    found, matched = align_heads(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
+    result, matched = align_heads(objective, corpus, samples, torch.tensor([[1.0], [2.0], [0.0]]))
     assert matched == ("c",)
     for name in learn:  # as in the second, the densest
-        torch.testing.assert_close(found[name], samples[name][1:2].expand_as(samples[name]))
+        torch.testing.assert_close(result[name], samples[name][1:2].expand_as(samples[name]))
 
 
 @pytest.mark.parametrize("learn", [["c.logits"], ["c.logits", "W_v_0.values"], WEIGHTS])
@@ -82,9 +82,9 @@ def test_heads_stay_as_they_are_drawn_where_a_part_of_them_is_fixed(learn):
     net = mixture(sigma=1.5)
     objective, corpus = objective_of(net, learn), read_batch(net.network, data_of(net))
     samples = turned(net, learn, (0, 1))
-    found, matched = align_heads(objective, corpus, samples, torch.zeros(2, 1))
+    result, matched = align_heads(objective, corpus, samples, torch.zeros(2, 1))
     assert matched == ()
-    assert all(torch.allclose(found[name], samples[name], rtol=1e-12) for name in learn)
+    assert all(torch.allclose(result[name], samples[name], rtol=1e-12) for name in learn)
 
 
 def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
@@ -92,12 +92,12 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
     net = net.replace({n: net.parameters[n][:1].expand(2, 2, 2).clone() for n in WEIGHTS[:2]})
     learn = ["c.logits", "W_v_0.values"]
     samples = turned(net, learn, (0, 1))
-    found, matched = align_heads(
+    result, matched = align_heads(
         objective_of(net, learn), read_batch(net.network, data_of(net, 40)), samples, torch.zeros(2, 1)
     )
     assert matched == ("c",)
     for name in learn:
-        torch.testing.assert_close(found[name][1], samples[name][0])
+        torch.testing.assert_close(result[name][1], samples[name][0])
 
 
 def test_draws_of_a_fit_keep_their_likelihoods():
@@ -114,9 +114,9 @@ def test_draws_of_a_fit_keep_their_likelihoods():
                 z = {n.replace(".", "_"): to.inv(v) if n in model.learned.tables else v for n, v in one.items()}
                 lp = -float(model.potential(corpus, z))
                 assert lp == pytest.approx(float(f.statistics["lp"][chain, draw]), abs=1e-6)
-                told = net.replace({n: v.log() if n in model.learned.tables else v for n, v in one.items()})
-                own = log_evidence(told.module(), {"y": Evidence(data[1])}, data[0])
-                torch.testing.assert_close(f.log_likelihoods[chain, draw], own.detach())
+                given = net.replace({n: v.log() if n in model.learned.tables else v for n, v in one.items()})
+                local = log_evidence(given.module(), {"y": Evidence(data[1])}, data[0])
+                torch.testing.assert_close(f.log_likelihoods[chain, draw], local.detach())
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,11 @@ def regression():
 def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
     net, data, spread, mean, precision = regression
     f = nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
-    drawn = f.samples["W_v_0.values"].flatten(0, 1)[:, 0]
-    wanted = precision.inverse()
-    torch.testing.assert_close(drawn.mean(0), mean, atol=4 * float(wanted.max()) ** 0.5 / 70**0.5, rtol=0)
+    samples = f.samples["W_v_0.values"].flatten(0, 1)[:, 0]
+    expected = precision.inverse()
+    torch.testing.assert_close(samples.mean(0), mean, atol=4 * float(expected.max()) ** 0.5 / 70**0.5, rtol=0)
     for row in range(2):
-        torch.testing.assert_close(torch.cov(drawn[:, row].mT), wanted, atol=0.45 * float(wanted.max()), rtol=0)
+        torch.testing.assert_close(torch.cov(samples[:, row].mT), expected, atol=0.45 * float(expected.max()), rtol=0)
 
 
 def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(regression):
@@ -146,10 +146,10 @@ def test_svi_finds_the_nearest_mean_field_of_linear_regression_by_minibatches(re
     net, data, spread, mean, precision = regression
     options = {"steps": 250, "batch": 4, "rate": 0.03, "draws": 2000, "learn": ["W_v_0.values"], "spread": spread}
     f = flat_options.fit(net, data, method="svi", progress=False, **options)
-    drawn = f.samples["W_v_0.values"][0, :, 0]
+    samples = f.samples["W_v_0.values"][0, :, 0]
     torch.testing.assert_close(f.net.parameters["W_v_0.values"][0], mean, atol=0.03, rtol=0)
-    wanted = precision.diagonal().rsqrt().expand(2, 2)
-    torch.testing.assert_close(drawn.std(0), wanted, rtol=0.35, atol=0)
+    expected = precision.diagonal().rsqrt().expand(2, 2)
+    torch.testing.assert_close(samples.std(0), expected, rtol=0.35, atol=0)
 
 
 @pytest.mark.parametrize("batch", [12, 5])
@@ -159,22 +159,22 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     x, y = data_of(net)
     learn = ["c.logits", "W_v_0.values"]
     objective, corpus = objective_of(net, learn), read_batch(net.network, (x, y))
-    with distributed_context(torch.device("cpu")) as here:
-        run = VariationalOptimizer(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, here), bt.SVI())
+    with distributed_context(torch.device("cpu")) as current:
+        run = VariationalOptimizer(FitProblem(objective, corpus, None, batch, 4, LoopConfig(), {}, current), bt.SVI())
     torch.manual_seed(0)
     run.sets.values = {name: value + 0.3 * torch.randn_like(value) for name, value in run.sets.values.items()}
-    ours, gradient = run.bound_and_grad(0)
+    actual, gradient = run.bound_and_grad(0)
     leaves = {name: value.detach().requires_grad_() for name, value in run.sets.values.items()}
     of = run.guide({name: value[0] for name, value in leaves.items()})
     which = run.minibatch_indices(0)
     which = torch.arange(12) if which is None else which
-    reading, drawn = net.pyro(parameters="own"), {}
+    reading, samples = net.pyro(parameters="own"), {}
 
     def model(x, y):
-        drawn["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
+        samples["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
         with pyro.poutine.scale(scale=12 / len(which)):
-            drawn["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
-            parameters = {"W_v_0.values": drawn["W_v_0.values"], "c.logits": drawn["c.logits"].log()}
+            samples["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
+            parameters = {"W_v_0.values": samples["W_v_0.values"], "c.logits": samples["c.logits"].log()}
             return reading(x, y, parameters=parameters)
 
     def guide(x, y):
@@ -184,13 +184,13 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     torch.manual_seed(derive_seed(4, "draw", 0))
     elbo = TraceEnum_ELBO(max_plate_nesting=reading.max_plate_nesting)
     scale = 12 / len(which)
-    theirs = -elbo.differentiable_loss(model, guide, x[which], y[which])
-    prior = {name: run.model.prior(name).log_prob(drawn[name]) for name in learn}
-    guessed = {name: of[name].log_prob(drawn[name]) for name in learn}
-    evidence = theirs - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guessed.values())
-    wanted = (evidence - sum(kl_divergence(of[name], run.model.prior(name)) for name in learn)) / 12
-    torch.testing.assert_close(ours[0], wanted.detach())
-    for name, slope in zip(leaves, torch.autograd.grad(wanted, list(leaves.values())), strict=True):
+    peer = -elbo.differentiable_loss(model, guide, x[which], y[which])
+    prior = {name: run.model.prior(name).log_prob(samples[name]) for name in learn}
+    guessed = {name: of[name].log_prob(samples[name]) for name in learn}
+    evidence = peer - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guessed.values())
+    expected = (evidence - sum(kl_divergence(of[name], run.model.prior(name)) for name in learn)) / 12
+    torch.testing.assert_close(actual[0], expected.detach())
+    for name, slope in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
         torch.testing.assert_close(gradient[name], slope)
 
 
@@ -198,10 +198,10 @@ def known(count=6, heads=2):
     """A fit of given draws, each turned into another basis of `q` and `k`: its answers have formulas."""
     net = mixture(heads=heads)
     torch.manual_seed(5)
-    own = {name: net.parameters[name] for name in WEIGHTS}
+    local = {name: net.parameters[name] for name in WEIGHTS}
     basis = torch.randn(2, count // 2, 1, 2, 2).double()
-    noise = {name: 0.2 * torch.randn(2, count // 2, *value.shape).double() for name, value in own.items()}
-    q, k, v = (own[name] + noise[name] for name in WEIGHTS)
+    noise = {name: 0.2 * torch.randn(2, count // 2, *value.shape).double() for name, value in local.items()}
+    q, k, v = (local[name] + noise[name] for name in WEIGHTS)
     pi = torch.distributions.Dirichlet(torch.full((heads,), 5.0).double()).sample((2, count // 2))
     samples = dict(zip(["c.logits", *WEIGHTS], (pi, basis @ q, basis.inverse().mT @ k, v), strict=True))
     data = data_of(net)
@@ -222,11 +222,11 @@ def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
     torch.testing.assert_close(f.heads.usage, f.pi)
     share = torch.stack([posterior(net.module(), "c", {"y": Evidence(y)}, x) for net in nets]).mean(0)
     torch.testing.assert_close(f.responsibilities((x, y)), share)
-    wanted = []
+    expected = []
     for net in nets:
-        each = net.module()(x).reshape(2, 12, 2, 2)  # by head
-        wanted.append(torch.einsum("h,hsio->sio", net.parameters["c.logits"].exp(), each).detach())
-    torch.testing.assert_close(f.predict(x), torch.stack(wanted).mean(0))
+        item = net.module()(x).reshape(2, 12, 2, 2)  # by head
+        expected.append(torch.einsum("h,hsio->sio", net.parameters["c.logits"].exp(), item).detach())
+    torch.testing.assert_close(f.predict(x), torch.stack(expected).mean(0))
     ll = torch.stack([log_evidence(net.module(), {"y": Evidence(y)}, x) for net in nets]).detach()
     torch.testing.assert_close(f.log_likelihoods.flatten(0, 1), ll)
     torch.testing.assert_close(f.log_likelihood((x, y)), ll.exp().mean(0).log())
@@ -235,11 +235,11 @@ def test_answers_are_means_over_draws_and_never_of_matrices_of_another_basis():
 def test_intervals_are_quantiles_of_draws():
     share = 0.9
     f, _, _, A = known(20)
-    told = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
-    for name, values in told.items():
+    given = {"A x_1": A, "OV x_1": f.samples["W_v_0.values"], "c.logits": f.samples["c.logits"]}
+    for name, values in given.items():
         ends = np.quantile(values.flatten(0, 1).numpy(), [(1 - share) / 2, (1 + share) / 2], axis=0)
-        for found, wanted in zip(f.interval(name, share), ends, strict=True):
-            np.testing.assert_allclose(found.numpy(), wanted)
+        for result, expected in zip(f.interval(name, share), ends, strict=True):
+            np.testing.assert_allclose(result.numpy(), expected)
     with pytest.raises(bt.UnknownNameError, match="A x_1"):
         f.interval("A x_2")
     with pytest.raises(bt.BNetError, match="share"):
@@ -249,32 +249,32 @@ def test_intervals_are_quantiles_of_draws():
 def test_the_net_of_a_fit_is_the_draw_nearest_to_the_means():
     f, nets, _, A = known(12)
     flat = {"pi": f.samples["c.logits"], "A": A, "OV": f.samples["W_v_0.values"]}
-    far = sum(
+    distant = sum(
         (((v := value.flatten(0, 1).flatten(1)) - v.mean(0)).square() / v.var(0, correction=0)).mean(1)
         for value in flat.values()
     )
-    found = heads.find_representative(f.network, f.samples)
-    for name, value in found.items():
-        torch.testing.assert_close(value, nets[int(far.argmin())].parameters[name])
+    result = heads.find_representative(f.network, f.samples)
+    for name, value in result.items():
+        torch.testing.assert_close(value, nets[int(distant.argmin())].parameters[name])
 
 
 def test_pieces_give_what_the_whole_gives_and_hold_no_more_than_is_said(monkeypatch):
     f, nets, _, A = known()
-    objective, whole = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
+    objective, full = objective_of(nets[0], list(f.samples)), f.log_likelihoods.flatten(0, 1)
     sizes, evidences = [], FitObjective.log_evidences
-    each = heads.MAX_CHUNK_NUMEL // (heads.split_into_chunks(objective, f.data)[0] * len(f.data))
+    item = heads.MAX_CHUNK_NUMEL // (heads.split_into_chunks(objective, f.data)[0] * len(f.data))
 
     def counted(self, sets, part):
-        sizes.append(len(next(iter(sets.values()))) * len(part) * each)
+        sizes.append(len(next(iter(sets.values()))) * len(part) * item)
         return evidences(self, sets, part)
 
     monkeypatch.setattr(FitObjective, "log_evidences", counted)
-    for numbers in (each, 7 * each, 30 * each):
+    for numbers in (item, 7 * item, 30 * item):
         monkeypatch.setattr(heads, "MAX_CHUNK_NUMEL", numbers)
         sizes.clear()
         sets = heads.samples_to_parameters(f.network, f.samples)
-        torch.testing.assert_close(heads.log_likelihoods(objective, f.data, sets), whole)
-        assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * each
+        torch.testing.assert_close(heads.log_likelihoods(objective, f.data, sets), full)
+        assert max(sizes) <= numbers and sum(sizes) == 6 * 12 * item
         torch.testing.assert_close(f.heads.A["x_1"], A.mean((0, 1)))
         low, high = f.interval("A x_1")
         assert bool((low < A.mean((0, 1))).all() and (A.mean((0, 1)) < high).all())
@@ -287,13 +287,13 @@ def test_the_first_chain_begins_near_the_net_and_the_others_all_over_the_prior()
         read_batch(net.network, data_of(net)),
     )
     torch.manual_seed(0)
-    near = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
-    own = net.parameters["W_v_0.values"]
-    assert 0.05 < float((torch.stack(near) - own).std()) < 0.2
-    wide = [init_chain(model, corpus, k) for k in range(1, 120)]
-    weights = torch.stack([z["W_v_0_values"] for z in wide])
+    close = [init_chain(model, corpus, 0)["W_v_0_values"] for _ in range(50)]
+    local = net.parameters["W_v_0.values"]
+    assert 0.05 < float((torch.stack(close) - local).std()) < 0.2
+    width = [init_chain(model, corpus, k) for k in range(1, 120)]
+    weights = torch.stack([z["W_v_0_values"] for z in width])
     assert float(weights.std()) == pytest.approx(3.0, rel=0.1) and abs(float(weights.mean())) < 0.3
-    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in wide]))
+    theta = biject_to(constraints.simplex)(torch.stack([z["c_logits"] for z in width]))
     assert float(theta[:, 0].std()) == pytest.approx(0.9 / 12**0.5, rel=0.15)
 
 
@@ -312,7 +312,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     """In the warmup, and after it."""
     net = mixture()
     data, learn = data_of(net), ["c.logits"]
-    whole = nuts(net, data, learn=learn)
+    full = nuts(net, data, learn=learn)
     advance = NUTSChain.advance
 
     def stopped(self):
@@ -324,7 +324,7 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     half = nuts(net, data, learn=learn)
     assert not half.finished
     if when > 6:
-        assert half.statistics["lp"].equal(whole.statistics["lp"][:, : when - 6])
+        assert half.statistics["lp"].equal(full.statistics["lp"][:, : when - 6])
     else:
         assert not half.samples and "warmup" in half.approximate
     with pytest.raises(bt.BNetError, match=r"checkpoints: expected None: .*f.save"):
@@ -335,16 +335,16 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
 def test_what_nuts_tells_of_its_draws_goes_to_arviz_and_into_a_file(tmp_path):
     net = mixture()
     f = nuts(net, data_of(net), learn=["c.logits"], draws=3)
-    told = f.to_arviz().sample_stats
-    assert told["diverging"].dtype == bool and told["diverging"].values.sum(1).tolist() == list(f.divergent)
-    steps, depth = told["n_steps"].values, told["tree_depth"].values
+    given = f.to_arviz().sample_stats
+    assert given["diverging"].dtype == bool and given["diverging"].values.sum(1).tolist() == list(f.divergent)
+    steps, depth = given["n_steps"].values, given["tree_depth"].values
     assert bool((2 ** (depth - 1) <= steps).all() and (steps < 2**depth).all() and (steps > 0).all())
-    rate = told["acceptance_rate"].values
+    rate = given["acceptance_rate"].values
     assert bool((rate >= 0).all() and (rate <= 1).all()) and len(set(rate.flatten().tolist())) > 1
     f.save(tmp_path / "f.safetensors")
-    found = bt.load(tmp_path / "f.safetensors")
-    assert found.matched == f.matched and all(torch.equal(v, f.statistics[k]) for k, v in found.statistics.items())
-    torch.testing.assert_close(found.log_likelihoods, f.log_likelihoods)
+    result = bt.load(tmp_path / "f.safetensors")
+    assert result.matched == f.matched and all(torch.equal(v, f.statistics[k]) for k, v in result.statistics.items())
+    torch.testing.assert_close(result.log_likelihoods, f.log_likelihoods)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -18,17 +18,17 @@ from tests.discrete_networks import PARENTS, D, asia, joint, sampled, site_densi
 
 def counted(data: dict[str, torch.Tensor], name: str) -> np.ndarray:
     """How often each row of a table was seen in each state."""
-    found = np.zeros((2,) * (len(PARENTS[name]) + 1))
-    np.add.at(found, tuple(data[each].numpy() for each in (*PARENTS[name], name)), 1)
-    return found
+    result = np.zeros((2,) * (len(PARENTS[name]) + 1))
+    np.add.at(result, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
+    return result
 
 
 def test_em_of_complete_data_is_the_share_of_what_was_seen():
     net, data = asia(), sampled(asia(), 500)
-    found = bt.fit(jolted(net), data, method=bt.EM(steps=1), progress=False)
+    result = bt.fit(jolted(net), data, method=bt.EM(steps=1), progress=False)
     for name in PARENTS:
         counts = counted(data, name)
-        np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
+        np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float", "Int64", "category"])
@@ -39,7 +39,7 @@ def test_a_dataframe_is_the_same_data_and_its_empty_cells_are_not_observed(dtype
     if dtype == "category":
         frame = frame.apply(lambda column: column.map({0: "no", 1: "yes"}))
     columns = {name: frame[name] for name in PARENTS}
-    a, b, c = (bt.fit(net, each, method=bt.EM(steps=2), progress=False) for each in (data, frame, columns))
+    a, b, c = (bt.fit(net, item, method=bt.EM(steps=2), progress=False) for item in (data, frame, columns))
     assert (
         a.data.equals(b.data) and a.data.equals(c.data) and all(a.theta[name].equal(b.theta[name]) for name in PARENTS)
     )
@@ -56,8 +56,8 @@ def test_nan_is_not_observed_and_booleans_are_states():
         (torch.tensor([1, math.nan, 0]), (1.0, 0.0, 0.0)),
         (["yes", math.nan, "no"], [1, 0, 0]),
     ):
-        found = bt.fit(net, {"dysp": dysp, "asia": asia_}, method=bt.EM(steps=2), progress=False)
-        assert found.data.equals(expected.data)
+        result = bt.fit(net, {"dysp": dysp, "asia": asia_}, method=bt.EM(steps=2), progress=False)
+        assert result.data.equals(expected.data)
     rows = [{"dysp": True, "asia": 1}, {"dysp": math.nan, "asia": False}, {"dysp": 0.0, "asia": 0}]
     assert bt.fit(net, rows, method=bt.EM(steps=2), progress=False).data.equals(expected.data)
     with pytest.raises(bt.BNetError):
@@ -66,29 +66,29 @@ def test_nan_is_not_observed_and_booleans_are_states():
 
 def test_a_check_names_the_readout_it_is_of():
     net, data = asia(), sampled(asia(), 40)
-    found = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
-    for told, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
-        check = found.check(data, draws=3, **told)
+    result = bt.fit(net, data, method=bt.EM(steps=1), progress=False)
+    for given, readout in (({}, "xray"), ({"readout": "dysp"}, "dysp")):
+        check = result.check(data, draws=3, **given)
         share = float(data[readout].double().mean())
         assert check.readout == readout and check.to_dataframe().index.name == readout
         assert check.observed["share of 1"] == pytest.approx(share)
-    torch.testing.assert_close(found.predict(readout="dysp").flatten(), found.net.sentence().posterior("dysp"))
+    torch.testing.assert_close(result.predict(readout="dysp").flatten(), result.net.sentence().posterior("dysp"))
 
 
 def expected_counts(net: bt.BNet, rows: list[dict[str, int]]) -> tuple[dict[str, np.ndarray], float]:
     """The E-step by sums over all joint states, and the log likelihood."""
-    whole, names = joint(net), list(PARENTS)
+    full, names = joint(net), list(PARENTS)
     counts = {name: np.zeros((2,) * (len(PARENTS[name]) + 1)) for name in names}
     total = 0.0
     for row in rows:
-        seen = np.zeros_like(whole)
+        observed = np.zeros_like(full)
         index = tuple(row.get(name, slice(None)) for name in names)
-        seen[index] = whole[index]
-        total += math.log(seen.sum())
+        observed[index] = full[index]
+        total += math.log(observed.sum())
         for name in names:
-            axes = [names.index(each) for each in (*PARENTS[name], name)]
-            part = np.moveaxis(seen, axes, range(len(axes)))
-            counts[name] += part.reshape(*part.shape[: len(axes)], -1).sum(-1) / seen.sum()
+            axes = [names.index(item) for item in (*PARENTS[name], name)]
+            part = np.moveaxis(observed, axes, range(len(axes)))
+            counts[name] += part.reshape(*part.shape[: len(axes)], -1).sum(-1) / observed.sum()
     return counts, total
 
 
@@ -105,10 +105,10 @@ def test_em_of_incomplete_data_takes_the_steps_of_sums_over_all_states(prior):
         counts, _ = expected_counts(net, rows)
         shares = {name: torch.tensor(count) + (prior or 1.0) - 1 for name, count in counts.items()}
         net = net.replace({f"{k}.logits": (v / v.sum(-1, keepdim=True)).log() for k, v in shares.items()})
-    found = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
+    result = bt.fit(start, data, method=bt.EM(steps=3), progress=False)
     for name in PARENTS:
-        np.testing.assert_allclose(found.theta[name], tables(net)[name], atol=1e-7)
-    assert float(found.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
+        np.testing.assert_allclose(result.theta[name], tables(net)[name], atol=1e-7)
+    assert float(result.log_likelihood(data).sum()) == pytest.approx(expected_counts(net, rows)[1])
 
 
 def test_a_table_below_observed_nodes_is_learned_alone():
@@ -117,10 +117,10 @@ def test_a_table_below_observed_nodes_is_learned_alone():
     del data["lung"]
     rows = [{name: int(value[k]) for name, value in data.items()} for k in range(80)]
     counts, _ = expected_counts(net, rows)
-    found = bt.fit(net, data, method=bt.EM(steps=1), learn=["lung.logits"], progress=False)
+    result = bt.fit(net, data, method=bt.EM(steps=1), learn=["lung.logits"], progress=False)
     share = counts["lung"] / counts["lung"].sum(-1, keepdims=True)
-    np.testing.assert_allclose(found.theta["lung"], share, atol=1e-7)
-    assert found.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
+    np.testing.assert_allclose(result.theta["lung"], share, atol=1e-7)
+    assert result.net.parameters["dysp.logits"].equal(net.parameters["dysp.logits"])
 
 
 @pytest.mark.slow
@@ -135,24 +135,24 @@ def test_samples_of_the_posterior_are_dirichlet():
         {"method": "svi", "steps": 150, "draws": 500},
         {"method": "nuts", "chains": 1, "warmup": 20, "draws": 60},
     ):
-        found = flat_options.fit(net, data, progress=False, **options)
-        torch.testing.assert_close(found.theta["rain"], (rain / rain.sum()).to(D), atol=0.05, rtol=0)
-        torch.testing.assert_close(found.theta["wet"], (wet / wet.sum(-1, keepdim=True)).to(D), atol=0.08, rtol=0)
+        result = flat_options.fit(net, data, progress=False, **options)
+        torch.testing.assert_close(result.theta["rain"], (rain / rain.sum()).to(D), atol=0.05, rtol=0)
+        torch.testing.assert_close(result.theta["wet"], (wet / wet.sum(-1, keepdim=True)).to(D), atol=0.08, rtol=0)
 
 
 def test_a_mixture_is_fitted_to_an_array_of_observations():
     truth = jolted(sites(), 1.0).to(D)
     y = truth.pyro()(batch=300)["y"].squeeze(-2).detach()
     start = jolted(sites(), 0.3).to(D)
-    found = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
-    torch.testing.assert_close(found.log_likelihood(y), site_density(found.net, y), rtol=1e-9, atol=1e-9)
-    assert found.log_likelihood(y).mean() > site_density(start, y).mean()
+    result = bt.fit(start, y, method=bt.EM(steps=60, restarts=2), progress=False)
+    torch.testing.assert_close(result.log_likelihood(y), site_density(result.net, y), rtol=1e-9, atol=1e-9)
+    assert result.log_likelihood(y).mean() > site_density(start, y).mean()
     logs = torch.stack(
-        [log_evidence(found.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
+        [log_evidence(result.net.module(), {"y": Evidence(y)}, do={"z": torch.tensor(k)}) for k in (0, 1)], 1
     )
-    shares = (found.pi.log() + logs.detach()).softmax(1)
-    torch.testing.assert_close(found.responsibilities(y), shares, rtol=1e-9, atol=1e-9)
-    assert found.predict(readout="y").shape == (1, 2, 2) and set(found.check(y, draws=20).p) == {
+    shares = (result.pi.log() + logs.detach()).softmax(1)
+    torch.testing.assert_close(result.responsibilities(y), shares, rtol=1e-9, atol=1e-9)
+    assert result.predict(readout="y").shape == (1, 2, 2) and set(result.check(y, draws=20).p) == {
         "mean",
         "variance",
         "kurtosis",
@@ -170,17 +170,17 @@ def test_inputs_of_a_net_without_words_are_columns_too():
     net = bt.BNet(bt.Declaration(nodes=nodes)).to(D)
     u, noise = torch.randn(50, 2, dtype=D), torch.randn(50, 1, dtype=D)
     y = u @ torch.tensor([[1.5], [-0.5]], dtype=D) + 0.1 * noise
-    found = bt.fit(net, {"u": u, "y": y}, method=bt.MAP(steps=200, rate=0.1), progress=False)
-    least = torch.linalg.lstsq(u, y).solution
-    torch.testing.assert_close(found.net.parameters["W.value"], least.T, atol=1e-3, rtol=0)
-    torch.testing.assert_close(found.predict({"u": u}), u @ found.net.parameters["W.value"].T)
+    result = bt.fit(net, {"u": u, "y": y}, method=bt.MAP(steps=200, rate=0.1), progress=False)
+    minimum = torch.linalg.lstsq(u, y).solution
+    torch.testing.assert_close(result.net.parameters["W.value"], minimum.T, atol=1e-3, rtol=0)
+    torch.testing.assert_close(result.predict({"u": u}), u @ result.net.parameters["W.value"].T)
     for data in ({"y": y}, [{"y": [1.0]}]):
         with pytest.raises(bt.BNetError, match="got none for u"):
             bt.fit(net, data, progress=False)
     narrow = [bt.Node("v", Given(1)), bt.Node("b", Linear(1), ["v"]), bt.Node("y", Normal(1.0), ["b"])]
     narrow = bt.BNet(bt.Declaration(nodes=narrow)).to(D)
     frame = pd.DataFrame({"v": u[:, 0], "y": y[:, 0]})
-    a, b = (bt.fit(narrow, each, method=bt.MAP(steps=3), progress=False) for each in (frame, {"v": u[:, :1], "y": y}))
+    a, b = (bt.fit(narrow, item, method=bt.MAP(steps=3), progress=False) for item in (frame, {"v": u[:, :1], "y": y}))
     assert a.data.equals(b.data)
 
 
@@ -192,10 +192,10 @@ def test_time_may_be_slices():
     alpha = start.expand(4, 2)
     for t in range(3):
         alpha = (alpha[:, :, None] + move).logsumexp(1) + emit[:, y[:, t]].T
-    ours = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
-    torch.testing.assert_close(ours, alpha.logsumexp(1))
-    found = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method=bt.EM(steps=5), progress=False)
-    assert set(found.theta) == {"x_0", "x", "y"} and found.bounds[-1] > found.bounds[0]
+    actual = log_evidence(net.module(), {f"y_{t}": Evidence(y[:, t]) for t in range(3)})
+    torch.testing.assert_close(actual, alpha.logsumexp(1))
+    result = bt.fit(net, {f"y_{t}": y[:, t] for t in range(3)}, method=bt.EM(steps=5), progress=False)
+    assert set(result.theta) == {"x_0", "x", "y"} and result.bounds[-1] > result.bounds[0]
 
 
 def test_states_of_a_choice_are_turned_in_tables_on_a_plate_as_well():

@@ -60,12 +60,12 @@ def vectors(*shape: int, seed: int = 0) -> torch.Tensor:
 )
 def test_a_rollout_is_a_loop_over_the_module(net, options: dict, new: int, grow: bool) -> None:
     net, words = net(), vectors(2, 3, 4)
-    module, found, window = net.module().eval(), [], words
-    while sum(part.shape[1] for part in found) < 7:
-        found.append(module(window)[:, -new:])
-        window = torch.cat([window, found[-1]], 1)
+    module, result, window = net.module().eval(), [], words
+    while sum(part.shape[1] for part in result) < 7:
+        result.append(module(window)[:, -new:])
+        window = torch.cat([window, result[-1]], 1)
         window = window if grow else window[:, -3:]
-    assert_close(net.iterate(words, 7, **options), torch.cat(found, 1)[:, :7], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate(words, 7, **options), torch.cat(result, 1)[:, :7], rtol=1e-10, atol=1e-10)
 
 
 def test_one_readout_of_the_sentence_is_the_next_word() -> None:
@@ -80,25 +80,25 @@ def test_one_readout_of_the_sentence_is_the_next_word() -> None:
 
 def test_an_encoder_reads_the_window_once_and_the_decoder_goes_on() -> None:
     net, words = translator(), vectors(2, 5, 4)
-    module, said = net.module().eval(), words[:, -1:]
+    module, text = net.module().eval(), words[:, -1:]
     for _ in range(4):
-        said = torch.cat([said, module({"enc": words, "dec": said})[:, -1:]], 1)
-    assert_close(net.iterate(words, 4), said[:, 1:], rtol=1e-10, atol=1e-10)
-    assert_close(net.iterate({"enc": words, "dec": said[:, :3]}, 2), said[:, 3:], rtol=1e-10, atol=1e-10)
+        text = torch.cat([text, module({"enc": words, "dec": text})[:, -1:]], 1)
+    assert_close(net.iterate(words, 4), text[:, 1:], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate({"enc": words, "dec": text[:, :3]}, 2), text[:, 3:], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator])
 def test_rows_of_a_batch_and_the_beginning_of_a_rollout(net) -> None:
     net, words = net(), vectors(2, 3, 3, 4)
-    found = net.iterate(words, 5)
-    assert found.shape == (2, 3, 5, 4) and not found.requires_grad
+    result = net.iterate(words, 5)
+    assert result.shape == (2, 3, 5, 4) and not result.requires_grad
     for k in range(2):
         for m in range(3):
-            assert_close(net.iterate(words[k, m], 5), found[k, m], rtol=1e-10, atol=1e-10)
+            assert_close(net.iterate(words[k, m], 5), result[k, m], rtol=1e-10, atol=1e-10)
     for steps in (1, 3, 4):
-        assert_close(net.iterate(words, steps), found[:, :, :steps], rtol=1e-10, atol=1e-10)
-    assert_close(net.iterate(words.numpy(), 5), found, rtol=0, atol=0)
-    assert_close(net.iterate(words[0, 0].tolist(), 5), found[0, 0], rtol=1e-10, atol=1e-10)
+        assert_close(net.iterate(words, steps), result[:, :, :steps], rtol=1e-10, atol=1e-10)
+    assert_close(net.iterate(words.numpy(), 5), result, rtol=0, atol=0)
+    assert_close(net.iterate(words[0, 0].tolist(), 5), result[0, 0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [integrator, forecaster, translator])
@@ -109,20 +109,20 @@ def test_draws_are_around_the_mean_by_the_seed(net) -> None:
     sharp = net.replace({name: torch.tensor(-18.0, dtype=D)})
     assert_close(sharp.iterate(words, 3, sample=True), mean, rtol=0, atol=1e-6)
     many, before = words.expand(4000, 3, 4), torch.get_rng_state()
-    drawn = net.iterate(many, 2, sample=True, seed=1)
+    samples = net.iterate(many, 2, sample=True, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(drawn, net.iterate(many, 2, sample=True, seed=1))
-    assert torch.equal(drawn[:, :1], net.iterate(many, 1, sample=True, seed=1))
-    assert not torch.equal(drawn, net.iterate(many, 2, sample=True, seed=2))
-    first = drawn[:, 0]
+    assert torch.equal(samples, net.iterate(many, 2, sample=True, seed=1))
+    assert torch.equal(samples[:, :1], net.iterate(many, 1, sample=True, seed=1))
+    assert not torch.equal(samples, net.iterate(many, 2, sample=True, seed=2))
+    first = samples[:, 0]
     assert_close(first.mean(0), mean[0], rtol=0, atol=0.015)
     assert_close(first.T.cov(), 0.04 * torch.eye(4, dtype=D), rtol=0, atol=0.004)
 
 
 def test_draws_of_words_that_share_a_mean_are_apart() -> None:
     """All words read the first one alone, and so have one mean."""
-    drawn = linear("first").iterate(vectors(3, 2).expand(4000, 3, 2), 3, ahead=3, sample=True).flatten(1)
-    assert_close(drawn.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
+    samples = linear("first").iterate(vectors(3, 2).expand(4000, 3, 2), 3, ahead=3, sample=True).flatten(1)
+    assert_close(samples.T.cov(), 0.25 * torch.eye(6, dtype=D), rtol=0, atol=0.025)
 
 
 def test_a_float_net_takes_any_real_numbers() -> None:
@@ -200,9 +200,9 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_told(name: str) -> None:
-    net, said, options, message = BAD[name]
+    net, text, options, message = BAD[name]
     with pytest.raises(bt.BNetError, match=message):
-        net().iterate(*said, **options)
+        net().iterate(*text, **options)
 
 
 # windows of a series, and training on them
@@ -226,10 +226,10 @@ def test_arrays_of_real_numbers_are_read_as_their_examples() -> None:
     net, (x, y) = forecaster().to(torch.float32), windows(vectors(2, 12, 4), 3, 1)
     y[0, 1] = torch.nan
     options = {"steps": 12, "batch": 4, "held_out": (x[:5], y[:5]), "every": 4}
-    whole = flat_options.train(net, (x, y), **options)
+    full = flat_options.train(net, (x, y), **options)
     for other in (list(zip(x, y, strict=True)), (x.numpy(), y.numpy())):
-        found = flat_options.train(net, other, **options)
-        assert found.losses == whole.losses and found.held_out == whole.held_out
+        result = flat_options.train(net, other, **options)
+        assert result.losses == full.losses and result.held_out == full.held_out
     fresh = bt.train(net, lambda step: (x[step : step + 4], y[step : step + 4]), steps=3)
     assert fresh.losses == bt.train(net, lambda s: list(zip(x[s : s + 4], y[s : s + 4], strict=True)), steps=3).losses
     with pytest.raises(bt.BNetError, match="data: expected at least one example"):
@@ -249,10 +249,12 @@ def test_a_number_that_is_not_finite_is_told_before_the_first_step(kind: str, va
     bad = x.clone()
     bad[-2, 1, 0] = value
     data = (bad.numpy(), y.numpy()) if kind == "arrays" else (bad, y)
-    said = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
-    what = "held_out" if kind == "held out" else "data"
-    with pytest.raises(bt.BNetError, match=rf"{what}\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"):
-        flat_options.train(net, **said, steps=1, batch=1)
+    text = {"data": (x, y), "held_out": data} if kind == "held out" else {"data": data}
+    subject = "held_out" if kind == "held out" else "data"
+    with pytest.raises(
+        bt.BNetError, match=rf"{subject}\[{len(x) - 2}\], sentence.*: .*NaN or an infinite one at word 1"
+    ):
+        flat_options.train(net, **text, steps=1, batch=1)
     if kind in ("tensors", "arrays"):
         infinite = y.masked_fill(torch.arange(len(y))[:, None, None] == 5, torch.inf)
         with pytest.raises(bt.BNetError, match=r"data\[5\], y: expected finite numbers"):
@@ -275,12 +277,12 @@ def test_a_module_of_the_net_may_be_told() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("net", [integrator, forecaster, recurrent, translator, lambda: bt.volume_preserving(4).to(D)])
 def test_a_net_on_another_device_goes_on_there(net) -> None:
-    here, words = net(), vectors(2, 3, 4)
-    there = here.to("cuda")
+    current, words = net(), vectors(2, 3, 4)
+    present = current.to("cuda")
     for options in ({}, {"compile": True}):
-        found = there.iterate(words, 5, **options)
-        assert found.device.type == "cuda"
-        assert_close(found.cpu(), here.iterate(words, 5), rtol=1e-8, atol=1e-8)
+        result = present.iterate(words, 5, **options)
+        assert result.device.type == "cuda"
+        assert_close(result.cpu(), current.iterate(words, 5), rtol=1e-8, atol=1e-8)
 
 
 # the rigid body
@@ -311,9 +313,9 @@ def test_the_data_of_the_rigid_body_solve_the_midpoint_rule() -> None:
 def test_the_relative_error_is_that_of_all_windows() -> None:
     net, series = integrator(), vectors(2, 9, 4)
     x, y = windows(series, 3, 3)
-    told = torch.stack([net.iterate(window, 3) for window in x])
-    wanted = float(((told - y) ** 2).sum().sqrt() / (y**2).sum().sqrt())
-    assert rigid_body.relative_error(net, series, 3) == pytest.approx(wanted, rel=1e-9)
+    given = torch.stack([net.iterate(window, 3) for window in x])
+    expected = float(((given - y) ** 2).sum().sqrt() / (y**2).sum().sqrt())
+    assert rigid_body.relative_error(net, series, 3) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_trials_are_the_nets_of_the_rigid_body() -> None:

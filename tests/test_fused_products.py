@@ -58,13 +58,13 @@ def test_folded_maps_change_no_value(options, words):
     net, x = net_of(options), torch.randn(5, words, 4, dtype=D)
     mask = torch.arange(words) < torch.tensor([words, words - 1, 2, 1, words])[:, None]
     name = f"x_{options.get('slices', 1)}"
-    for there in (None, mask):
-        ours, plain = net.module(), unfolded(net)
-        a, b = (module(x, there, want=[name])[name] for module in (ours, plain))
+    for present in (None, mask):
+        actual, plain = net.module(), unfolded(net)
+        a, b = (module(x, present, want=[name])[name] for module in (actual, plain))
         close(a, b)
-        seen = torch.ones(5, words, dtype=torch.bool) if there is None else there
-        losses = [torch.where(seen[:, :, None], value, 0).square().sum() for value in (a, b)]
-        pairs = zip(gradients(ours, losses[0]), gradients(plain, losses[1]), strict=True)
+        observed = torch.ones(5, words, dtype=torch.bool) if present is None else present
+        losses = [torch.where(observed[:, :, None], value, 0).square().sum() for value in (a, b)]
+        pairs = zip(gradients(actual, losses[0]), gradients(plain, losses[1]), strict=True)
         for one, other in pairs:
             close(one, other, 1e-08)
 
@@ -98,20 +98,20 @@ def test_a_readout_above_an_attention_is_the_plain_one(k, options, monkeypatch):
     for observe in (OBSERVED[k % len(OBSERVED)], OBSERVED[(k + 3) % len(OBSERVED)]):
         module, x = net_of(options, observe).module(), torch.randn(5, 3, 4, dtype=D)
         real = isinstance(observe, Normal)
-        seen = torch.randn(5, 3, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, 3))
-        y = Evidence(seen, torch.rand(5, 3) > 0.3)
+        observed = torch.randn(5, 3, observe.dim or 4, dtype=D) if real else torch.randint(3, (5, 3))
+        y = Evidence(observed, torch.rand(5, 3) > 0.3)
         mask = torch.arange(3) < torch.tensor([3, 3, 2, 1, 3])[:, None]
-        for evidence, there in ((Evidence(y.value), None), (y, mask)):
+        for evidence, present in ((Evidence(y.value), None), (y, mask)):
             with monkeypatch.context() as patch:
                 patch.setattr(factors, "find_deferred_attention", lambda *_: {})
-                plain = log_evidence(module, {"y": evidence}, x, there)
+                plain = log_evidence(module, {"y": evidence}, x, present)
             slopes = gradients(module, plain.sum())
             for gram in (True, False):
                 with monkeypatch.context() as patch:
                     patch.setattr(readout, "_is_gram_cheaper", lambda *_, gram=gram: gram)
-                    found = log_evidence(module, {"y": evidence}, x, there)
-                close(found, plain)
-                for one, other in zip(gradients(module, found.sum()), slopes, strict=True):
+                    result = log_evidence(module, {"y": evidence}, x, present)
+                close(result, plain)
+                for one, other in zip(gradients(module, result.sum()), slopes, strict=True):
                     close(one, other, 1e-08)
 
 
@@ -120,11 +120,11 @@ def test_gram_matrices_give_posteriors(options, monkeypatch):
     net = net_of(options)
     module, x, y = net.module(), torch.randn(5, 3, 4, dtype=D), torch.randn(5, 3, 4, dtype=D)
     for name in ("c", "W_q_0", "W_v_0"):
-        found = posterior(module, name, {"y": Evidence(y)}, x)
+        result = posterior(module, name, {"y": Evidence(y)}, x)
         with monkeypatch.context() as patch:
             patch.setattr(factors, "find_deferred_attention", lambda *_: {})
             plain = posterior(module, name, {"y": Evidence(y)}, x)
-        close(found, plain, 1e-09)
+        close(result, plain, 1e-09)
 
 
 def test_gram_matrices_are_used_where_they_pay(monkeypatch):
@@ -146,11 +146,11 @@ def test_what_else_is_asked_keeps_the_attention():
     """Evidence on the attention's own value, or a second reader of it, stands beside the readout's."""
     net = net_of({"atoms": 3})
     module, x = net.module(), torch.randn(1, 3, 4, dtype=D)
-    made = module(x, want=["x_1"])["x_1"]
+    created = module(x, want=["x_1"])["x_1"]
     y = torch.randn(1, 3, 4, dtype=D)
-    seen = made[1, 2, 0][None] if made.dim() == 6 else made[1, 2, 0, 0][None]
-    found = posterior(module, "W_v_0", {"y": Evidence(y), "x_1": Evidence(seen.reshape(1, 3, 4).detach())}, x)
-    assert found.max() == 1
+    observed = created[1, 2, 0][None] if created.dim() == 6 else created[1, 2, 0, 0][None]
+    result = posterior(module, "W_v_0", {"y": Evidence(y), "x_1": Evidence(observed.reshape(1, 3, 4).detach())}, x)
+    assert result.max() == 1
 
 
 def test_heads_of_unlike_widths_are_made_together():
@@ -188,13 +188,13 @@ def test_weights_are_laid_side_by_side_for_many_vectors_alone(words, copied):
     weights = [torch.randn(3, 1, 1, rows, 4, dtype=D, requires_grad=True) for rows in (2, 5)]
     x = torch.randn(1, 2, words, 4, dtype=D, requires_grad=True)
     with Calls() as calls:
-        made = apply_maps(weights, x, [None, None])
+        created = apply_maps(weights, x, [None, None])
     assert (calls.of["cat"] > 0) == copied and calls.of["mm"] == (1 if copied else 2)
-    for W, each in zip(weights, made, strict=True):
-        close(each, torch.einsum("...oi,...i->...o", W, x))
+    for W, item in zip(weights, created, strict=True):
+        close(item, torch.einsum("...oi,...i->...o", W, x))
     assert torch.autograd.gradcheck(lambda x, *W: tuple(apply_maps(W, x, [None] * 2)), (x, *weights), fast_mode=True)
     (biased,) = apply_maps([weights[1]], x, [bias := torch.randn(5, dtype=D)])
-    close(biased, made[1] + bias)
+    close(biased, created[1] + bias)
 
 
 @pytest.mark.parametrize("dims", [(0, 1), (1, 0)])
@@ -203,9 +203,9 @@ def test_entries_at_all_states_are_what_a_look_up_finds_and_no_copy(dims):
     states = [
         torch.arange(n).reshape([-1 if k == d else 1 for k in range(4)]) for n, d in zip((2, 3), dims, strict=True)
     ]
-    found = expand_table(table, dims, 4)
-    close(found, lookup(table, states), 0)
-    assert found.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+    result = expand_table(table, dims, 4)
+    close(result, lookup(table, states), 0)
+    assert result.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
 
 
 def test_weights_of_all_heads_are_the_parameter_itself():

@@ -66,9 +66,9 @@ def watched() -> Iterator[None]:
         _watching.on = False
 
 
-def refused(read: Callable[[], object], told: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
+def refused(read: Callable[[], object], passed: str = "", kind: type[bt.BNetError] = bt.BNetError) -> None:
     """One clear refusal that says so much."""
-    with pytest.raises(kind, match=told) as error:
+    with pytest.raises(kind, match=passed) as error:
         read()
     assert len(str(error.value)) < 1000
 
@@ -85,8 +85,8 @@ def net() -> bt.BNet:
 
 def read_net(path: Path) -> None:
     """A file of a net: what it reads it writes back the same."""
-    found = bt.load(path)
-    same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(found.network))), found.network)
+    result = bt.load(path)
+    same(store.load(_put(path.with_name("again.safetensors"), store.to_bytes(result.network))), result.network)
 
 
 def _put(path: Path, data: bytes) -> Path:
@@ -97,8 +97,8 @@ def _put(path: Path, data: bytes) -> Path:
 
 def read_header(path: Path) -> None:
     """A net whose header is that JSON, under a hash that is true of it."""
-    whole = store.to_bytes(net().network)
-    tensors = load_bytes(whole)
+    full = store.to_bytes(net().network)
+    tensors = load_bytes(full)
     try:
         head = json.loads(path.read_bytes())
     except ValueError:
@@ -110,7 +110,7 @@ def read_header(path: Path) -> None:
 
 def seeds_header() -> list[bytes]:
     nets = (net(), bt.encoder_decoder(4, heads=2, slices=1, vocabulary=["a", "b"]), bt.geometric(2), bt.recurrent(2))
-    return [store._serialize(each.network)[1][store.METADATA_KEY].encode() for each in nets]
+    return [store._serialize(item.network)[1][store.METADATA_KEY].encode() for item in nets]
 
 
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 4, "n_embd": 4, "n_layer": 1}
@@ -146,7 +146,7 @@ def seeds_config() -> list[bytes]:
     }
     wordy |= {"max_position_embeddings": 8, "num_key_value_heads": 1, "id2label": {"0": "a", "1": "b"}}
     kinds = ("bert", "albert", "roberta", "mpnet", "gpt_neox", "mistral", "qwen2", "llama", "vit")
-    return [json.dumps(each).encode() for each in (GPT2, *({**wordy, "model_type": kind} for kind in kinds))]
+    return [json.dumps(item).encode() for item in (GPT2, *({**wordy, "model_type": kind} for kind in kinds))]
 
 
 def seeds_tokenizer() -> list[bytes]:
@@ -156,23 +156,23 @@ def seeds_tokenizer() -> list[bytes]:
     models = [pieces | {"max_input_chars_per_word": 100}, merges | {"dropout": None, "fuse_unk": False}]
     models += [{"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0]], "byte_fallback": False}]
     models += [{"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}]
-    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
-    return [json.dumps({**whole, "model": model}).encode() for model in models]
+    full = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}}
+    return [json.dumps({**full, "model": model}).encode() for model in models]
 
 
 def read_tokenizer(path: Path) -> None:
     reader = Tokenizer(path.read_bytes().decode("utf-8", "replace"))
-    for said in ("the cats sat", ["the", "cats"], "aé中 x"):
+    for text in ("the cats sat", ["the", "cats"], "aé中 x"):
         with suppress(bt.BNetError):
-            _proved(reader, said)
+            _proved(reader, text)
 
 
-def _proved(reader: Tokenizer, said: str | list[str]) -> None:
+def _proved(reader: Tokenizer, text: str | list[str]) -> None:
     """There is one entry for each token, groups part the tokens, and spans lie in the text."""
-    found, length = reader.encode(said), len(said if isinstance(said, str) else " ".join(said))
-    assert len({len(each) for each in (found.tokens, found.ids, found.spans, found.special, found.segments)}) == 1
-    assert [k for group in found.groups for k in group] == list(range(len(found.ids)))
-    assert all(span is None or 0 <= span[0] <= span[1] <= length for span in found.spans)
+    result, length = reader.encode(text), len(text if isinstance(text, str) else " ".join(text))
+    assert len({len(item) for item in (result.tokens, result.ids, result.spans, result.special, result.segments)}) == 1
+    assert [k for group in result.groups for k in group] == list(range(len(result.ids)))
+    assert all(span is None or 0 <= span[0] <= span[1] <= length for span in result.spans)
 
 
 def read_hdf5(path: Path) -> None:
@@ -191,17 +191,17 @@ def seeds_hdf5() -> list[bytes]:
 
 
 def seeds_stream() -> list[bytes]:
-    found = []
+    result = []
     for save in (np.save, np.savez):
         held = io.BytesIO()
         save(held, np.arange(5))
-        found.append(held.getvalue())
-    return found
+        result.append(held.getvalue())
+    return result
 
 
 def read_lines(path: Path) -> None:
-    found = read_examples(shared.TextSource((), str(path)))
-    assert found.texts and all(found.texts)
+    result = read_examples(shared.TextSource((), str(path)))
+    assert result.texts and all(result.texts)
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,9 @@ def spoilt_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 def spoilt_json(draw: st.DrawFn, data: bytes) -> bytes:
     """The JSON with another value somewhere, or without one."""
-    whole = json.loads(data)
+    full = json.loads(data)
     holder, key = None, None
-    value = whole
+    value = full
     while isinstance(value, dict | list) and value and (holder is None or draw(st.booleans())):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         holder, key = value, draw(st.sampled_from(keys))
@@ -260,13 +260,13 @@ def spoilt_json(draw: st.DrawFn, data: bytes) -> bytes:
         holder[key] = copy.deepcopy(draw(st.sampled_from(LEAVES)))
     else:
         del holder[key]
-    return json.dumps(whole).encode()
+    return json.dumps(full).encode()
 
 
 @st.composite
-def inputs(draw: st.DrawFn, parser: Parser, sound: Sequence[bytes]) -> bytes:
+def inputs(draw: st.DrawFn, parser: Parser, valid: Sequence[bytes]) -> bytes:
     """A sound input that was changed once or twice."""
-    data = draw(st.sampled_from(sound))
+    data = draw(st.sampled_from(valid))
     if parser.is_json and draw(st.integers(0, 3)):
         return spoilt_json(draw, data)
     return spoilt_bytes(draw, spoilt_bytes(draw, data) if draw(st.booleans()) else data)
@@ -278,8 +278,8 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
     if name == "tokenizer.json":
         pytest.importorskip("tokenizers")
     parser = PARSERS[name]
-    sound = parser.seeds()
-    for data in sound:  # what is imported for a first call is no input's doing
+    valid = parser.seeds()
+    for data in valid:  # what is imported for a first call is no input's doing
         with suppress(bt.BNetError) if parser.may_refuse else nullcontext():
             parser.read(_put(tmp_path / "input", data))
 
@@ -287,7 +287,7 @@ def test_a_spoilt_input_is_refused_or_read(name: str, tmp_path: Path) -> None:
         max_examples=25, derandomize=True, database=None, deadline=10_000,
         suppress_health_check=list(HealthCheck), phases=[Phase.generate],
     )  # fmt: skip
-    @given(inputs(parser, sound))
+    @given(inputs(parser, valid))
     def run(data: bytes) -> None:
         try:
             with watched():
@@ -312,8 +312,8 @@ def test_what_is_forbidden_is_seen() -> None:
 def test_an_archive_or_a_broken_header_is_no_array_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "tokens.npy"
     np.save(path, np.arange(5))
-    whole = path.read_bytes()
-    spoilt = [whole.replace(old, new) for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"))]
+    full = path.read_bytes()
+    spoilt = [full.replace(old, new) for old, new in ((b"}", b"("), (b"(5,)", b"(-5)"), (b"<i8", b"|O8"))]
     for content in (*spoilt, seeds_stream()[1], b"PK\x03\x04"):
         refused(lambda content=content: map_tokens(_put(path, content)), "tokens", bt.FileError)
 
@@ -345,9 +345,9 @@ def test_who_trusts_a_module_trusts_none_that_it_imports(path: str, tmp_path: Pa
     head["declaration"]["stacks"][0]["slice"][0]["tpm"]["class"] = f"{__name__}:{path}"
     head["sha256"] = store._compute_sha256(head, load_bytes(store.to_bytes(net().network)))
     tensors = load_bytes(store.to_bytes(net().network))
-    found = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)}))
+    result = _put(tmp_path / "net.safetensors", save_bytes(tensors, {store.METADATA_KEY: json.dumps(head)}))
     with watched():
-        refused(lambda: bt.load(found, trust=(__name__,)), "net.safetensors", bt.FileError)
+        refused(lambda: bt.load(result, trust=(__name__,)), "net.safetensors", bt.FileError)
 
 
 def test_numbers_of_a_julia_file_lie_in_it(tmp_path: Path) -> None:

@@ -52,11 +52,11 @@ def determinant(net: bt.BNet, x: torch.Tensor) -> float:
 def test_the_correlation_matrix_mixes_the_words_themselves(d, n, slices, blocks, add):
     net = spread_out(bt.geometric(d, slices=slices, blocks=blocks, add=add))
     p, Z = arrays(net), np.random.default_rng(d).normal(size=(d, n))
-    want = Z
+    expected = Z
     for t in range(slices):
-        want = columns.correlated(want, p[f"A_{t}.value"], add=add)
-        want = columns.resnet(want, zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True))
-    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+        expected = columns.correlated(expected, p[f"A_{t}.value"], add=add)
+        expected = columns.resnet(expected, zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True))
+    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("add", [False, True])
@@ -64,14 +64,14 @@ def test_the_correlation_matrix_mixes_the_words_themselves(d, n, slices, blocks,
 def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, blocks, add):
     net = spread_out(bt.geometric(d, heads=heads, slices=slices, blocks=blocks, add=add))
     p, Z = arrays(net), np.random.default_rng(n).normal(size=(d, n))
-    want = Z
+    expected = Z
     for t in range(slices):
         P = [[W.T for W in p[f"W_{role}_{t}.value"]] for role in "qkv"]
-        want = columns.standard(want, *P, add=add)
-        want = columns.resnet(want, zip(p[f"resnet_{t}.weight"], p[f"resnet_{t}.bias"], strict=True))
+        expected = columns.standard(expected, *P, add=add)
+        expected = columns.resnet(expected, zip(p[f"resnet_{t}.weight"], p[f"resnet_{t}.bias"], strict=True))
         last = zip(p[f"x_{t + 1}.weight"], p[f"x_{t + 1}.bias"], strict=True)
-        want = columns.resnet(want, last, lambda x: x)
-    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+        expected = columns.resnet(expected, last, lambda x: x)
+    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -79,21 +79,21 @@ def test_the_standard_integrator_scales_by_the_full_width(d, heads, n, slices, b
 def test_volume_preserving_nets_are_their_formulas(d, n, slices, blocks, form):
     net = spread_out(bt.volume_preserving(d, attention=form, slices=slices, blocks=blocks))
     p, Z = arrays(net), np.random.default_rng(d * n).normal(size=(d, n))
-    want = Z
+    expected = Z
     for t in range(slices):
         if form == "skew":
-            want = columns.cayley(want, columns.unpacked(p[f"A_{t}.packed"], d, "skew"), form)
+            expected = columns.cayley(expected, columns.unpacked(p[f"A_{t}.packed"], d, "skew"), form)
         elif form == "arbitrary":
-            want = columns.cayley(want, p[f"A_{t}.value"], form)
+            expected = columns.cayley(expected, p[f"A_{t}.value"], form)
         pairs = 2 * blocks + 1
         for m in range(1, pairs + 1):
             tanh = np.tanh if m % 2 == 0 else None
             last = f"x_{t + 1}" if m == pairs else f"upper{m}_{t}"
             b = p.get(f"lower{m}_{t}.bias")
             assert (b is None) == (m % 2 == 1)
-            want = columns.triangular(want, p[f"lower{m}_{t}.packed"], "lower", b, tanh)
-            want = columns.triangular(want, p[f"{last}.packed"], "upper", p[f"{last}.bias"], tanh)
-    np.testing.assert_allclose(said(net, Z), want, rtol=1e-10, atol=1e-10)
+            expected = columns.triangular(expected, p[f"lower{m}_{t}.packed"], "lower", b, tanh)
+            expected = columns.triangular(expected, p[f"{last}.packed"], "upper", p[f"{last}.bias"], tanh)
+    np.testing.assert_allclose(said(net, Z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_packed_matrices_lie_as_in_the_julia_package():
     assert Skew(4).value(at).tolist() == skew
     for side, matrix in (("lower", np.array(upper).T), ("upper", np.array(upper))):
         step = Triangular(side, "identity", bias=False)
-        made = torch.stack([step.value(at, e) - e for e in torch.eye(4)], -1)
-        assert made.tolist() == matrix.tolist()
+        created = torch.stack([step.value(at, e) - e for e in torch.eye(4)], -1)
+        assert created.tolist() == matrix.tolist()
 
 
 # volumes
@@ -146,8 +146,8 @@ def test_the_arbitrary_form_changes_volume():
     """Words of two slices: the determinants are spread over either side of 1, and none is 1."""
     net = bt.volume_preserving(3, attention="arbitrary", spread=1.0, slices=1).to(D)
     draw = torch.Generator().manual_seed(0)
-    found = [determinant(net, torch.randn(3, 3, dtype=D, generator=draw)) for _ in range(8)]
-    assert min(abs(each - 1) for each in found) > 1e-3 and min(found) < 0.9
+    result = [determinant(net, torch.randn(3, 3, dtype=D, generator=draw)) for _ in range(8)]
+    assert min(abs(item - 1) for item in result) > 1e-3 and min(result) < 0.9
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
@@ -155,8 +155,8 @@ def test_only_the_skew_form_does_not_see_the_order_of_words(form):
     net = spread_out(bt.volume_preserving(3, attention=form))
     x, order = torch.randn(1, 4, 3, dtype=D), [2, 0, 3, 1]
     module = net.module()
-    apart = (module(x)[:, order] - module(x[:, order])).abs().max()
-    assert apart < 1e-12 if form == "skew" else apart > 1e-2
+    separate = (module(x)[:, order] - module(x[:, order])).abs().max()
+    assert separate < 1e-12 if form == "skew" else separate > 1e-2
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
@@ -178,11 +178,11 @@ def test_a_padded_word_is_as_if_it_were_not_there(form):
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 0, 1, 1]], dtype=torch.bool)
     x[~mask] = 1e6
     padded = module(x, mask=mask)
-    for row, present, made in zip(x, mask, padded, strict=True):
-        alone = module(row[present][None])[0]
-        torch.testing.assert_close(made[present], alone, rtol=1e-10, atol=1e-12)
-    whole = module(x, mask=torch.ones_like(mask))
-    assert torch.equal(whole, module(x)) or torch.allclose(whole, module(x), rtol=1e-12, atol=1e-12)
+    for row, present, created in zip(x, mask, padded, strict=True):
+        single = module(row[present][None])[0]
+        torch.testing.assert_close(created[present], single, rtol=1e-10, atol=1e-12)
+    full = module(x, mask=torch.ones_like(mask))
+    assert torch.equal(full, module(x)) or torch.allclose(full, module(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
@@ -193,11 +193,11 @@ def test_one_system_for_all_words_is_as_many_as_words(form):
     j = torch.arange(4)
     mask = torch.tensor([True, False, True, True])
     at = EvalContext(word=j, read_indices={"z.": j}, mask={"z.": mask.expand(4, 4)}, dtype=D)
-    each = tpm.value(at, z[None], A)
+    item = tpm.value(at, z[None], A)
     together = tpm.mix(j, mask, z, A)
-    torch.testing.assert_close(each, together, rtol=1e-12, atol=1e-12)
-    kept = tpm.mix(torch.arange(3), None, z[mask], A)
-    torch.testing.assert_close(together[mask], kept, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(item, together, rtol=1e-12, atol=1e-12)
+    retained = tpm.mix(torch.arange(3), None, z[mask], A)
+    torch.testing.assert_close(together[mask], retained, rtol=1e-12, atol=1e-12)
     assert not together[~mask].any()
     z.requires_grad_()
     A.requires_grad_()
@@ -210,11 +210,11 @@ def test_large_words_in_single_precision_are_as_in_double(form, scale):
     """C grows with the squares of the words, and the 1 of I + C must not be lost beside it."""
     net = bt.volume_preserving(3, attention=form, slices=1)
     x = scale * torch.randn(200, 3, 3, generator=torch.Generator().manual_seed(0))
-    found = net.module()(x, want=["a_0"])["a_0"].double()
-    wanted = net.to(D).module()(x.double(), want=["a_0"])["a_0"]
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6 * scale)
+    result = net.module()(x, want=["a_0"])["a_0"].double()
+    expected = net.to(D).module()(x.double(), want=["a_0"])["a_0"]
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6 * scale)
     s = net.sentence(x=x[0])
-    torch.testing.assert_close(s["a_0_1"].double(), wanted[0, 1], rtol=1e-6, atol=1e-6 * scale)
+    torch.testing.assert_close(s["a_0_1"].double(), expected[0, 1], rtol=1e-6, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])
@@ -223,8 +223,8 @@ def test_words_without_a_solution_are_told_where_numbers_must_be_finite(form, sc
     net = bt.volume_preserving(3, attention=form, slices=1, observe=Normal(0.1))
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     x[0] *= scale
-    made = net.module()(x)
-    assert made[0].isnan().all() and made[1].isfinite().all()
+    created = net.module()(x)
+    assert created[0].isnan().all() and created[1].isfinite().all()
     with pytest.raises(bt.BNetError, match="a_0_1: expected a value that is a number; got NaN"):
         net.sentence(x=x[0])["a_0_1"]
     with pytest.raises(bt.BNetError, match="expected a finite loss; got loss nan"):
@@ -246,10 +246,10 @@ def test_the_compiled_net_is_one_graph_with_its_gradient():
     module = bt.volume_preserving(3, slices=1).module()
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
-    whole = torch.compile(module, backend="eager", fullgraph=True)
-    torch.testing.assert_close(whole(x), module(x), rtol=0, atol=0)
-    found, wanted = (torch.autograd.grad(each(x).square().sum(), x)[0] for each in (whole, module))
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    full = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(full(x), module(x), rtol=0, atol=0)
+    result, expected = (torch.autograd.grad(item(x).square().sum(), x)[0] for item in (full, module))
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_nets_can_be_observed_and_asked():
@@ -305,13 +305,13 @@ def test_cayley_asks_for_every_word_and_a_square_matrix(reach, A, message):
 
 
 def test_equations_are_told_in_columns_and_say_who_is_the_key():
-    told = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
-    assert all("q and k have changed roles" in each for each in told.values())
-    assert r"(Q^{t,h})^\top K^{t,h}" in told["column"]
+    passed = {form: str(bt.geometric(3, heads=1).equations(form)) for form in ("word", "row", "column", "einstein")}
+    assert all("q and k have changed roles" in item for item in passed.values())
+    assert r"(Q^{t,h})^\top K^{t,h}" in passed["column"]
     assert r"Z_{:i} = a_i" in str(bt.geometric(3).equations("column"))
     for form in ("row", "column", "einstein"):  # the matrix of the words a is not the weight A
         assert "mathbf{A}" not in str(bt.geometric(3).equations(form)) and "Z" in str(bt.geometric(3).equations(form))
-    skew, arbitrary = (str(bt.volume_preserving(3, attention=each).equations("column")) for each in FORMS[:2])
+    skew, arbitrary = (str(bt.volume_preserving(3, attention=item).equations("column")) for item in FORMS[:2])
     assert r"X^t \operatorname{Cay}((X^t)^\top A^t X^t)" in skew and r"(\hat{A}^t)^\top = -\hat{A}^t" in skew
     assert r"X^t \operatorname{Cay}(C(A^t))" in arbitrary
     assert r"C(A^t) = B - B^\top, \quad B = \operatorname{lower}((X^t)^\top A^t X^t) / \sqrt{3}" in arbitrary

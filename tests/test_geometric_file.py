@@ -103,7 +103,7 @@ def triangular(d, side, bias, dtype=np.float64):
 
 def feed_forward(d, blocks, dtype=np.float64):
     pair = [("lower", False), ("upper", True)]
-    return [triangular(d, *each, dtype) for each in [*pair, ("lower", True), ("upper", True)] * blocks + pair]
+    return [triangular(d, *item, dtype) for item in [*pair, ("lower", True), ("upper", True)] * blocks + pair]
 
 
 def volume(d, L, blocks, skew, dtype=np.float64):
@@ -165,8 +165,8 @@ STYLES += [(name, "storage") for name in ("skew", "feed-forward")]
 def test_a_file_is_the_net_that_julia_has(name, style, tmp_path):
     make, count = ARCHITECTURES[name]
     layers = make()
-    whole = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
-    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"), attention=whole)
+    full = "skew" if style == "plain" and name in ("skew", "wide") else None  # such a file does not say that A is skew
+    net = bt.load_geometric(Julia(layers, style).write(tmp_path / "net.h5"), attention=full)
     assert net.network.dtype == torch.float64
     assert count is None or sum(value.numel() for value in net.parameters.values()) == count
     d = net.sentence("a").ground and len(net.sentence("a")["x_0_0"])
@@ -183,8 +183,8 @@ def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_pa
     layers = volume(3, 2, 1, False)
     layers[0]["A"] = first
     path, Z = Julia(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
-    for told in (None, "arbitrary"):
-        net = bt.load_geometric(path, attention=told)
+    for given in (None, "arbitrary"):
+        net = bt.load_geometric(path, attention=given)
         assert {"A_0.value", "A_1.value"} <= net.parameters.keys()
         np.testing.assert_allclose(said(net, Z), julia_says(layers, Z), rtol=1e-10, atol=1e-10)
     with pytest.raises(
@@ -333,20 +333,20 @@ def put(file, name, value):
 @pytest.mark.parametrize("kind", ["volume", "standard"])
 def test_a_file_that_is_not_one_is_refused_with_the_place(kind, tmp_path):
     layers = volume(3, 1, 1, False) if kind == "volume" else standard(3, 2, 1)
-    sound = Julia(layers).write(tmp_path / "sound.h5").read_bytes()
+    valid = Julia(layers).write(tmp_path / "sound.h5").read_bytes()
     path = tmp_path / "net.h5"
-    for what, (edit, message) in (VOLUME if kind == "volume" else STANDARD).items():
-        path.write_bytes(sound)
+    for subject, (edit, message) in (VOLUME if kind == "volume" else STANDARD).items():
+        path.write_bytes(valid)
         with h5py.File(path, "a") as file:
             edit(file)
         with pytest.raises(bt.FileError, match=message) as caught:
-            print(what, bt.load_geometric(path))
+            print(subject, bt.load_geometric(path))
         assert str(path) in str(caught.value)
 
 
 def test_what_is_no_hdf5_file_is_refused(tmp_path):
-    sound = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
-    for content in (b"", b"not HDF5 at all", sound[: len(sound) // 3], sound[:-200]):
+    valid = Julia(volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
+    for content in (b"", b"not HDF5 at all", valid[: len(valid) // 3], valid[:-200]):
         (tmp_path / "net.h5").write_bytes(content)
         with pytest.raises(bt.FileError, match=re.escape(str(tmp_path))):
             bt.load_geometric(tmp_path / "net.h5")
@@ -358,10 +358,10 @@ def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
     path = Julia(feed_forward(3, 1)).write(tmp_path / "net.h5")
     known = builtins.__import__
 
-    def without(name, *rest, **more):
+    def without(name, *remainder, **more):
         if name == "h5py":
             raise ImportError(name)
-        return known(name, *rest, **more)
+        return known(name, *remainder, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(bt.BNetError, match=r"the package h5py.*bnet-transformer\[hdf5\]"):

@@ -79,9 +79,9 @@ def test_questions_of_structure_agree_with_networkx(case):
     ground = case.sentence.ground
     graph = as_networkx(ground)
     assert nx.is_directed_acyclic_graph(graph)
-    place = {node: k for k, node in enumerate(topological_order(ground).tolist())}
-    assert sorted(place) == list(graph)
-    assert all(place[u] < place[v] for u, v in graph.edges)
+    position = {node: k for k, node in enumerate(topological_order(ground).tolist())}
+    assert sorted(position) == list(graph)
+    assert all(position[u] < position[v] for u, v in graph.edges)
     for node in graph:
         assert ground.id(ground.name(node)) == node
         assert sorted(ground.parents(node)) == sorted(graph.predecessors(node))
@@ -144,8 +144,8 @@ def test_random_nets_agree_with_networkx(plan, data):
     assert ancestors(after, nodes) == sorted(up)
     assert descendants(after, nodes) == sorted(down)
     assert markov_blanket(after, nodes[0]) == _blanket(graph, nodes[0])
-    place = {node: k for k, node in enumerate(topological_order(after).tolist())}
-    assert all(place[u] < place[v] for u, v in graph.edges)
+    position = {node: k for k, node in enumerate(topological_order(after).tolist())}
+    assert all(position[u] < position[v] for u, v in graph.edges)
 
 
 @settings(max_examples=25, deadline=None)
@@ -169,17 +169,17 @@ def test_a_selection_is_the_induced_subgraph(plan, data):
     words = data.draw(st.lists(st.integers(0, ground.word_counts[""] - 1), min_size=1, unique=True))
     heads = data.draw(st.lists(st.integers(0, 2), min_size=1, unique=True))
     selection = NodeSelection(words={"": words}, plates={"head": heads}, weights=data.draw(st.booleans()))
-    kept = {
+    retained = {
         int(node)
         for family in ground.template.groups
         if ground.is_selected(family, selection)
         for node in ground.select_nodes(family, selection)
     }
-    expected = as_networkx(ground).subgraph(kept)
-    got = as_networkx(ground, selection)
-    assert set(got.edges) == set(expected.edges)
+    expected = as_networkx(ground).subgraph(retained)
+    actual = as_networkx(ground, selection)
+    assert set(actual.edges) == set(expected.edges)
     assert ground.count_arrows(selection) == expected.number_of_edges()
-    assert ground.count_nodes(selection) == len(kept)
+    assert ground.count_nodes(selection) == len(retained)
 
 
 def test_slices_keep_what_they_read_and_compute():

@@ -45,10 +45,10 @@ def found_for(table, draws=1000, seed=0):
 
 def grid(points, dims):
     """Points and log weights on [0, 1]^dims."""
-    t, w = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(points))
-    places = [each.flatten() for each in torch.meshgrid(*[(t + 1) / 2] * dims, indexing="ij")]
-    weights = [each.flatten() for each in torch.meshgrid(*[(w / 2).log()] * dims, indexing="ij")]
-    return torch.stack(places, -1), torch.stack(weights, -1).sum(-1)
+    t, w = (torch.from_numpy(item) for item in np.polynomial.legendre.leggauss(points))
+    positions = [item.flatten() for item in torch.meshgrid(*[(t + 1) / 2] * dims, indexing="ij")]
+    weights = [item.flatten() for item in torch.meshgrid(*[(w / 2).log()] * dims, indexing="ij")]
+    return torch.stack(positions, -1), torch.stack(weights, -1).sum(-1)
 
 
 def quadrature(table, tails=(0.05, 0.95)):
@@ -63,14 +63,14 @@ def quadrature(table, tails=(0.05, 0.95)):
 
     def evidence_at(head, value):
         rho, weights = grid(sentences // 2 + 2, heads - 1)
-        whole = torch.cat([rho[:, :head], torch.full((len(rho), 1), value, dtype=D), rho[:, head:]], 1)
-        return (likelihoods(whole)[0].sum(0) + weights).logsumexp(0)
+        full = torch.cat([rho[:, :head], torch.full((len(rho), 1), value, dtype=D), rho[:, head:]], 1)
+        return (likelihoods(full)[0].sum(0) + weights).logsumexp(0)
 
     rho, weights = grid(sentences // 2 + 2, heads)
-    each, terms = likelihoods(rho)
-    log = each.sum(0) + weights
+    item, terms = likelihoods(rho)
+    log = item.sum(0) + weights
     share = log.softmax(0)
-    on = [((terms[:, bits[:, head]].logsumexp(1) - each).exp() * share).sum(1) for head in range(heads)]
+    on = [((terms[:, bits[:, head]].logsumexp(1) - item).exp() * share).sum(1) for head in range(heads)]
     x = torch.linspace(0, 1, 101, dtype=D)
     ends, bayes = [], []
     for head in range(heads):
@@ -85,36 +85,36 @@ def quadrature(table, tails=(0.05, 0.95)):
 def test_the_posterior_is_that_of_quadrature(sentences, heads, scale):
     table = torch.randn(sentences, 2**heads, generator=seeded(sentences), dtype=D) * scale
     table += all_settings(heads) @ torch.linspace(0, scale / 3, heads, dtype=D)
-    found, (mean, bayes, ends, on) = found_for(table), quadrature(table)
-    torch.testing.assert_close(found.rho.mean(0), mean, atol=0.025, rtol=0)
-    low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+    result, (mean, bayes, ends, on) = found_for(table), quadrature(table)
+    torch.testing.assert_close(result.rho.mean(0), mean, atol=0.025, rtol=0)
+    low, high = result.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
     torch.testing.assert_close(torch.stack([low, high], 1), ends, atol=0.04, rtol=0)
-    assert bool(((found.log_bayes - bayes).abs() < 4 * found.error + 1e-6 * bayes.abs() + 0.01).all())
-    torch.testing.assert_close(found.inclusion, on, atol=0.02, rtol=0)
+    assert bool(((result.log_bayes - bayes).abs() < 4 * result.error + 1e-6 * bayes.abs() + 0.01).all())
+    torch.testing.assert_close(result.inclusion, on, atol=0.02, rtol=0)
     if heads == 2:
         odds = table[:, 3] + table[:, 0] - table[:, 1] - table[:, 2]
-        torch.testing.assert_close(found.interaction[0, 1], odds.mean())
+        torch.testing.assert_close(result.interaction[0, 1], odds.mean())
 
 
 @pytest.mark.parametrize(("sentences", "both_off", "one"), [(40, -1.0, -6.0), (20, -2.0, -50.0)])
 def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off, one):
     """Each undoes the other: both on or both off, and hardly a way between; where one never is, the other is not."""
     table = torch.tensor([[both_off, one, one, 0.0]], dtype=D).repeat(sentences, 1)
-    found, (mean, bayes, _, on) = found_for(table), quadrature(table)
-    torch.testing.assert_close(found.rho.mean(0), mean, atol=0.03, rtol=0)
-    torch.testing.assert_close(found.inclusion, on, atol=0.03, rtol=0)
-    assert float((found.log_bayes - bayes).abs().max()) < 2.5 and float(found.error.min()) > 0.01
+    result, (mean, bayes, _, on) = found_for(table), quadrature(table)
+    torch.testing.assert_close(result.rho.mean(0), mean, atol=0.03, rtol=0)
+    torch.testing.assert_close(result.inclusion, on, atol=0.03, rtol=0)
+    assert float((result.log_bayes - bayes).abs().max()) < 2.5 and float(result.error.min()) > 0.01
 
 
 def test_heads_on_which_nothing_hangs_keep_their_prior():
     """Beside others that differ by thousands of nats."""
     live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(20, 1, generator=seeded(), dtype=D).abs()
     table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are alike
-    found = found_for(table, 500)
-    assert found.log_bayes[0].abs() < 1e-12 and found.error[0] < 1e-12
-    assert kstest(found.rho[:, 0].numpy(), beta(1, 1).cdf).pvalue > 0.01
-    assert float((found.inclusion[:, 0] - found.inclusion[0, 0]).abs().max()) < 1e-12
-    assert float(found.log_bayes[1:].min()) > 100
+    result = found_for(table, 500)
+    assert result.log_bayes[0].abs() < 1e-12 and result.error[0] < 1e-12
+    assert kstest(result.rho[:, 0].numpy(), beta(1, 1).cdf).pvalue > 0.01
+    assert float((result.inclusion[:, 0] - result.inclusion[0, 0]).abs().max()) < 1e-12
+    assert float(result.log_bayes[1:].min()) > 100
 
 
 def test_one_head_is_a_beta_where_each_sentence_is_sure():
@@ -144,15 +144,15 @@ def planted(strengths, seed, same=None, squash="identity"):
     readout = [bt.Node("y", Normal(0.25), ["x"], plates=WORD)]
     stack = bt.Stack(nodes, [bt.Node("x", Given(dim), plates=WORD)], readout)
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", count)], name="planted"), seed=seed).to(D)
-    told = {f"W_{r}_0.value": net.parameters[f"W_{r}_0.value"].clone() for r in "qkvo"}
-    for value in told.values():
+    passed = {f"W_{r}_0.value": net.parameters[f"W_{r}_0.value"].clone() for r in "qkvo"}
+    for value in passed.values():
         if same:
             value[same[1]] = value[same[0]]
-    told["W_o_0.value"] *= torch.tensor(strengths, dtype=D)[:, None, None]
+    passed["W_o_0.value"] *= torch.tensor(strengths, dtype=D)[:, None, None]
     if same:  # they write to features of their own
         twins = torch.isin(torch.arange(count), torch.tensor(same))[:, None]
-        told["W_o_0.value"][twins == (torch.arange(dim) >= dim // 2)] = 0.0
-    return net.replace(told)
+        passed["W_o_0.value"][twins == (torch.arange(dim) >= dim // 2)] = 0.0
+    return net.replace(passed)
 
 
 def spread_out(count, generator):
@@ -187,9 +187,9 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
     f = inclusion(net, (x, y), draws=400)
     assert f.duplicates() == ((0, 4, 5),) and f.dead == ((0, seed),)
     assert float(f.ablation[0, 4:].abs().max()) < 0.01
-    wanted = math.log(sum(1 / n for n in range(1, 32)))  # the mean over a and b of (1 - (1 - a)(1 - b))^30, times 31
-    assert bool(((f.log_bayes[0, 4:] - wanted).abs() < 4 * f.error[0, 4:] + 0.05).all())
-    assert float((f.log_bayes[0, 4:] - wanted).abs().max()) < 0.3
+    expected = math.log(sum(1 / n for n in range(1, 32)))  # the mean over a and b of (1 - (1 - a)(1 - b))^30, times 31
+    assert bool(((f.log_bayes[0, 4:] - expected).abs() < 4 * f.error[0, 4:] + 0.05).all())
+    assert float((f.log_bayes[0, 4:] - expected).abs().max()) < 0.3
     live = [head for head in range(4) if head != seed]
     assert float(f.interaction[0, 4, 5]) < -100 and float(f.log_bayes[0, live].max()) > 10
     assert spearmanr(f.log_bayes[0, :4], f.ablation[0, :4]).statistic > 0.9
@@ -200,17 +200,19 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
-    monkeypatch.setattr("bnet_transformer.attention.heads.gate_posterior._bayes", lambda *told: torch.zeros(2, dtype=D))
+    monkeypatch.setattr(
+        "bnet_transformer.attention.heads.gate_posterior._bayes", lambda *passed: torch.zeros(2, dtype=D)
+    )
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):
         rho = torch.rand(4, generator=generator, dtype=D)
         gates = (torch.rand(50, 4, generator=generator, dtype=D) < rho).to(D)
-        each = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
-        y = torch.einsum("sh,shd->sd", gates, each) + torch.randn(50, 6, generator=generator, dtype=D)
-        apart = y[:, None] - torch.einsum("kh,shd->skd", bits, each)
-        found = exact_gate_posterior(-0.5 * apart.square().sum(-1), 256, generator, quiet)
-        low, high = found.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
+        item = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
+        y = torch.einsum("sh,shd->sd", gates, item) + torch.randn(50, 6, generator=generator, dtype=D)
+        separate = y[:, None] - torch.einsum("kh,shd->skd", bits, item)
+        result = exact_gate_posterior(-0.5 * separate.square().sum(-1), 256, generator, quiet)
+        low, high = result.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
         inside.append((low <= rho) & (rho <= high))
     assert 0.85 <= float(torch.stack(inside).double().mean()) <= 0.95
 
@@ -237,13 +239,13 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
     """Means within 0.06 and log Bayes factors within 30% (and what drawing does); nearer than slice by slice, where the
     other slices are taken to be on."""
     net, x = summed(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
-    alone = inclusion(net, x, draws=400)
+    single = inclusion(net, x, draws=400)
     f = inclusion(net, x, method="svi", rounds=40, draws=500)
-    assert f.sigma == pytest.approx(alone.sigma)
-    torch.testing.assert_close(f.ablation, alone.ablation)
+    assert f.sigma == pytest.approx(single.sigma)
+    torch.testing.assert_close(f.ablation, single.ablation)
     exact = found_for(joint(create_runs(net.network, x, should_observe=False), f.sigma), 400)
     log = exact.log_bayes.reshape(2, heads)
-    assert float((f.log_bayes - log).abs().mean()) < 0.75 * float((alone.log_bayes - log).abs().mean())
+    assert float((f.log_bayes - log).abs().mean()) < 0.75 * float((single.log_bayes - log).abs().mean())
     assert bool(((f.log_bayes - log).abs() < 0.3 * log + 3 * f.error + 0.05).all())
     torch.testing.assert_close(f.mean.flatten(), exact.rho.mean(0), atol=0.06, rtol=0)
     torch.testing.assert_close(f.inclusion.flatten(1).mean(0), exact.inclusion.mean(0), atol=0.1, rtol=0)
@@ -253,10 +255,10 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
 def test_svi_of_one_slice_is_exact_but_for_drawing():
     """Where gates do not interact (heads write to features of their own), nothing is approximated but by drawing."""
     net = summed(3, 0)
-    own = torch.zeros(3, 8, 8, dtype=D)
+    local = torch.zeros(3, 8, 8, dtype=D)
     for head, features in enumerate(((0, 1, 2), (3, 4), (5, 6, 7))):
-        own[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
-    net, x = net.replace({"W_o_1.value": own}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
+        local[head, list(features)] = torch.randn(len(features), 8, generator=seeded(head), dtype=D) / (1 + head)
+    net, x = net.replace({"W_o_1.value": local}), torch.randn(15, 3, 8, generator=seeded(2), dtype=D)
     runs = create_runs(net.network, x, "x_2", should_observe=False, sites=("a_1",))
     exact = found_for(runs.log_prob_table(all_settings(3), quiet)[0] / 36, 800)
     f = relaxed_gate_posterior(runs, 1 / 36, 40, 800, seeded(), quiet)
@@ -285,8 +287,8 @@ def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
 def test_an_inclusion_reads_as_a_table():
     net, x = summed(2, 0), torch.randn(5, 2, 8, generator=seeded(), dtype=D)
     f = inclusion(net, x, interval=0.5, draws=200)
-    wide = inclusion(net, x, interval=0.98, draws=200)
-    assert torch.equal(f.rho, wide.rho) and bool(((wide.low < f.low) & (f.high < wide.high)).all())
+    width = inclusion(net, x, interval=0.98, draws=200)
+    assert torch.equal(f.rho, width.rho) and bool(((width.low < f.low) & (f.high < width.high)).all())
     close = {"atol": 1e-12, "rtol": 0}
     torch.testing.assert_close(f.low, f.rho.quantile(0.25, dim=0), **close)
     torch.testing.assert_close(f.high, f.rho.quantile(0.75, dim=0), **close)
@@ -319,12 +321,12 @@ def test_shares_are_those_of_enumeration(heads, draws, seed):
     rho = torch.rand(draws, 2, heads, generator=seeded(seed), dtype=D)
     rho = torch.where(torch.rand(rho.shape, generator=seeded(seed + 1)) < 0.2, rho.round(), rho)
     share, nobody = head_shares(rho)
-    wanted, none = torch.zeros(2, heads, dtype=D), torch.zeros(2, dtype=D)
+    expected, none = torch.zeros(2, heads, dtype=D), torch.zeros(2, dtype=D)
     for gates in itertools.product((0, 1), repeat=heads):
         on = torch.tensor(gates, dtype=D)
         chance = torch.where(on == 1, rho, 1 - rho).prod(-1).mean(0)
-        wanted += chance[:, None] * on / max(sum(gates), 1)
+        expected += chance[:, None] * on / max(sum(gates), 1)
         none += chance * (not any(gates))
-    torch.testing.assert_close(share, wanted)
+    torch.testing.assert_close(share, expected)
     torch.testing.assert_close(nobody, none)
     torch.testing.assert_close(share.sum(-1) + nobody, torch.ones(2, dtype=D))

@@ -12,9 +12,9 @@ from tests.gate_helpers import BY_NAME, TEXTS, D, close, concat, inclusion
 def gated_by_hand(net, x, family, gates, **options):
     """The output where the values of a family are computed, multiplied, and set."""
     module = net.module()
-    found = module(x, want=[family], **options)[family]
-    own = found.dim() - gates.dim()
-    do = {**options.pop("do", {}), family: found * gates.reshape(*gates.shape, *[1] * own)}
+    result = module(x, want=[family], **options)[family]
+    local = result.dim() - gates.dim()
+    do = {**options.pop("do", {}), family: result * gates.reshape(*gates.shape, *[1] * local)}
     return module(x, do=do, **options)
 
 
@@ -33,8 +33,8 @@ def test_gates_multiply_the_values_of_a_family(name, words):
             gates = (
                 torch.rand(2, *(net.network.graph.plate_sizes[plate] for plate in member.group.plates), dtype=D) + 0.5
             )
-            told = {member.group.name: gates}
-            close(module(x, gates=told, do=free), gated_by_hand(net, x, member.group.name, gates, do=free), 1e-10)
+            given = {member.group.name: gates}
+            close(module(x, gates=given, do=free), gated_by_hand(net, x, member.group.name, gates, do=free), 1e-10)
             last = torch.ones_like(gates)
             close(module(x, gates={member.group.name: last}, do=free), module(x, do=free), 1e-10)
             tried += 1
@@ -50,13 +50,13 @@ def test_gates_pass_gradients_and_one_sentence_takes_many():
     (slope,) = torch.autograd.grad(together.sum(), many)
     step = torch.zeros_like(many)
     step[2, 1] = 1e-6
-    apart = module(x, gates={"a_0": many + step}) - module(x, gates={"a_0": many - step})
-    assert float(apart.sum().detach()) / 2e-6 == pytest.approx(float(slope[2, 1]), rel=1e-6)
+    separate = module(x, gates={"a_0": many + step}) - module(x, gates={"a_0": many - step})
+    assert float(separate.sum().detach()) / 2e-6 == pytest.approx(float(slope[2, 1]), rel=1e-6)
 
 
 def test_gates_that_fit_no_family_are_refused():
     module, x = concat(observe=Categorical(3)).module(), torch.randn(2, 3, 4, dtype=D)
-    for told, match in (
+    for given, match in (
         ({"a_0": torch.ones(2, 2, dtype=D)}, r"\[batch, head\] of shape \(2, 3\).*; got .*of shape \(2, 2\)"),
         ({"x_1": torch.tensor(1.0, dtype=D)}, r"of shape \(2,\).*; got .*of shape \(\)"),
         ({"a_0": torch.ones(2, 3)}, "float64.*got torch.float32"),
@@ -66,7 +66,7 @@ def test_gates_that_fit_no_family_are_refused():
         ([1], "a mapping from names"),
     ):
         with pytest.raises(bt.BNetError, match=match):
-            module(x, gates=told)
+            module(x, gates=given)
 
 
 @pytest.mark.parametrize(
@@ -128,21 +128,21 @@ def test_nets_that_have_no_gates_are_refused():
 
 def test_damage_is_asked_of_sentences_like_those_of_the_measures():
     net = concat(observe=Categorical(3))
-    seen, around = inclusion(net, (X, Y)), inclusion(net, X)
+    observed, around = inclusion(net, (X, Y)), inclusion(net, X)
     with pytest.raises(bt.BNetError, match=r"P\(y \| x\), as the measures"):
-        damage(seen, X, progress=False)
+        damage(observed, X, progress=False)
     with pytest.raises(bt.BNetError, match="sentences alone"):
         damage(around, (X, Y), progress=False)
     for counts in ([7], [-1], [], 3, ["one"], [0.5]):
         with pytest.raises(bt.BNetError, match="counts"):
-            damage(seen, counts=counts, progress=False)
+            damage(observed, counts=counts, progress=False)
 
 
 def test_the_net_of_the_user_stays_as_it_was():
     net = concat(observe=Categorical(3))
-    kept = {name: value.clone() for name, value in net.parameters.items()}
+    retained = {name: value.clone() for name, value in net.parameters.items()}
     module = net.module()
     inclusion(net, (X, Y))
     inclusion(net, X, method="svi", rounds=3)
-    assert all(torch.equal(net.parameters[name], value) for name, value in kept.items())
+    assert all(torch.equal(net.parameters[name], value) for name, value in retained.items())
     assert all(value.requires_grad and value.grad is None for value in module.parameters())

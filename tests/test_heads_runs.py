@@ -32,19 +32,19 @@ from tests.gate_helpers import (
 # the table, by a loop
 
 
-def table_by_loop(net, sites, sentences, told, output=None):
+def table_by_loop(net, sites, sentences, given, output=None):
     """`[site, sentence, setting]`: a sentence and a setting at a time."""
     heads = net.network.graph.plate_sizes["head"] * net.network.graph.plate_sizes.get("group", 1)
-    found = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
-    for k, said in enumerate(sentences):
-        s = net.sentence(x=said) if isinstance(said, torch.Tensor) else net.sentence(said)
-        whole = run_of(s)
-        full = None if told is not None else output_of(s, whole, output)
+    result = torch.empty(len(sites), len(sentences), 2**heads, dtype=D)
+    for k, text in enumerate(sentences):
+        s = net.sentence(x=text) if isinstance(text, torch.Tensor) else net.sentence(text)
+        entire = run_of(s)
+        full = None if given is not None else output_of(s, entire, output)
         for site, setting in itertools.product(range(len(sites)), range(2**heads)):
             off = [(sites[site], h) for h in range(heads) if not setting >> h & 1]
-            run = run_of(s, *off) if off else whole
-            found[site, k, setting] = log_p(s, run, None if told is None else told[k], output, full)
-    return found
+            run = run_of(s, *off) if off else entire
+            result[site, k, setting] = log_p(s, run, None if given is None else given[k], output, full)
+    return result
 
 
 SUMMED = {
@@ -67,44 +67,48 @@ SUMMED = {
 LENGTHS = (2, 1, 2)
 
 
-def said_to(each, net):
+def said_to(item, net):
     """Sentences of several lengths that a case's net reads, and something observed of each readout."""
     rng, network = np.random.default_rng(3), net.network
-    table = each.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # who reads whom, for so many words
+    table = item.name in ("vanilla encoder-decoder, pre-norm", "shared slices")  # who reads whom, for so many words
     sentences, observed = [], []
     for n in LENGTHS:
         words = {stack.name: n + (stack.name == "enc") for stack in network.declaration.stacks}
         words = {"enc": 3, "dec": 2, "": 3} if table else words
-        said, told = {}, {}
+        text, given = {}, {}
         for m in network.specs:
-            lead = () if m.group.word_stack is None else (words[m.group.word_stack],)
+            prefix = () if m.group.word_stack is None else (words[m.group.word_stack],)
             if m.tpm.kind == "input":
-                own = (*lead, *m.shape)
-                said[m.group.word_stack] = (
-                    torch.from_numpy(rng.normal(size=own)) if m.shape else rng.integers(m.tpm.states, size=own).tolist()
+                local = (*prefix, *m.shape)
+                text[m.group.word_stack] = (
+                    torch.from_numpy(rng.normal(size=local))
+                    if m.shape
+                    else rng.integers(m.tpm.states, size=local).tolist()
                 )
             elif m.tpm.is_random and not network.graph.out_edges[m.group.index]:
-                own = (*lead, *(m.shape if m.tpm.kind == "continuous" else ()))
-                drawn = rng.normal(size=own) if m.tpm.kind == "continuous" else rng.integers(m.tpm.states, size=own)
-                told[m.group.name] = drawn.tolist()
-        sentences.append(said if len(said) > 1 else said[""])
-        observed.append(told)
+                local = (*prefix, *(m.shape if m.tpm.kind == "continuous" else ()))
+                samples = (
+                    rng.normal(size=local) if m.tpm.kind == "continuous" else rng.integers(m.tpm.states, size=local)
+                )
+                given[m.group.name] = samples.tolist()
+        sentences.append(text if len(text) > 1 else text[""])
+        observed.append(given)
     return sentences, observed
 
 
-def both(sentence, told):
+def both(sentence, given):
     """A sentence with what is observed of it, as a mapping."""
-    return {**(sentence if isinstance(sentence, dict) else {"": sentence}), **told}
+    return {**(sentence if isinstance(sentence, dict) else {"": sentence}), **given}
 
 
-def check_table(net, data, sentences, told, output=None):
+def check_table(net, data, sentences, given, output=None):
     """`runs.table` is what the loop finds."""
-    runs = create_runs(net.network, data, output, should_observe=told is not None)
+    runs = create_runs(net.network, data, output, should_observe=given is not None)
     sites = [site.name for site in runs.sites]
-    made = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
-    output = runs.targets[0] if told is None else None
-    close(made, table_by_loop(net, sites, sentences, told, output))
-    assert float((made - made[..., -1:]).abs().amax()) > 1e-3
+    created = runs.log_prob_table(gate_settings(runs.num_heads), quiet)
+    output = runs.targets[0] if given is None else None
+    close(created, table_by_loop(net, sites, sentences, given, output))
+    assert float((created - created[..., -1:]).abs().amax()) > 1e-3
     return sites
 
 
@@ -113,20 +117,20 @@ def check_table(net, data, sentences, told, output=None):
 def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
     """Of what is observed, and around the output, wherever heads are summed; by the reference, head by head at zero."""
     net = BY_NAME[name].net
-    sentences, told = said_to(BY_NAME[name], net)
-    if told[0]:
-        data = [both(*pair) for pair in zip(sentences, told, strict=True)]
-        assert len(check_table(net, data, sentences, told)) == SUMMED[name]
-    if not told[0] or SUMMED[name] == 1:
+    sentences, given = said_to(BY_NAME[name], net)
+    if given[0]:
+        data = [both(*pair) for pair in zip(sentences, given, strict=True)]
+        assert len(check_table(net, data, sentences, given)) == SUMMED[name]
+    if not given[0] or SUMMED[name] == 1:
         assert len(check_table(net, sentences, sentences, None)) == SUMMED[name]
 
 
 def test_cases_without_summed_heads_are_refused():
-    for each in CASES:
-        if each.name not in SUMMED and each.said is not None:
-            net = each.net
+    for item in CASES:
+        if item.name not in SUMMED and item.said is not None:
+            net = item.net
             with pytest.raises(bt.BNetError, match="heads that are summed"):
-                inclusion(net, said_to(each, net)[0][:1])
+                inclusion(net, said_to(item, net)[0][:1])
 
 
 def test_heads_that_no_word_decides_have_a_table():
@@ -157,17 +161,17 @@ def test_several_readouts_count_together_and_what_is_not_seen_counts_nothing():
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)], readouts)
     net = jolted(bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)], name="two readouts"))).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 2)]
-    told = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
-    check_table(net, [both(*pair) for pair in zip(x, told, strict=True)], x, told)
+    given = [{"y": [1, None, 0], "z": torch.randn(3, 4).tolist()}, {"y": [2, 2], "z": torch.randn(2, 4).tolist()}]
+    check_table(net, [both(*pair) for pair in zip(x, given, strict=True)], x, given)
 
 
 def test_small_parts_change_nothing(monkeypatch):
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
-    whole = runs.log_prob_table(gate_settings(3), quiet)
+    full = runs.log_prob_table(gate_settings(3), quiet)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
     monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
-    close(runs.log_prob_table(gate_settings(3), quiet), whole, 1e-12)
+    close(runs.log_prob_table(gate_settings(3), quiet), full, 1e-12)
 
 
 # ablation
@@ -177,23 +181,23 @@ def test_ablation_is_zero_before_the_output_projection():
     """Three ways: by surgery on the heads, by their columns of W_o at zero, and around the output or of y."""
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     x, y = TEXTS, [[1, 0, 2], [0, 0, 1, 2, 1, 0], [2, 2, 1], [0, 1]]
-    seen, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)
+    observed, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)
     for t, head in itertools.product(range(2), range(3)):
         W = net.parameters[f"W_o_{t}.value"].clone()
         W[head] = 0
-        bare = net.replace({f"W_o_{t}.value": W})
-        lost, apart = [], []
+        plain = net.replace({f"W_o_{t}.value": W})
+        missing, separate = [], []
         for words, states in zip(x, y, strict=True):
-            s, cut = net.sentence(words), bare.sentence(words)
+            s, cut = net.sentence(words), plain.sentence(words)
             done = s.do({name: Zero() for name in nodes_of(s, f"a_{t}")[head]})
-            log = [[each.tpm(f"y_{i}").logits for i in range(len(states))] for each in (s, cut, done)]
+            log = [[item.tpm(f"y_{i}").logits for i in range(len(states))] for item in (s, cut, done)]
             close(torch.stack(log[1]), torch.stack(log[2]))
-            lost.append(sum(float(log[0][i][k] - log[1][i][k]) for i, k in enumerate(states)))
-            apart.append(sum(float((a - b).square().sum()) for a, b in zip(*log[:2], strict=True)))
-        close(seen.ablation[t, head], torch.tensor(lost, dtype=D).mean())
-        close(seen.ablation_error[t, head], torch.tensor(lost, dtype=D).std() / 2)
-        close(around.ablation[t, head], torch.tensor(apart, dtype=D).mean() / 2 / 0.7**2)
-    assert seen.sigma is None and around.sigma == 0.7
+            missing.append(sum(float(log[0][i][k] - log[1][i][k]) for i, k in enumerate(states)))
+            separate.append(sum(float((a - b).square().sum()) for a, b in zip(*log[:2], strict=True)))
+        close(observed.ablation[t, head], torch.tensor(missing, dtype=D).mean())
+        close(observed.ablation_error[t, head], torch.tensor(missing, dtype=D).std() / 2)
+        close(around.ablation[t, head], torch.tensor(separate, dtype=D).mean() / 2 / 0.7**2)
+    assert observed.sigma is None and around.sigma == 0.7
     usual = inclusion(net, x, output="y")
     close(usual.sigma**2, float(2 * around.ablation.mean() * 0.7**2))  # the root mean square distance
     assert float(usual.ablation.mean()) == pytest.approx(0.5)
@@ -219,13 +223,13 @@ def test_ablation_in_bert_is_zero_columns_before_the_output_projection(bert):
             context[..., 4 * head : 4 * head + 4] = 0
             return (context, *given[1:])
 
-        lost = []
+        missing = []
         for part in ids:
             full = model(part).last_hidden_state
             hook = model.encoder.layer[t].attention.output.dense.register_forward_pre_hook(zeroed)
-            lost.append((model(part).last_hidden_state - full).square().flatten(1).sum(1) / 2 / 2.0**2)
+            missing.append((model(part).last_hidden_state - full).square().flatten(1).sum(1) / 2 / 2.0**2)
             hook.remove()
-        close(f.ablation[t, head], torch.cat(lost).mean(), 1e-7)
+        close(f.ablation[t, head], torch.cat(missing).mean(), 1e-7)
 
 
 # gradient importance
@@ -234,12 +238,12 @@ def test_ablation_in_bert_is_zero_columns_before_the_output_projection(bert):
 def attended(net, x, families, loss):
     """`|Att_h(x)^T dL / dAtt_h(x)|` of each head (Michel, Levy and Neubig 2019, equation 2), `[family, head]`: the
     heads of a family are computed, kept, and put in again as leaves."""
-    module, found = net.module().eval(), []
+    module, result = net.module().eval(), []
     for family in families:
         a = module(x[None], want=[family])[family].detach().requires_grad_()
         (slope,) = torch.autograd.grad(loss(module(x[None], do={family: a})[0]), a)
-        found.append((a * slope).sum((0, 2, 3)).abs().detach())
-    return torch.stack(found)
+        result.append((a * slope).sum((0, 2, 3)).abs().detach())
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize("observe", [Normal(0.5, dim=2), Categorical(4, pool="mean")], ids=str)
@@ -247,20 +251,20 @@ def test_importance_is_its_published_definition_by_autograd(observe):
     net = concat(observe=observe)
     discrete, pooled = observe.kind == "discrete", getattr(observe, "pool", None) is not None
     x, y = [torch.randn(n, 4, dtype=D) for n in (3, 2, 5, 3)], []
-    for each in x:
-        shape = () if pooled else (len(each),)
+    for item in x:
+        shape = () if pooled else (len(item),)
         y.append(torch.randint(3, shape) if discrete else torch.randn(*shape, 2, dtype=D))
 
-    def loss(out, told):
+    def loss(out, given):
         if discrete:
-            return -torch.log_softmax(out, -1).gather(-1, told[..., None]).sum()
-        return (out - told).square().sum() / 2 / 0.5**2
+            return -torch.log_softmax(out, -1).gather(-1, given[..., None]).sum()
+        return (out - given).square().sum() / 2 / 0.5**2
 
     f = inclusion(net, list(zip(x, y, strict=True)))
-    each = [attended(net, words, ("a_0", "a_1"), lambda out, told=told: loss(out, told))
-            for words, told in zip(x, y, strict=True)]  # fmt: skip
-    close(f.importance, torch.stack(each).mean(0), 1e-7)  # sigma is kept in single precision
-    close(f.importance_error, torch.stack(each).std(0) / 2, 1e-7)
+    item = [attended(net, words, ("a_0", "a_1"), lambda out, given=given: loss(out, given))
+            for words, given in zip(x, y, strict=True)]  # fmt: skip
+    close(f.importance, torch.stack(item).mean(0), 1e-7)  # sigma is kept in single precision
+    close(f.importance_error, torch.stack(item).std(0) / 2, 1e-7)
 
 
 def test_importance_of_next_words_is_that_of_the_sum_over_words():
@@ -271,8 +275,8 @@ def test_importance_of_next_words_is_that_of_the_sum_over_words():
     def loss(out, after):
         return torch.nn.functional.cross_entropy(out, after, reduction="sum")
 
-    each = [attended(net, x[:-1], ("a_0", "a_1"), lambda out, x=x: loss(out, x[1:])) for x in ids]
-    close(f.importance, torch.stack(each).mean(0))
+    item = [attended(net, x[:-1], ("a_0", "a_1"), lambda out, x=x: loss(out, x[1:])) for x in ids]
+    close(f.importance, torch.stack(item).mean(0))
 
 
 def test_importance_around_the_output_is_the_mean_size_of_a_normal_slope(bert):
@@ -310,9 +314,9 @@ def lost_by(net, one, off, sigma):
     x, y = one if sigma is None else (one, None)
     s = net.sentence(x=x)
     full, cut = run_of(s), run_of(s, *off)
-    told, output = (None, output_of(s, full, "y")) if y is None else ({"y": y.tolist()}, None)
-    lost = log_p(s, full, told, "y", output) - log_p(s, cut, told, "y", output)
-    return lost if sigma is None else lost / sigma**2
+    given, output = (None, output_of(s, full, "y")) if y is None else ({"y": y.tolist()}, None)
+    missing = log_p(s, full, given, "y", output) - log_p(s, cut, given, "y", output)
+    return missing if sigma is None else missing / sigma**2
 
 
 @pytest.mark.parametrize("sigma", [None, 2.0])
@@ -323,23 +327,23 @@ def test_damage_is_that_of_the_heads_off_together(sigma):
     if sigma is None:
         data = [[(x, torch.randn(len(x), 4, dtype=D)) for x in part] for part in data]
     f = inclusion(net, data[0], **({} if sigma is None else {"sigma": sigma}))
-    for told, held_out in ((data[0], None), (data[1], data[1]))[sigma is not None :]:
-        found = damage(f, held_out, counts=counts, progress=False)
-        assert found.labels["heads off"] == ("0", "2", "6") and found.sentences == len(told)
+    for given, held_out in ((data[0], None), (data[1], data[1]))[sigma is not None :]:
+        result = damage(f, held_out, counts=counts, progress=False)
+        assert result.labels["heads off"] == ("0", "2", "6") and result.sentences == len(given)
         known = {}
-        for m, name in enumerate(found.labels["measure"]):
+        for m, name in enumerate(result.labels["measure"]):
             measure = f.measure(name)
-            values = [float(measure[at]) for at in found.order[name]]
-            assert values == sorted(values) and len(set(found.order[name])) == 6
+            values = [float(measure[at]) for at in result.order[name]]
+            assert values == sorted(values) and len(set(result.order[name])) == 6
             for k, count in enumerate(counts):
-                off = frozenset((f"a_{t}", head) for t, head in found.order[name][:count])
+                off = frozenset((f"a_{t}", head) for t, head in result.order[name][:count])
                 if off not in known:
-                    known[off] = torch.stack([lost_by(net, one, off, sigma) for one in told])
-                close(found.values[m, k], known[off].mean(), 1e-7)
-                close(found.error[m, k], known[off].std() / len(told) ** 0.5, 1e-7)
-        assert found.values[:, 0].abs().max() < 1e-12
-        assert found.to_dataframe()["ablation"].tolist() == found.values[2].tolist()
-        assert list(found.to_dataframe().index) == [0, 2, 6]
+                    known[off] = torch.stack([lost_by(net, one, off, sigma) for one in given])
+                close(result.values[m, k], known[off].mean(), 1e-7)
+                close(result.error[m, k], known[off].std() / len(given) ** 0.5, 1e-7)
+        assert result.values[:, 0].abs().max() < 1e-12
+        assert result.to_dataframe()["ablation"].tolist() == result.values[2].tolist()
+        assert list(result.to_dataframe().index) == [0, 2, 6]
 
 
 def test_damage_of_one_role_and_of_one_sentence():
@@ -347,11 +351,11 @@ def test_damage_of_one_role_and_of_one_sentence():
     data = said_to(BY_NAME["vanilla encoder-decoder"], net)[0]
     f = inclusion(net, data, role="dec_cross_a", sigma=1.0)
     assert f.slices == ("dec_cross_a_0",)
-    found = damage(f, data[:1], progress=False)
-    assert found.values.shape == (3, 3) and bool(found.error.isnan().all())
+    result = damage(f, data[:1], progress=False)
+    assert result.values.shape == (3, 3) and bool(result.error.isnan().all())
     s = net.sentence(data[0])
     off = run_of(s, ("dec_cross_a_0", 0), ("dec_cross_a_0", 1))
-    close(found.values[:, -1], -log_p(s, off, None, "dec_y", output_of(s, run_of(s), "dec_y")).expand(3))
+    close(result.values[:, -1], -log_p(s, off, None, "dec_y", output_of(s, run_of(s), "dec_y")).expand(3))
 
 
 def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
@@ -376,11 +380,11 @@ def test_roles_with_other_numbers_of_heads_are_asked_one_at_a_time():
         inclusion(net, x)
     for role, count in (("a", 2), ("b", 3)):
         f = inclusion(net, x, role=role, sigma=1.0)
-        found = damage(f, counts=[0, count], progress=False)
-        lost = []
+        result = damage(f, counts=[0, count], progress=False)
+        missing = []
         for words in x:
             s = net.sentence(x=words)
             cut = run_of(s, *((f"{role}_0", head) for head in range(count)))
-            lost.append(-log_p(s, cut, None, "x_1", output_of(s, run_of(s), "x_1")))
+            missing.append(-log_p(s, cut, None, "x_1", output_of(s, run_of(s), "x_1")))
         assert f.log_bayes.shape == (1, count)
-        close(found.values[:, 1], torch.stack(lost).mean().expand(3))
+        close(result.values[:, 1], torch.stack(missing).mean().expand(3))

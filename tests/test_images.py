@@ -34,9 +34,9 @@ def asked(net, module, pixels):
     """Our states to the last one, what leaves the final norm, and what is observed or pooled."""
     batch = net.batch(list(pixels))
     last = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
-    want = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
-    readings, found = module.readings(batch.x, batch.mask, want=want)
-    return [found[name] for name in want[:-2]], found["norm"], found[last], readings
+    expected = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
+    readings, result = module.readings(batch.x, batch.mask, want=expected)
+    return [result[name] for name in expected[:-2]], result["norm"], result[last], readings
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "attention"), [(D, 1e-9, "eager"), (torch.float32, 1e-4, "sdpa")])
@@ -45,18 +45,18 @@ def test_states_attention_and_readout_are_transformers(name, options, attention,
     model = random_model(name, options, dtype, attention)
     net = from_pretrained(model)
     pixels = images(net, dtype=dtype)
-    theirs = model(pixels, output_hidden_states=True, output_attentions=attention == "eager")
+    peer = model(pixels, output_hidden_states=True, output_attentions=attention == "eager")
     states, left, last, readings = asked(net, net.module().eval(), pixels)
-    near = {"rtol": tolerance, "atol": tolerance}
-    for ours, other in zip(states, theirs.hidden_states, strict=True):
-        torch.testing.assert_close(ours, other, **near)
-    torch.testing.assert_close(last, theirs.logits if "logits" in theirs else theirs.pooler_output, **near)
-    if "last_hidden_state" in theirs:
-        torch.testing.assert_close(left, theirs.last_hidden_state, **near)
-    for t, other in enumerate(theirs.attentions or ()):
-        torch.testing.assert_close(readings[f"a_{t}"], other, **near)
+    close = {"rtol": tolerance, "atol": tolerance}
+    for actual, other in zip(states, peer.hidden_states, strict=True):
+        torch.testing.assert_close(actual, other, **close)
+    torch.testing.assert_close(last, peer.logits if "logits" in peer else peer.pooler_output, **close)
+    if "last_hidden_state" in peer:
+        torch.testing.assert_close(left, peer.last_hidden_state, **close)
+    for t, other in enumerate(peer.attentions or ()):
+        torch.testing.assert_close(readings[f"a_{t}"], other, **close)
     s = net.sentence(pixels[1])
-    torch.testing.assert_close(s["x_1_2"], theirs.hidden_states[1][1, 2].detach(), **near)
+    torch.testing.assert_close(s["x_1_2"], peer.hidden_states[1][1, 2].detach(), **close)
     assert s.words == net.network.get_spec("patch").tpm.image.tokens
     assert s.special == (True, *[False] * (len(s.words) - 1))
 
@@ -69,12 +69,12 @@ def test_gradients_are_transformers():
     weight = torch.linspace(-1, 1, last.numel(), dtype=D).reshape(last.shape)
     (model(pixels).logits * weight).sum().backward()
     names = [name.replace("/", ".") for name in module.store]
-    mine = dict(zip(names, torch.autograd.grad((last * weight).sum(), list(module.store.values())), strict=True))
+    actual = dict(zip(names, torch.autograd.grad((last * weight).sum(), list(module.store.values())), strict=True))
     family = FAMILIES["vit"]
     held = {canonical_key(family, key): value.grad for key, value in model.named_parameters()}
     for entry in map_parameters(net.network, family):
         other = entry.view(held[canonical_key(family, entry.keys[0])])
-        torch.testing.assert_close(mine[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
+        torch.testing.assert_close(actual[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
 
 
 def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
@@ -94,19 +94,21 @@ def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):
 
 def test_names_hold_what_our_nodes_hold():
     model = random_model("ViTModel", VIT)
-    net, seen = from_pretrained(model), {}
+    net, observed = from_pretrained(model), {}
     for name, module in model.named_modules():
-        module.register_forward_hook(lambda m, i, o, name=name: seen.update({f"{name}.output": o, f"{name}.input": i}))
+        module.register_forward_hook(
+            lambda m, i, o, name=name: observed.update({f"{name}.output": o, f"{name}.input": i})
+        )
     pixels = images(net, 1)
-    told = model(pixels, output_hidden_states=True, output_attentions=True)
+    passed = model(pixels, output_hidden_states=True, output_attentions=True)
     s = net.sentence(pixels[0])
-    for ours in NODES:
-        theirs = to_hugging_face(net, ours)
-        place, index = re.fullmatch(r"([^\[]*(?:\[\d+\])?)(\[:.*\])", theirs).groups()
-        value = eval(place, {"hidden_states": told.hidden_states}) if "hidden" in place else seen[place]
+    for actual in NODES:
+        peer = to_hugging_face(net, actual)
+        position, index = re.fullmatch(r"([^\[]*(?:\[\d+\])?)(\[:.*\])", peer).groups()
+        value = eval(position, {"hidden_states": passed.hidden_states}) if "hidden" in position else observed[position]
         value = value[0] if isinstance(value, tuple) else value
-        torch.testing.assert_close(eval(f"value{index}")[0], s[ours], rtol=1e-9, atol=1e-9)
-        assert from_hugging_face(net, theirs) == (ours,)
+        torch.testing.assert_close(eval(f"value{index}")[0], s[actual], rtol=1e-9, atol=1e-9)
+        assert from_hugging_face(net, peer) == (actual,)
     assert to_hugging_face(net, "start.vector") == "embeddings.cls_token"
     with pytest.raises(bt.UnknownNameError):
         to_hugging_face(net, "embed_1")  # the output of a convolution is no [batch, word, feature]
@@ -115,21 +117,21 @@ def test_names_hold_what_our_nodes_hold():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=5, max_size=5))
 def test_patches_are_what_a_convolution_sees(sizes):
-    channels, down, across, high, wide = sizes
-    grid = Patches(channels, down * high + high - 1, across * wide + wide - 1, high, wide)
+    channels, down, across, high, width = sizes
+    grid = Patches(channels, down * high + high - 1, across * width + width - 1, high, width)
     image = torch.randn(channels, grid.rows, grid.columns, dtype=D)
-    kernel = torch.randn(2, channels, high, wide, dtype=D)
-    theirs = functional.conv2d(image[None], kernel, stride=(high, wide))[0].flatten(1).mT
+    kernel = torch.randn(2, channels, high, width, dtype=D)
+    peer = functional.conv2d(image[None], kernel, stride=(high, width))[0].flatten(1).mT
     words = grid.patchify(image)
-    torch.testing.assert_close(words[1:] @ kernel.flatten(1).mT, theirs, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(words[1:] @ kernel.flatten(1).mT, peer, rtol=1e-10, atol=1e-10)
     assert not words[0].any() and len(words) == grid.words == len(grid.tokens)
 
 
 def test_the_first_word_is_of_no_patch():
     """Its own vector stands in the place of its embedding; the others pass, and no arrow leads from a patch to it."""
     x = torch.arange(6.0).reshape(3, 2)
-    made = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
-    assert made.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
+    created = Start().value(EvalContext({"vector": torch.tensor([9.0, 8.0])}, word=torch.arange(3)), x)
+    assert created.equal(torch.tensor([[9.0, 8.0], [2.0, 3.0], [4.0, 5.0]]))
     net = from_pretrained(random_model("ViTModel", VIT))
     first = net.sentence(images(net)[0])
     words = first.state.encoded.given["patch"].clone()
@@ -145,8 +147,8 @@ def test_a_vector_for_hidden_patches_is_of_no_use_where_none_is_hidden():
     assert model.vit.embeddings.mask_token is not None
     pixels = torch.randn(1, 3, 12, 12, dtype=D)
     s = from_pretrained(model, readout=None).sentence(pixels[0])
-    theirs = model.vit(pixels).last_hidden_state[0]
-    torch.testing.assert_close(s["norm_3"], theirs[3].detach(), rtol=1e-5, atol=1e-6)
+    peer = model.vit(pixels).last_hidden_state[0]
+    torch.testing.assert_close(s["norm_3"], peer[3].detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_images_that_are_none_are_refused():

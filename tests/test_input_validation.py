@@ -143,7 +143,7 @@ def sentence() -> bt.Sentence:
 def functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Every public function, and sound arguments of it."""
     two = {"clean": decoder().sentence(SAID[0]), "corrupt": decoder().sentence(SAID[1]), "metric": METRIC}
-    asked: dict[str, dict[str, Any]] = {
+    query: dict[str, dict[str, Any]] = {
         **{**CONFIGS, **MODELS, "BNet": {"declaration": net().declaration}, "plot": {"result": torch.ones(3)}},
         **{"circuit": {**two, "threshold": 0.1}, "explain": {"task": "posterior"}, "load": {"path": "net.safetensors"}},
         **{name: {**two, "progress": False} for name in ("sweep", "mediation")},
@@ -152,11 +152,11 @@ def functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         **{"inclusion": {"net": decoder(), "sentences": SAID, "draws": 20, "progress": False}},
         **{"roles": {"net": decoder(), "sentences": SAID, "draws": 20}, "from_pretrained": {"source": "minilm"}},
     }
-    found = {name: (getattr(bt, name), sound) for name, sound in asked.items()}
-    found |= {f"tpm.{name}": (getattr(tpm, name), sound) for name, sound in TPMS.items()}
+    result = {name: (getattr(bt, name), sound) for name, sound in query.items()}
+    result |= {f"tpm.{name}": (getattr(tpm, name), sound) for name, sound in TPMS.items()}
     for owner, methods in ((net(), OF_NETS), (sentence(), OF_SENTENCES)):
-        found |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), sound) for name, sound in methods.items()}
-    return found
+        result |= {f"{type(owner).__name__}.{name}": (getattr(owner, name), sound) for name, sound in methods.items()}
+    return result
 
 
 def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
@@ -178,10 +178,10 @@ def fault(call: Callable[[], object], name: str) -> str | None:
     try:
         result = call()
     except bt.BNetError as error:
-        told = str(error)
-        if len(told) < 2000 and re.search(rf"\b({CALLED.get(name, name)})\b", told):
+        passed = str(error)
+        if len(passed) < 2000 and re.search(rf"\b({CALLED.get(name, name)})\b", passed):
             return None
-        return f"the error does not name it: {told:.200}"
+        return f"the error does not name it: {passed:.200}"
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"no error, but {result!r:.80}"
@@ -195,7 +195,7 @@ def _nothing_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
-    assert all(net().parameters[name].equal(each) for name, each in before.items())
+    assert all(net().parameters[name].equal(item) for name, item in before.items())
     assert sentence()["x_1_2"].equal(value)
     assert torch.get_rng_state().equal(generator)
 
@@ -216,8 +216,8 @@ def test_a_wrong_argument_is_refused_by_its_name(room):
             continue
         for parameter in inspect.signature(function).parameters.values():
             for value in wrong_values(parameter):
-                found = fault(lambda f=function, a={**sound, parameter.name: value}: f(**a), parameter.name)
-                faults += [f"{name}({parameter.name}={value!r}): {found}"] if found else []
+                result = fault(lambda f=function, a={**sound, parameter.name: value}: f(**a), parameter.name)
+                faults += [f"{name}({parameter.name}={value!r}): {result}"] if result else []
     assert not faults, "\n".join(faults)
 
 
@@ -322,7 +322,7 @@ def test_any_value_of_any_argument_is_answered_or_refused(data):
     quick = [name for name in functions() if name.rpartition(".")[2] not in WRITES_OR_TAKES_LONG | {"from_pretrained"}]
     function, sound = functions()[data.draw(st.sampled_from(quick))]
     names = [
-        name for name, each in inspect.signature(function).parameters.items() if each.kind.name.endswith("KEYWORD")
+        name for name, item in inspect.signature(function).parameters.items() if item.kind.name.endswith("KEYWORD")
     ]
     changed = data.draw(st.dictionaries(st.sampled_from(names), HOSTILE, max_size=2)) if names else {}
     try:

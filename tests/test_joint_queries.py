@@ -40,22 +40,22 @@ def test_what_the_folded_graph_separates_every_ground_graph_does(plan, data):
     ground = grounded(plan)
     flat = GroundGraph(ground.template.without_plates, {})
     order = data.draw(st.permutations(range(len(flat))))
-    x, y, *rest = order
-    known = frozenset(rest[: data.draw(st.integers(0, len(rest)))])
+    x, y, *remainder = order
+    known = frozenset(remainder[: data.draw(st.integers(0, len(remainder)))])
     functions = data.draw(st.sets(st.sampled_from(range(len(flat)))))
     graph = as_networkx(flat)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     for some in ((), functions):
-        apart = bool(are_separated(flat, [SeparationQuery(frozenset([x]), frozenset([y]), known)], some)[0])
-        assert some or apart == nx.is_d_separator(graph, {x}, {y}, set(known))
+        separate = bool(are_separated(flat, [SeparationQuery(frozenset([x]), frozenset([y]), known)], some)[0])
+        assert some or separate == nx.is_d_separator(graph, {x}, {y}, set(known))
         lifted = [
             frozenset(n for k in part for n in ground.select_nodes(ground.template.groups[k]).tolist())
             for part in ([x], [y], known)
         ]
-        assert not apart or bool(are_separated(ground, [SeparationQuery(*lifted)], some)[0])
-    found = find_minimal_separator(flat, frozenset([x]), frozenset([y]))
+        assert not separate or bool(are_separated(ground, [SeparationQuery(*lifted)], some)[0])
+    result = find_minimal_separator(flat, frozenset([x]), frozenset([y]))
     joined = graph.has_edge(x, y) or graph.has_edge(y, x)
-    assert (found is None) == joined and (joined or nx.is_minimal_d_separator(graph, {x}, {y}, set(found)))
+    assert (result is None) == joined and (joined or nx.is_minimal_d_separator(graph, {x}, {y}, set(result)))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_names_of_the_folded_graph():
     with pytest.raises(bt.BNetError, match="one side"):
         net.separated("x_0", "x_2", ["x_0"])
     # the ground graph may separate what the folded one does not: a word that reads only itself
-    alone = bt.bayesuvius(4, mask=[[True, False], [False, True]])
+    single = bt.bayesuvius(4, mask=[[True, False], [False, True]])
     weights = [f"W_{r}_0" for r in "qkv"]
-    assert not alone.separated("x_0", "x_1", weights)
-    assert alone.sentence("a b").separated("x_0_0", "x_1_1", weights)
+    assert not single.separated("x_0", "x_1", weights)
+    assert single.sentence("a b").separated("x_0_0", "x_1_1", weights)
 
 
 # trails among determined nodes
@@ -115,13 +115,13 @@ def test_a_trail_that_passes_nothing_determined_is_there_unless_separated(plan, 
     if trail is None:
         return
     graph = as_networkx(ground)
-    told = set(question.given)
+    passed = set(question.given)
     functional = {n for n in graph if (f := ground.group_of(n).index) in functions and ground.template.in_edges[f]}
-    while more := {n for n in functional - told if set(graph.predecessors(n)) <= told}:
-        told |= more
+    while more := {n for n in functional - passed if set(graph.predecessors(n)) <= passed}:
+        passed |= more
     ids = [ground.id(name) for name in trail.nodes]
     colliders = {ground.id(name) for name in trail.colliders}
-    assert not (set(ids) - colliders) & told
+    assert not (set(ids) - colliders) & passed
     assert all(
         graph.has_edge(a, b) if f else graph.has_edge(b, a)
         for a, b, f in zip(ids, ids[1:], trail.forward, strict=False)
@@ -133,8 +133,8 @@ def test_a_pair_only_D_separated_has_no_trail_then():
     s = bt.bayesuvius(4, heads=2).sentence("the cat sat")
     assert s.active_trail("q_0_0", "q_0_1", ["c"]) is not None
     assert s.active_trail("q_0_0", "q_0_1", ["c"], deterministic=True) is None
-    found = s.active_trail("q_0_0", ["W_q_0", "x_0_0"], ["c"], deterministic=True)
-    assert str(found) == "q_0_0 <- x_0_0"  # W_q_0 is known then
+    result = s.active_trail("q_0_0", ["W_q_0", "x_0_0"], ["c"], deterministic=True)
+    assert str(result) == "q_0_0 <- x_0_0"  # W_q_0 is known then
     with pytest.raises(bt.BNetError, match="deterministic"):
         s.active_trail("q_0_0", "q_0_1", deterministic=1)
 
@@ -157,8 +157,8 @@ NETS = [
 def theirs(model, nodes, evidence):
     from pgmpy.inference import VariableElimination
 
-    found = VariableElimination(model).query(nodes, evidence=evidence, show_progress=False)
-    return torch.tensor(np.moveaxis(found.values, [found.variables.index(n) for n in nodes], range(len(nodes))))
+    result = VariableElimination(model).query(nodes, evidence=evidence, show_progress=False)
+    return torch.tensor(np.moveaxis(result.values, [result.variables.index(n) for n in nodes], range(len(nodes))))
 
 
 @pytest.mark.parametrize("options", NETS, ids=str)
@@ -169,20 +169,21 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
     real = isinstance(options.get("observe"), Normal)
     for k in range(4):
         nodes = pick.sample(names, min(len(names), pick.choice([1, 2, 3])))
-        rest = [n for n in names if n not in nodes]
+        remainder = [n for n in names if n not in nodes]
         evidence = {
-            n: pick.randrange(len(s.posterior(n))) for n in pick.sample(rest, min(len(rest), pick.randint(0, 2)))
+            n: pick.randrange(len(s.posterior(n)))
+            for n in pick.sample(remainder, min(len(remainder), pick.randint(0, 2)))
         }
         if real and k % 2:
             evidence["y_1"] = torch.tensor([0.1, -0.2, 0.4, 0.3], dtype=D)
         done = {n: evidence.pop(n) for n in list(evidence)[:1] if n not in ("y_1",) and k % 2}
-        asked = s.do(done) if done else s
-        model = asked.observe(evidence).to_pgmpy()
-        close(asked.posterior(nodes, evidence), theirs(model, nodes, model.graph["evidence"]), 1e-8)
+        query = s.do(done) if done else s
+        model = query.observe(evidence).to_pgmpy()
+        close(query.posterior(nodes, evidence), theirs(model, nodes, model.graph["evidence"]), 1e-8)
         if done and not real:
             full = s.to_pgmpy()
-            told = {n: str(state) for n, state in {**done, **evidence}.items()}
-            close(asked.posterior(nodes, evidence), theirs(full.do(list(done)), nodes, told), 1e-8)
+            passed = {n: str(state) for n, state in {**done, **evidence}.items()}
+            close(query.posterior(nodes, evidence), theirs(full.do(list(done)), nodes, passed), 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -192,26 +193,26 @@ def test_many_states_at_once_are_what_they_are_one_by_one(options):
     s = doubled(**options).sentence("the cat")
     slices = list(range(options.get("slices", 1)))
     for t in (s, s.do({"x_0_1": torch.ones(4, dtype=D)})):
-        found = t.reads(evidence={"y_1": 2}, residual=0.0)
+        result = t.reads(evidence={"y_1": 2}, residual=0.0)
         total = torch.zeros(2, 2, dtype=D)
-        names = list(found.choices[0])
+        names = list(result.choices[0])
         ids = [t.ground.id(name) for name in names]
         logs = []
         for states in itertools.product(*(range(t.state.model.count_states(node)) for node in ids)):
             world = t.state.model
-            told = dict(zip(names, states, strict=True))
+            passed = dict(zip(names, states, strict=True))
             log = reference.log_evidence(
                 world,
-                {**{t.ground.id(n): torch.tensor(v) for n, v in told.items()}, t.ground.id("y_1"): torch.tensor(2)},
+                {**{t.ground.id(n): torch.tensor(v) for n, v in passed.items()}, t.ground.id("y_1"): torch.tensor(2)},
             )
             logs.append(log)
-            at = t.do(told)
+            at = t.do(passed)
             rows = [torch.stack([_row(at, f"x_{u + 1}_{i}") for i in range(2)]) for u in slices]
             total = (
                 total + log.exp() * torch.linalg.multi_dot(rows[::-1]) if len(rows) > 1 else total + log.exp() * rows[0]
             )
-        close(found.matrix, total / torch.stack(logs).exp().sum())
-        assert float(found.weights.sum()) == pytest.approx(1)
+        close(result.matrix, total / torch.stack(logs).exp().sum())
+        assert float(result.weights.sum()) == pytest.approx(1)
 
 
 def _row(s, name):
@@ -230,25 +231,25 @@ def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, 
     monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "MAX_JOINT_STATES", few)
     s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
-    drawn = s.sample(n, evidence, seed=5)
+    samples = s.sample(n, evidence, seed=5)
     names = [*[name for name in discrete(s) if name != "y_0"][:2], "y_1"]
     share = s.posterior(names, evidence)
-    code = sum(drawn[name] * math.prod(share.shape[k + 1 :]) for k, name in enumerate(names))
-    got = torch.bincount(code, minlength=share.numel()) / n
-    assert (got - share.flatten()).abs().max() < 4.5 * math.sqrt(0.25 / n)
+    code = sum(samples[name] * math.prod(share.shape[k + 1 :]) for k, name in enumerate(names))
+    actual = torch.bincount(code, minlength=share.numel()) / n
+    assert (actual - share.flatten()).abs().max() < 4.5 * math.sqrt(0.25 / n)
 
 
 def test_draws_of_choices_that_read_each_other_and_of_vectors():
     s, n = case_of("hidden Markov").sentence, 4000
-    drawn = s.sample(n, seed=2)
+    samples = s.sample(n, seed=2)
     share = s.posterior(["z_0_0", "z_0_1"])
-    got = torch.bincount(drawn["z_0_0"] * 2 + drawn["z_0_1"], minlength=4) / n
-    assert (got - share.flatten()).abs().max() < 4.5 * math.sqrt(0.25 / n)
-    y = drawn["y_1"]
+    actual = torch.bincount(samples["z_0_0"] * 2 + samples["z_0_1"], minlength=4) / n
+    assert (actual - share.flatten()).abs().max() < 4.5 * math.sqrt(0.25 / n)
+    y = samples["y_1"]
     for state in (0, 1):
         at = s.do({"z_0_1": state})
         mean = at.sample(n, seed=3)["y_1"].mean(0)
-        assert (y[drawn["z_0_1"] == state].mean(0) - mean).abs().max() < 0.1
+        assert (y[samples["z_0_1"] == state].mean(0) - mean).abs().max() < 0.1
 
 
 # flows and paths
@@ -259,12 +260,12 @@ def test_the_greatest_flow_is_networkxs(count, n):
     generator = torch.Generator().manual_seed(count)
     steps = torch.softmax(3 * torch.randn(2, count, n, n, generator=generator, dtype=D), -1)
     steps[:, 0, 0, 1:] = 0
-    found = max_flow(steps)
+    result = max_flow(steps)
     for s, i, j in itertools.product(range(2), range(n), range(n)):
         graph = nx.DiGraph()
         for t, a, b in itertools.product(range(count), range(n), range(n)):
             graph.add_edge((t + 1, a), (t, b), capacity=float(steps[s, t, a, b]))
-        assert float(found[s, i, j]) == pytest.approx(nx.maximum_flow_value(graph, (count, i), (0, j)), abs=1e-11)
+        assert float(result[s, i, j]) == pytest.approx(nx.maximum_flow_value(graph, (count, i), (0, j)), abs=1e-11)
 
 
 def test_flows_past_the_budget_are_refused():
@@ -285,31 +286,31 @@ def test_paths_are_the_most_probable_of_all_over_the_states(states, slices, n, s
         for k, (i, j) in enumerate(itertools.pairwise(path)):
             share = share * steps[:, slices - 1 - k, i, j]
         every[path] = float(share.sum())
-    found = find_best_paths(weights, steps, n - 1, 5)
-    assert [p for p, _ in found] == pytest.approx(sorted(every.values(), reverse=True)[:5])
-    assert all(every[words] == pytest.approx(p) for p, words in found)
+    result = find_best_paths(weights, steps, n - 1, 5)
+    assert [p for p, _ in result] == pytest.approx(sorted(every.values(), reverse=True)[:5])
+    assert all(every[words] == pytest.approx(p) for p, words in result)
 
 
 def test_a_path_is_ranked_by_all_heads_together():
     s = bt.bayesuvius(dim=4, heads=3, slices=2, seed=1).to(D).sentence("the cat sat")
-    found = s.reads(residual=0.0)
-    best, second = found.paths(2, 2)
+    result = s.reads(residual=0.0)
+    best, second = result.paths(2, 2)
     assert best.words == (2, 0, 1) and best.probability == pytest.approx(0.184, abs=1e-3)
     total = sum(s.do(c=c).attention(1)[2, 0] * s.do(c=c).attention(0)[0, 1] for c in range(3)) / 3
     assert best.probability == pytest.approx(float(total)) and second.probability < best.probability
-    each = [float(s.do(c=c).attention(1)[2, 0] * s.do(c=c).attention(0)[0, 1]) for c in range(3)]
-    assert best.choices == {"c": int(np.argmax(each))} and best.share == pytest.approx(max(each) / sum(each))
+    item = [float(s.do(c=c).attention(1)[2, 0] * s.do(c=c).attention(0)[0, 1]) for c in range(3)]
+    assert best.choices == {"c": int(np.argmax(item))} and best.share == pytest.approx(max(item) / sum(item))
     assert str(best).endswith(f"of it with c={best.choices['c']})")
 
 
 def test_entropies_are_told_of_each_head_too():
     s = doubled(combine="concat", heads=3, slices=2).sentence("the cat sat")
-    found = s.reads()
+    result = s.reads()
     for t in range(2):
-        each = torch.distributions.Categorical(s.attention(t)).entropy()
-        close(found.head_entropies[t], each)
-        assert bool((found.entropies[t] > each.mean(0)).all())
-    close(s.reads(head=1).head_entropies[:, 0], found.head_entropies[:, 1])
+        item = torch.distributions.Categorical(s.attention(t)).entropy()
+        close(result.head_entropies[t], item)
+        assert bool((result.entropies[t] > item.mean(0)).all())
+    close(s.reads(head=1).head_entropies[:, 0], result.head_entropies[:, 1])
     open_ = doubled(heads=3).sentence("the cat").reads(evidence={"y_0": 1})
     close(open_.head_entropies[:, 0], open_.entropies)
 
@@ -335,14 +336,14 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
         J_z = torch.cat([at[n] for n in given_]) if given_ else torch.zeros(1, 12, dtype=D)
         left = torch.eye(12, dtype=D) - J_z.T @ torch.linalg.pinv(J_z @ J_z.T, rtol=1e-12) @ J_z
         C = J_x @ left @ J_y.T
-        wanted = (
+        expected = (
             (C / torch.outer((J_x @ left @ J_x.T).diagonal().sqrt(), (J_y @ left @ J_y.T).diagonal().sqrt()))
             .abs()
             .max()
         )
-        found = s.separated("x_0_0", y, given_, verify=True)
-        assert found.over_roots == pytest.approx(float(wanted), abs=1e-6) and found.over_choices is None
-        assert found.dependence == found.over_roots > 0.05
+        result = s.separated("x_0_0", y, given_, verify=True)
+        assert result.over_roots == pytest.approx(float(expected), abs=1e-6) and result.over_choices is None
+        assert result.dependence == result.over_roots > 0.05
 
 
 def test_ids_stand_for_the_vectors_that_they_choose():
@@ -360,14 +361,14 @@ def test_ids_stand_for_the_vectors_that_they_choose():
 def test_several_trees_are_a_forest_and_a_circle_no_tree():
     mask = torch.eye(4, dtype=torch.bool)
     mask[1, 0] = mask[3, 2] = True
-    found = bt.bayesuvius(4, mask=mask.tolist()).sentence("a b c d").tan()
-    assert found.kind == "forest augmented naive Bayes"
+    result = bt.bayesuvius(4, mask=mask.tolist()).sentence("a b c d").tan()
+    assert result.kind == "forest augmented naive Bayes"
     mask[2, 1] = True
     assert bt.bayesuvius(4, mask=mask.tolist()).sentence("a b c d").tan().kind == "TAN"
     mask = torch.eye(4, dtype=torch.bool)
     mask[2, 0] = mask[2, 1] = True
-    apart = bt.bayesuvius(4, mask=mask.tolist()).sentence("a b c d").tan()
-    assert apart.kind == "reverse forest augmented naive Bayes"
+    separate = bt.bayesuvius(4, mask=mask.tolist()).sentence("a b c d").tan()
+    assert separate.kind == "reverse forest augmented naive Bayes"
     circle = bt.bayesuvius(4).sentence("a b").tan()
     assert circle.kind == "no DAG"
 
@@ -396,16 +397,16 @@ def test_a_tree_hears_evidence():
 def test_a_divergence_is_told_only_where_the_sentences_bear_it():
     """Codes that are independent, so that the divergence is none: what is told is near it, and corrected nearer."""
     rng = np.random.default_rng(0)
-    for sentences, n, told in ((1000, 3, True), (1000, 6, False)):
+    for sentences, n, passed in ((1000, 3, True), (1000, 6, False)):
         codes = rng.integers(0, n, (sentences, n))
-        found = learn_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
-        assert (found.divergence is not None) == told == (found.divergence_corrected is not None)
-        if told:
-            assert abs(found.divergence_corrected) < abs(found.divergence) < 0.05
-            assert found.why_no_divergence is None and "nats from the TAN" in found._repr_html_()
+        result = learn_tan(rng.integers(0, 2, sentences).tolist(), codes, [f"w{i}" for i in range(n)])
+        assert (result.divergence is not None) == passed == (result.divergence_corrected is not None)
+        if passed:
+            assert abs(result.divergence_corrected) < abs(result.divergence) < 0.05
+            assert result.why_no_divergence is None and "nats from the TAN" in result._repr_html_()
         else:
-            assert f"{found.joint_states} joint states" in found.why_no_divergence
-            assert found.why_no_divergence in found._repr_html_()
+            assert f"{result.joint_states} joint states" in result.why_no_divergence
+            assert result.why_no_divergence in result._repr_html_()
 
 
 def corrected_entropy(*columns):
@@ -419,7 +420,7 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
     a, b = rng.integers(0, 16, (2, 1000))
     u = rng.random(1000)
     c = np.where(u < 0.35, a % 2, np.where(u < 0.7, b % 2, rng.integers(0, 2, 1000)))
-    found = learn_tan([0] * 1000, np.stack([a, b, c], 1), ["a", "b", "c"])
+    result = learn_tan([0] * 1000, np.stack([a, b, c], 1), ["a", "b", "c"])
     columns = [a, b, c]
     for i, j in itertools.combinations(range(3), 2):
         parts = [
@@ -428,22 +429,24 @@ def test_the_correction_has_its_sign_and_chooses_the_tree():
             corrected_entropy(columns[i], columns[j]),
         ]
         plain, extra = (x + y - xy for x, y, xy in zip(*parts, strict=True))
-        assert found.information[i, j] == pytest.approx(plain) and found.corrected[i, j] == pytest.approx(plain + extra)
-    edges = {frozenset((i, p)) for i, p in enumerate(found.parents) if p >= 0}
+        assert result.information[i, j] == pytest.approx(plain) and result.corrected[i, j] == pytest.approx(
+            plain + extra
+        )
+    edges = {frozenset((i, p)) for i, p in enumerate(result.parents) if p >= 0}
     assert edges == {frozenset((0, 2)), frozenset((1, 2))}  # a and b are independent
-    assert found.information[0, 1] > found.information[0, 2]  # and would be a pair, uncorrected
-    few = rng.integers(0, 2, (2000, 4))
-    few[:, 3] = few[:, 0] ^ few[:, 1]
-    told = learn_tan([0] * 2000, few, list("abcd"))
-    joint, alone = corrected_entropy(*few.T), [corrected_entropy(column) for column in few.T]
-    kept = [(i, p) for i, p in enumerate(told.parents) if p >= 0]
-    wanted = sum(sum(each) for each in alone) - sum(joint) - sum(told.corrected[edge] for edge in kept)
-    assert told.divergence_corrected == pytest.approx(wanted) and told.divergence_corrected > 0.01
+    assert result.information[0, 1] > result.information[0, 2]  # and would be a pair, uncorrected
+    small = rng.integers(0, 2, (2000, 4))
+    small[:, 3] = small[:, 0] ^ small[:, 1]
+    passed = learn_tan([0] * 2000, small, list("abcd"))
+    joint, single = corrected_entropy(*small.T), [corrected_entropy(column) for column in small.T]
+    retained = [(i, p) for i, p in enumerate(passed.parents) if p >= 0]
+    expected = sum(sum(item) for item in single) - sum(joint) - sum(passed.corrected[edge] for edge in retained)
+    assert passed.divergence_corrected == pytest.approx(expected) and passed.divergence_corrected > 0.01
 
 
 def spoken(net, count=12):
-    said = [" ".join(w) for w in itertools.islice(itertools.product("abcd", repeat=3), 0, 2 * count, 2)]
-    return [net.sentence(each) for each in said]
+    text = [" ".join(w) for w in itertools.islice(itertools.product("abcd", repeat=3), 0, 2 * count, 2)]
+    return [net.sentence(item) for item in text]
 
 
 def corpus_net(**options):
@@ -459,32 +462,32 @@ def corpus_net(**options):
 @pytest.mark.parametrize("name", ["c", "W_q_0", "y_1"])
 def test_words_are_coded_given_the_class_that_is_seen(name):
     net = corpus_net(atoms=2)
-    seen = [s.observe(y_0=k % 4, y_2=(k // 4) % 4) for k, s in enumerate(spoken(net))]
-    found = net.tan(seen, name)
-    labels = [int(s.posterior(name).argmax()) for s in seen]
+    observed = [s.observe(y_0=k % 4, y_2=(k // 4) % 4) for k, s in enumerate(spoken(net))]
+    result = net.tan(observed, name)
+    labels = [int(s.posterior(name).argmax()) for s in observed]
 
     def table(given):
-        read = [s.reads(0, told, residual=0.0).matrix for s, told in zip(seen, given, strict=True)]
+        read = [s.reads(0, passed, residual=0.0).matrix for s, passed in zip(observed, given, strict=True)]
         return np.stack([matrix.argmax(-1).numpy() for matrix in read])
 
-    wanted = learn_tan(labels, table([{name: label} for label in labels]), ["a", "b", "c"])
-    np.testing.assert_allclose(found.information, wanted.information)
+    expected = learn_tan(labels, table([{name: label} for label in labels]), ["a", "b", "c"])
+    np.testing.assert_allclose(result.information, expected.information)
     if name != "y_1":
-        apart = learn_tan(labels, table([{} for _ in labels]), ["a", "b", "c"])
-        assert not np.allclose(found.information, apart.information)
+        separate = learn_tan(labels, table([{} for _ in labels]), ["a", "b", "c"])
+        assert not np.allclose(result.information, separate.information)
 
 
 def test_classes_may_be_observed_nodes_arrays_and_tensors():
     net = corpus_net()
-    said = spoken(net)
+    text = spoken(net)
     classes = [k % 2 for k in range(12)]
-    seen = [s.observe(c=k) for s, k in zip(said, classes, strict=True)]
-    by_node = net.tan(seen, "c")
-    table = np.stack([s.reads(0, residual=0.0).matrix.argmax(-1).numpy() for s in seen])
+    observed = [s.observe(c=k) for s, k in zip(text, classes, strict=True)]
+    by_node = net.tan(observed, "c")
+    table = np.stack([s.reads(0, residual=0.0).matrix.argmax(-1).numpy() for s in observed])
     np.testing.assert_allclose(by_node.information, learn_tan(classes, table, list("abc")).information)
-    plain = net.tan(said, classes)
+    plain = net.tan(text, classes)
     for same in (np.array(classes), torch.tensor(classes), [torch.tensor(k) for k in classes], list(map(str, classes))):
-        np.testing.assert_allclose(net.tan(said, same).information, plain.information)
+        np.testing.assert_allclose(net.tan(text, same).information, plain.information)
     for bad in ([[0]] * 12, [([0],)] * 12, np.zeros((12, 1)), [math.nan] * 12, 3):
         with pytest.raises(bt.BNetError, match="classes"):
-            net.tan(said, bad)
+            net.tan(text, bad)

@@ -36,28 +36,30 @@ def jolt(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype).eval()
 
 
-def agree(net, theirs, output, inputs, tolerance, *, x, stack=None, want=None, mask=None, do=None, rows=slice(None)):
+def agree(net, peer, output, inputs, tolerance, *, x, stack=None, want=None, mask=None, do=None, rows=slice(None)):
     """Outputs of both, and the gradients of a loss by every weight and by the input, are equal."""
-    weights = weights_of(theirs, stack)
-    module = net.to(next(theirs.parameters()).dtype).replace(weights).module().eval()
-    got = module(x, mask, want=[want or module.output], do=do)[want or module.output]
+    weights = weights_of(peer, stack)
+    module = net.to(next(peer.parameters()).dtype).replace(weights).module().eval()
+    actual = module(x, mask, want=[want or module.output], do=do)[want or module.output]
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output.dtype)
-    near = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(got[rows], output[rows], **near)
-    mine = {name: module.store[name.replace(".", "/")] for name in weights}
-    wanted = torch.autograd.grad((output * weight)[rows].sum(), [*theirs.parameters(), *inputs], retain_graph=True)
-    ours = torch.autograd.grad((got * weight)[rows].sum(), [*mine.values(), *inputs])
-    gradients = weights_of(replaced(theirs, wanted), stack)
-    scale = max(float(gradient.abs().max()) for gradient in wanted)
-    for name, gradient in zip(mine, ours, strict=False):
-        torch.testing.assert_close(gradient / scale, gradients[name] / scale, **near, msg=lambda m, n=name: f"{n}: {m}")
-    for gradient, other in zip(ours[len(mine) :], wanted[len(list(theirs.parameters())) :], strict=True):
-        torch.testing.assert_close(gradient / scale, other / scale, **near)
+    close = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(actual[rows], output[rows], **close)
+    our_value = {name: module.store[name.replace(".", "/")] for name in weights}
+    expected = torch.autograd.grad((output * weight)[rows].sum(), [*peer.parameters(), *inputs], retain_graph=True)
+    ours = torch.autograd.grad((actual * weight)[rows].sum(), [*our_value.values(), *inputs])
+    gradients = weights_of(replaced(peer, expected), stack)
+    scale = max(float(gradient.abs().max()) for gradient in expected)
+    for name, gradient in zip(our_value, ours, strict=False):
+        torch.testing.assert_close(
+            gradient / scale, gradients[name] / scale, **close, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for gradient, other in zip(ours[len(our_value) :], expected[len(list(peer.parameters())) :], strict=True):
+        torch.testing.assert_close(gradient / scale, other / scale, **close)
 
 
-def replaced(theirs: nn.Module, values) -> nn.Module:
+def replaced(peer: nn.Module, values) -> nn.Module:
     """A copy of torch's module that holds these values (gradients, to be told under our names)."""
-    twin = copy.deepcopy(theirs)
+    twin = copy.deepcopy(peer)
     for parameter, value in zip(twin.parameters(), values, strict=False):
         parameter.data = value
     return twin
@@ -70,15 +72,15 @@ def replaced(theirs: nn.Module, values) -> nn.Module:
 @pytest.mark.parametrize("mask", [None, "causal", "table"])
 def test_multihead_attention_is_torchs(exact, mask, bias):
     dtype, tolerance = exact
-    theirs = jolt(nn.MultiheadAttention(6, 3, bias=bias, batch_first=True), dtype)
+    peer = jolt(nn.MultiheadAttention(6, 3, bias=bias, batch_first=True), dtype)
     x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
     reads = {"causal": torch.ones(5, 5).tril().bool(), "table": torch.rand(5, 5) < 0.5}.get(mask)
     if reads is not None:
         reads = reads | torch.eye(5, dtype=torch.bool)
-    output, shares = theirs(x, x, x, attn_mask=None if reads is None else ~reads, average_attn_weights=False)
+    output, shares = peer(x, x, x, attn_mask=None if reads is None else ~reads, average_attn_weights=False)
     net = bt.encoder(6, heads=3, slices=1, bias=bias, mask=reads.numpy() if mask == "table" else mask, **BARE)
-    agree(net, theirs, output, [x], tolerance, x=x, want="mix_0")
-    s = net.to(dtype).replace(weights_of(theirs)).sentence(x=x[0].detach())
+    agree(net, peer, output, [x], tolerance, x=x, want="mix_0")
+    s = net.to(dtype).replace(weights_of(peer)).sentence(x=x[0].detach())
     torch.testing.assert_close(s.attention(0), shares[0].detach(), rtol=tolerance, atol=tolerance)
 
 
@@ -90,24 +92,24 @@ def test_the_encoder_is_torchs(exact, norm, activation, bias):
     dtype, tolerance = exact
     layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, activation, 1e-5, True, norm == "pre", bias)
     final = nn.LayerNorm(6, bias=bias) if norm == "pre" else None
-    theirs = jolt(nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False), dtype)
+    peer = jolt(nn.TransformerEncoder(layer, 2, final, enable_nested_tensor=False), dtype)
     net = bt.encoder(6, norm=norm, activation=activation, bias=bias, **SIZES, **BARE)
     x = torch.randn(2, 5, 6, dtype=dtype, requires_grad=True)
     present = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    output = theirs(x, src_key_padding_mask=~present)
-    agree(net, theirs, output, [x], tolerance, x=x, mask=present, rows=present)
-    assert set(weights_of(theirs)) == set(net.parameters)
+    output = peer(x, src_key_padding_mask=~present)
+    agree(net, peer, output, [x], tolerance, x=x, mask=present, rows=present)
+    assert set(weights_of(peer)) == set(net.parameters)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_causal_encoder_is_the_decoder(exact, norm):
     dtype, tolerance = exact
     layer = nn.TransformerEncoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
-    theirs = jolt(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype)
+    peer = jolt(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), dtype)
     net = bt.decoder(6, norm=norm, final_norm=False, **SIZES, **BARE)
     x = torch.randn(2, 20, 6, dtype=dtype, requires_grad=True)
-    output = theirs(x, nn.Transformer.generate_square_subsequent_mask(20, dtype=dtype), is_causal=True)
-    agree(net, theirs, output, [x], tolerance, x=x)
+    output = peer(x, nn.Transformer.generate_square_subsequent_mask(20, dtype=dtype), is_causal=True)
+    agree(net, peer, output, [x], tolerance, x=x)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -115,14 +117,14 @@ def test_the_decoder_is_torchs(exact, norm):
     """Torch's decoder is the stack `dec` of an encoder-decoder whose last encoder state is set."""
     dtype, tolerance = exact
     layer = nn.TransformerDecoderLayer(6, 3, 10, 0.0, batch_first=True, norm_first=norm == "pre")
-    theirs = jolt(nn.TransformerDecoder(layer, 2), dtype)
+    peer = jolt(nn.TransformerDecoder(layer, 2), dtype)
     reads = torch.tensor([[True, True, False, True], [False, True, True, True], [True, False, False, True]])
     net = bt.encoder_decoder(6, norm=norm, final_norm=False, mask={"cross": reads.numpy()}, **SIZES, **BARE)
     memory = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
     x = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
     causal = nn.Transformer.generate_square_subsequent_mask(3).isinf()
-    output = theirs(x, memory, tgt_mask=causal, memory_mask=~reads)
-    agree(net, theirs, output, [x, memory], tolerance, x={"enc": memory, "dec": x}, do={"enc_x_2": memory})
+    output = peer(x, memory, tgt_mask=causal, memory_mask=~reads)
+    agree(net, peer, output, [x, memory], tolerance, x={"enc": memory, "dec": x}, do={"enc_x_2": memory})
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -131,23 +133,23 @@ def test_the_transformer_is_torchs(exact, norm):
     dtype, tolerance = exact
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "enable_nested_tensor is True", UserWarning)
-        theirs = jolt(nn.Transformer(6, 3, 2, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre"), dtype)
+        peer = jolt(nn.Transformer(6, 3, 2, 2, 10, 0.0, batch_first=True, norm_first=norm == "pre"), dtype)
     net = bt.encoder_decoder(6, norm=norm, final_norm=True, **SIZES, **BARE)
     source = torch.randn(2, 4, 6, dtype=dtype, requires_grad=True)
     target = torch.randn(2, 3, 6, dtype=dtype, requires_grad=True)
-    there = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
-    here = torch.tensor([[True] * 3, [True] * 2 + [False]])
-    output = theirs(
+    present = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    current = torch.tensor([[True] * 3, [True] * 2 + [False]])
+    output = peer(
         source,
         target,
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(3).isinf(),
-        src_key_padding_mask=~there,
-        tgt_key_padding_mask=~here,
-        memory_key_padding_mask=~there,
+        src_key_padding_mask=~present,
+        tgt_key_padding_mask=~current,
+        memory_key_padding_mask=~present,
     )
-    x, mask = {"enc": source, "dec": target}, {"enc": there, "dec": here}
-    agree(net, theirs, output, [source, target], tolerance, x=x, mask=mask, rows=here)
-    assert set(weights_of(theirs)) == set(net.parameters)
+    x, mask = {"enc": source, "dec": target}, {"enc": present, "dec": current}
+    agree(net, peer, output, [source, target], tolerance, x=x, mask=mask, rows=current)
+    assert set(weights_of(peer)) == set(net.parameters)
 
 
 WHOLE = {
@@ -165,12 +167,12 @@ WHOLE = {
 def test_a_copy_in_part_is_refused(name):
     """A net that the module would not fill, or that does not hold it; words and readout are the net's own."""
     options, layer, match = WHOLE[name]
-    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
-    own = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
-    fits = bt.encoder(6, **own, bias=layer.get("bias", True))
-    assert weights_of(theirs, net=fits).keys() == weights_of(theirs).keys() < fits.parameters.keys()
+    peer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
+    local = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}
+    fits = bt.encoder(6, **local, bias=layer.get("bias", True))
+    assert weights_of(peer, net=fits).keys() == weights_of(peer).keys() < fits.parameters.keys()
     with pytest.raises(bt.BNetError, match=match):
-        weights_of(theirs, net=bt.encoder(6, **{**own, **options}))
+        weights_of(peer, net=bt.encoder(6, **{**local, **options}))
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
@@ -180,28 +182,28 @@ def test_a_whole_copy_of_a_part():
     assert len(weights_of(attention, net=bt.encoder(6, heads=3, slices=1))) == 8
     with pytest.raises(bt.BNetError, match="the module has no"):
         weights_of(attention, net=bt.encoder(6, heads=3, slices=2))
-    theirs = nn.Transformer(6, 3, 1, 2, 10, 0.0, batch_first=True).eval()
+    peer = nn.Transformer(6, 3, 1, 2, 10, 0.0, batch_first=True).eval()
     net = bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, final_norm=True, **BARE)
-    net = net.replace(weights_of(theirs, net=net))
+    net = net.replace(weights_of(peer, net=net))
     source, target = torch.randn(2, 4, 6), torch.randn(2, 3, 6)
     causal = nn.Transformer.generate_square_subsequent_mask(3)
-    expected = theirs(source, target, tgt_mask=causal, tgt_is_causal=True)
+    expected = peer(source, target, tgt_mask=causal, tgt_is_causal=True)
     torch.testing.assert_close(net.module().eval()({"enc": source, "dec": target}), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(bt.BNetError, match="the net has no enc_norm"):
-        weights_of(theirs, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **BARE))
+        weights_of(peer, net=bt.encoder_decoder(6, heads=3, slices={"enc": 1, "dec": 2}, hidden=10, **BARE))
     with pytest.raises(bt.BNetError, match="net has no"):
-        weights_of(theirs.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **BARE))
+        weights_of(peer.decoder, net=bt.encoder(6, heads=3, slices=2, hidden=10, **BARE))
     for slices in ({"enc": 1}, {"enc": 1, "dec": 0}, (1, 2)):
         with pytest.raises(bt.BNetError, match="slices"):
             bt.encoder_decoder(6, heads=3, slices=slices)
 
 
 def test_copied_weights_are_copies():
-    theirs = nn.TransformerEncoderLayer(4, 2)
-    found = weights_of(theirs, "enc")
-    assert "enc_x_1.gain" in found and not any(value.requires_grad for value in found.values())
-    found["enc_norm1_0.gain"].zero_()
-    assert theirs.norm1.weight.sum() == 4
+    peer = nn.TransformerEncoderLayer(4, 2)
+    result = weights_of(peer, "enc")
+    assert "enc_x_1.gain" in result and not any(value.requires_grad for value in result.values())
+    result["enc_norm1_0.gain"].zero_()
+    assert peer.norm1.weight.sum() == 4
 
 
 @pytest.mark.parametrize(
@@ -246,8 +248,8 @@ def test_one_table_serves_embeddings_and_readout():
     assert s.children("W_embed") == readers
     assert s["enc_embed_0"].equal(table[0] * 2) and s["dec_embed_1"].equal(table[0] * 2)
     torch.testing.assert_close(s.tpm("dec_y_1").probs, (table @ x).softmax(0), rtol=1e-12, atol=1e-12)
-    apart = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, tie=False).parameters
-    assert {"enc_embed.table", "dec_embed.table", "dec_logits.weight", "dec_logits.bias"} <= set(apart)
+    separate = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, tie=False).parameters
+    assert {"enc_embed.table", "dec_embed.table", "dec_logits.weight", "dec_logits.bias"} <= set(separate)
     two = bt.encoder_decoder(4, heads=2, slices=1, vocabulary=WORDS, target_vocabulary=3)
     assert two.parameters["enc_embed.table"].shape == (5, 4) and two.parameters["W_embed.value"].shape == (3, 4)
     assert two.sentence({"enc": "cat", "dec": [2]}).children("W_embed") == ["dec_embed_0", "dec_logits_0"]
@@ -260,7 +262,7 @@ def test_a_tied_table_takes_no_memory_for_each_word():
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             out = function(*args, **(kwargs or {}))
-            sizes.extend(each.numel() for each in tree_leaves(out) if isinstance(each, torch.Tensor))
+            sizes.extend(item.numel() for item in tree_leaves(out) if isinstance(item, torch.Tensor))
             return out
 
     module = bt.decoder(8, heads=2, slices=1, vocabulary=500).module()
@@ -315,10 +317,10 @@ def test_dropout_is_a_node_that_zero_leaves_out():
     assert set(drops(bt.encoder(4, heads=2))) == {"x", "drop1", "drop2"}
     assert set(drops(bt.encoder(4, heads=2, positions=None))) == {"drop1", "drop2"}  # given vectors stay whole
     module, x = net.module(), {"enc": torch.zeros(1, 3).long(), "dec": torch.zeros(1, 2).long()}
-    found = module(x, want=["enc_mix_0", "enc_drop1_0"])
-    kept = found["enc_drop1_0"] != 0
-    assert not kept.all() and kept.any()
-    torch.testing.assert_close(found["enc_drop1_0"][kept], 2 * found["enc_mix_0"][kept])
+    result = module(x, want=["enc_mix_0", "enc_drop1_0"])
+    retained = result["enc_drop1_0"] != 0
+    assert not retained.all() and retained.any()
+    torch.testing.assert_close(result["enc_drop1_0"][retained], 2 * result["enc_mix_0"][retained])
     assert module.eval()(x).equal(module(x))
 
 
@@ -337,8 +339,8 @@ def test_the_masked_word_of_an_encoder_with_its_transform():
 
 @pytest.mark.parametrize("pool", ["first", "last", "mean", "sum"])
 def test_the_class_of_a_sentence(pool):
-    told = Categorical(2, labels=("good", "bad"))
-    net = jolted(bt.encoder(4, heads=2, slices=1, readout=told, pool=pool, transform="tanh", norm="pre")).to(D)
+    given = Categorical(2, labels=("good", "bad"))
+    net = jolted(bt.encoder(4, heads=2, slices=1, readout=given, pool=pool, transform="tanh", norm="pre")).to(D)
     s, p = net.sentence("the cat sat"), net.parameters
     words = torch.stack([s[f"norm_{i}"] for i in range(3)])
     one = {"first": words[0], "last": words[-1], "mean": words.mean(0), "sum": words.sum(0)}[pool]
@@ -379,9 +381,9 @@ BAD = [
 
 
 def test_bad_nets_are_refused():
-    for ask, told in BAD:
-        with pytest.raises(bt.BNetError, match=told):
-            print(told, ask())
+    for ask, given in BAD:
+        with pytest.raises(bt.BNetError, match=given):
+            print(given, ask())
 
 
 def test_positions_bound_the_words():

@@ -50,13 +50,13 @@ def ids_of(models):
 
 def values_of(net):
     """The value of every deterministic node, and what is read: `[batch, word, (head), feature]`, by role and slice."""
-    made = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
-    wanted = [m.group for m in made if not isinstance(m.tpm, Given | Weight)]
+    created = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
+    expected = [m.group for m in created if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
-        readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])
-    values = {(f.role, f.name.removeprefix(f.role)): found[f.name] for f in wanted}
-    values = {key: each.movedim(-2, 1) if each.dim() > 3 else each for key, each in values.items()}
-    return values | {("j", name.removeprefix("a")): each for name, each in readings.items()}
+        readings, result = net.module().eval().readings(IDS, want=[f.name for f in expected])
+    values = {(f.role, f.name.removeprefix(f.role)): result[f.name] for f in expected}
+    values = {key: item.movedim(-2, 1) if item.dim() > 3 else item for key, item in values.items()}
+    return values | {("j", name.removeprefix("a")): item for name, item in readings.items()}
 
 
 def named(net):
@@ -73,13 +73,13 @@ def named(net):
             yield start, value
 
 
-def of_heads(start, rows, told, plates, *, read):
+def of_heads(start, rows, given, plates, *, read):
     """The names of what is left of `[batch, *plates, word, feature]` once some plates are told."""
-    name = "_".join([start, *told, *"*" * len(plates)])
+    name = "_".join([start, *given, *"*" * len(plates)])
     yield from ((f"{name}_{i}", rows[..., i, :]) for i in (0, 4))
     yield f"{name}_*", rows if read else rows.movedim(-2, 1)
     for k in {0, plates[0] - 1} if plates else ():
-        yield from of_heads(start, rows[:, k], [*told, str(k)], plates[1:], read=read)
+        yield from of_heads(start, rows[:, k], [*given, str(k)], plates[1:], read=read)
 
 
 def at(tensor, index):
@@ -89,7 +89,7 @@ def at(tensor, index):
 
 def quick(models, chosen):
     """All models, of which the quick tests take those that are chosen."""
-    return [pytest.param(each, marks=[pytest.mark.slow] * (k not in chosen)) for k, each in enumerate(models)]
+    return [pytest.param(item, marks=[pytest.mark.slow] * (k not in chosen)) for k, item in enumerate(models)]
 
 
 @pytest.fixture(scope="module", params=quick(LENS, (0, 4)), ids=ids_of(LENS))
@@ -123,49 +123,49 @@ def bridge(request, tmp_path_factory):
 
 def test_a_hook_holds_what_our_nodes_hold(bridge):
     net, cache = bridge
-    told = set()
-    for ours, value in named(net):
-        theirs = to_lens(net, ours)
-        hook, _, index = theirs.partition("[")
+    given = set()
+    for actual, value in named(net):
+        peer = to_lens(net, actual)
+        hook, _, index = peer.partition("[")
         torch.testing.assert_close(at(cache[hook], index and f"[{index}"), value, **NEAR)
-        assert from_lens(net, theirs) == ours
-        told.add(hook)
-    assert len(told) == len(values_of(net))
+        assert from_lens(net, peer) == actual
+        given.add(hook)
+    assert len(given) == len(values_of(net))
 
 
 def test_ours_for_a_hook_holds_what_it_holds(bridge):
     """Of all hooks that a bridge has, those that have a name here; each of our nodes is met."""
     net, cache = bridge
-    ours, met = dict(named(net)), set()
-    for hook, theirs in cache.items():
+    actual, met = dict(named(net)), set()
+    for hook, peer in cache.items():
         try:
             name = from_lens(net, hook)
         except bt.BNetError:
             continue
-        torch.testing.assert_close(theirs, ours[name], **NEAR)
+        torch.testing.assert_close(peer, actual[name], **NEAR)
         met.add(name)
     assert len(met) == len(values_of(net))
 
 
 def seen_in(model):
     """What enters and leaves each module of transformers, and what the model tells."""
-    seen = {}
+    observed = {}
 
     def keep(name):
         def kept(module, inputs, output):
-            seen[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
+            observed[f"{name}.output"] = output[0] if isinstance(output, tuple) else output
             if inputs:
-                seen[f"{name}.input"] = inputs[0]
+                observed[f"{name}.input"] = inputs[0]
 
         return kept
 
     for name, module in model.named_modules():
         module.register_forward_hook(keep(name))
     with torch.no_grad():
-        told = model(IDS, output_hidden_states=True, output_attentions=True)
-    for what in ("hidden_states", "attentions"):
-        seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
-    return seen
+        given = model(IDS, output_hidden_states=True, output_attentions=True)
+    for subject in ("hidden_states", "attentions"):
+        observed |= {f"{subject}[{t}]": item for t, item in enumerate(given[subject])}
+    return observed
 
 
 @pytest.fixture(scope="module", params=quick(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=ids_of(HUGGING_FACE))
@@ -177,24 +177,24 @@ def pretrained(request):
 
 def test_hugging_face_holds_what_our_nodes_hold(pretrained):
     model, net = pretrained
-    seen, unnamed = seen_in(model), set()
-    for ours, value in named(net):
+    observed, unnamed = seen_in(model), set()
+    for actual, value in named(net):
         try:
-            theirs = to_hugging_face(net, ours)
+            peer = to_hugging_face(net, actual)
         except bt.UnknownNameError:
-            unnamed.add(ours)
+            unnamed.add(actual)
             continue
-        place, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", theirs).groups()
-        found = at(seen[place], index)
-        torch.testing.assert_close(found, value.reshape(found.shape), **NEAR)
-        assert from_hugging_face(net, theirs) in ((ours,), (ours.replace("_*_", "_0_"),))
+        position, index = re.fullmatch(r"(.*put|\w+\[\d+\])(\[.*\])?", peer).groups()
+        result = at(observed[position], index)
+        torch.testing.assert_close(result, value.reshape(result.shape), **NEAR)
+        assert from_hugging_face(net, peer) in ((actual,), (actual.replace("_*_", "_0_"),))
     if FAMILIES[net.declaration.name].shared and net.network.graph.slices[""] > 1:  # a module is called for each slice
-        unnamed = {ours for ours in unnamed if not re.search(r"_\d+_", ours)}
+        unnamed = {actual for actual in unnamed if not re.search(r"_\d+_", actual)}
         assert to_hugging_face(net, "x_1_*") == "hidden_states[1]"
     if FAMILIES[net.declaration.name].locate("q").is_interleaved:  # the columns of all heads do not lie side by side
-        apart = {ours for ours in unnamed if re.match(r"[qkv]_\d+_\*_", ours)}
-        assert apart == {ours for ours, _ in named(net) if re.match(r"[qkv]_\d+_\*_", ours)}
-        unnamed -= apart
+        separate = {actual for actual in unnamed if re.match(r"[qkv]_\d+_\*_", actual)}
+        assert separate == {actual for actual, _ in named(net) if re.match(r"[qkv]_\d+_\*_", actual)}
+        unnamed -= separate
     assert unnamed <= {"first", "pooled"}
     if hasattr(model.config, "n_embd"):
         assert from_hugging_face(net, f"hidden_states[{model.config.n_layer}][:, 2, :]") == ("norm_2",)
@@ -231,9 +231,9 @@ def test_names_that_nothing_has_are_refused():
         ("q_1_2", "q_slice_head_word"),
         ("zz_0_1", "a known name"),
     ):
-        for told in (to_lens, to_hugging_face):
+        for given in (to_lens, to_hugging_face):
             with pytest.raises(bt.BNetError, match=match):
-                told(gpt2, wrong)
+                given(gpt2, wrong)
     for wrong, match in (
         ("blocks.9.attn.hook_q", "a known name"),
         ("blocks.1.attn.hook_q[..., 99, :]", "whole nodes"),

@@ -34,7 +34,7 @@ def test_cases_check(case):
 
 
 def test_every_fault_at_once():
-    found = faults(
+    result = faults(
         bt.Node("q", Linear(), ["W_q", "x"], plates=WORD),
         bt.Node("x_1", Add(), ["x"], plates=WORD),
         bt.Node("k", Linear(), ["W_k"], plates=[*WORD, "haed"]),
@@ -43,23 +43,23 @@ def test_every_fault_at_once():
         bt.Node("h", Add(), ["g"], plates=WORD),
         outside=[bt.Node("W_q", Weight((4, 5))), bt.Node("W_k", Weight((4, 4)))],
     )
-    text = "\n".join(found)
+    text = "\n".join(result)
     assert "x_1: expected a role" in text
     assert "k_0: expected a declared plate" in text
     assert "2 parents (Linear takes W, x)" in text
     assert "near matches are x" in text
     assert "no cycle" in text
-    assert all("expected" in fault and "got" in fault for fault in found) and len(found) >= 5
+    assert all("expected" in fault and "got" in fault for fault in result) and len(result) >= 5
 
 
 def test_shapes_are_told_with_node_expected_and_got():
-    found = faults(
+    result = faults(
         bt.Node("W", Weight((4, 5))),
         bt.Node("q", Linear(), ["W", "x"], plates=WORD),
         bt.Node("s", Add(), ["x", "n"], plates=WORD),
         bt.Node("n", Linear(3), ["x"], plates=WORD),
     )
-    assert found == [
+    assert result == [
         "q_0: expected for x, a vector of width 5 (the columns of W_0); got shape (4,)",
         "s_0: expected for n_0, a value of shape (4,), as x; got shape (3,)",
     ]
@@ -97,8 +97,8 @@ def test_a_state_must_fit_the_next_slice():
 )
 def test_faults(node, told):
     heads = bt.Node("h", Linear(4), ["x"], plates=["head", "word"])
-    found = faults(heads, node, plates=[bt.Plate("head", 2)])
-    assert any(told in fault for fault in found), found
+    result = faults(heads, node, plates=[bt.Plate("head", 2)])
+    assert any(told in fault for fault in result), result
 
 
 def test_scope_and_words_are_told():
@@ -141,14 +141,14 @@ def test_two_heads_of_different_size_do_not_meet():
     selector = bt.Node("c", Categorical(3))
     node = bt.Node("a", Add(), [bt.Arrow("q", pick={"head": "c"})], plates=WORD)
     q = bt.Node("q", Linear(4), ["x"], plates=["head", "word"])
-    found = faults(q, node, outside=[selector], plates=[bt.Plate("head", 2)])
-    assert any("a selector of 2 states" in fault for fault in found)
+    result = faults(q, node, outside=[selector], plates=[bt.Plate("head", 2)])
+    assert any("a selector of 2 states" in fault for fault in result)
 
 
 def test_slices_have_their_own_parameters_unless_shared():
-    own = build(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=2)
+    local = build(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=2)
     shared = build(bt.Node("x", Affine(4), ["x"], plates=WORD, shared=True), slices=2)
-    assert set(own.parameters) == {"x_1.weight", "x_1.bias", "x_2.weight", "x_2.bias"}
+    assert set(local.parameters) == {"x_1.weight", "x_1.bias", "x_2.weight", "x_2.bias"}
     assert set(shared.parameters) == {"x.weight", "x.bias"}
 
 

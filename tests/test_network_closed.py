@@ -55,10 +55,10 @@ ASKS = re.compile(
 def alone():
     """What starts a process in a network of its own, where the system lets us have one."""
     command = ("unshare", "--user", "--map-root-user", "--net", "--")
-    there = (
+    present = (
         shutil.which("unshare") is not None and not subprocess.run([*command, "true"], capture_output=True).returncode
     )
-    return command if there else ()
+    return command if present else ()
 
 
 def run(code, folder):

@@ -26,19 +26,19 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def same(got, wanted, where=""):
+def same(actual, expected, where=""):
     """Equal numbers, however deep they lie."""
-    if isinstance(wanted, dict):
-        assert got.keys() == wanted.keys(), where
-        for name, each in wanted.items():
-            same(got[name], each, f"{where} {name}")
-    elif isinstance(wanted, list | tuple):
-        assert len(got) == len(wanted), where
-        for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), where
+        for name, item in expected.items():
+            same(actual[name], item, f"{where} {name}")
+    elif isinstance(expected, list | tuple):
+        assert len(actual) == len(expected), where
+        for k, (a, b) in enumerate(zip(actual, expected, strict=True)):
             same(a, b, f"{where} [{k}]")
     else:
-        a, b = (torch.as_tensor(each) for each in (got, wanted))
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda told: f"{where}: {told}")
+        a, b = (torch.as_tensor(item) for item in (actual, expected))
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True, msg=lambda given: f"{where}: {given}")
 
 
 @pytest.mark.slow
@@ -53,9 +53,9 @@ def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
     first, second = (torch.load(tmp_path / f"together{rank}") for rank in range(2))
     assert first.pop("restarts") == second.pop("restarts") == [2]
     same(second, first)
-    train, found = jobs.trained(), jobs.fitted()
+    train, result = jobs.trained(), jobs.fitted()
     same(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
-    same(first.pop("fit"), jobs.numbers(found))
+    same(first.pop("fit"), jobs.numbers(result))
     same(first, jobs.fits(7) | jobs.of_fits(7) | jobs.of_heads(7))
 
 
@@ -64,37 +64,37 @@ def three(job, folder):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    told = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    given = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     command = [sys.executable, str(ROOT / "tests/parallel_jobs.py"), job, str(folder)]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     children = [
-        subprocess.Popen(command, env={**ENVIRONMENT, **told, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
+        subprocess.Popen(command, env={**ENVIRONMENT, **given, "RANK": str(rank), "LOCAL_RANK": str(rank)}, **options)
         for rank in range(3)
     ]
     try:
-        said = [child.communicate(timeout=600)[0].decode() for child in children]
+        text = [child.communicate(timeout=600)[0].decode() for child in children]
     finally:
         for child in children:
             child.kill()
-    return said, [child.returncode for child in children]
+    return text, [child.returncode for child in children]
 
 
 @pytest.mark.slow
 def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
-    said, ended = three("apart", tmp_path)
-    assert ended == [0, 0, 1], "\n".join(said)
-    assert "this rank fails" in said[2]
+    text, ended = three("apart", tmp_path)
+    assert ended == [0, 0, 1], "\n".join(text)
+    assert "this rank fails" in text[2]
     one = jobs.fits(2) | jobs.of_fits(2) | jobs.of_heads(2)
     for rank in range(2):
-        found = torch.load(tmp_path / f"apart{rank}")
-        data, question, rate, selector, gone, closed = found.pop("refused")
+        result = torch.load(tmp_path / f"apart{rank}")
+        data, question, rate, selector, removed, closed = result.pop("refused")
         assert "torchrun, fit" in data and "other data on rank 1" in data
         assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
         assert "torchrun, train" in rate and "other rate on rank 1" in rate
         assert "torchrun, responsibilities" in selector and "other selector on rank 1" in selector
-        assert all("every rank to come to the same point" in each for each in (gone, closed))
-        found.pop("by itself", None)
-        same(found, one)
+        assert all("every rank to come to the same point" in item for item in (removed, closed))
+        result.pop("by itself", None)
+        same(result, one)
 
 
 def test_shares_are_put_together_in_the_order_of_one_process():
@@ -102,23 +102,23 @@ def test_shares_are_put_together_in_the_order_of_one_process():
     shares = [DistributedContext(rank, 3, torch.device("cpu")).shard(sentences) for rank in range(3)]
     assert [share.tolist() for share in shares] == [[0, 3, 6], [1, 4], [2, 5]]
     for rank, share in enumerate(shares):
-        here = DistributedContext(rank, 3, torch.device("cpu"))
-        assert here.global_indices(torch.arange(len(share))).tolist() == share.tolist()
-        assert here.shard([*range(7)]) == share.tolist()
+        current = DistributedContext(rank, 3, torch.device("cpu"))
+        assert current.global_indices(torch.arange(len(share))).tolist() == share.tolist()
+        assert current.shard([*range(7)]) == share.tolist()
     assert SINGLE_PROCESS.shard(sentences) is sentences and SINGLE_PROCESS.all_gather(sentences) is sentences
 
 
 def test_a_digest_tells_every_number_and_every_name():
-    told = {"a": torch.arange(4.0), "b": [1, "x", None]}
-    others = (
+    given = {"a": torch.arange(4.0), "b": [1, "x", None]}
+    remaining = (
         {"a": torch.arange(4.0) + 1e-6, "b": [1, "x", None]},
         {"a": torch.arange(4), "b": [1, "x", None]},
         {"a": torch.arange(4.0).reshape(2, 2), "b": [1, "x", None]},
         {"c": torch.arange(4.0), "b": [1, "x", None]},
         {"a": torch.arange(4.0), "b": [1, "y", None]},
     )
-    assert compute_digest(told) == compute_digest({name: told[name] for name in ("b", "a")})
-    assert len({compute_digest(each) for each in (told, *others)}) == 6
+    assert compute_digest(given) == compute_digest({name: given[name] for name in ("b", "a")})
+    assert len({compute_digest(item) for item in (given, *remaining)}) == 6
 
 
 class Label:
@@ -141,8 +141,8 @@ def test_a_digest_looks_into_arrays_objects_and_sets():
         (lambda x: x, lambda x: x, lambda x: x + 1),
         (long[:0], long[:0], other[:0].astype(int)),
     )
-    for one, equal, apart in pairs:
-        assert compute_digest(one) == compute_digest(equal) != compute_digest(apart), one
+    for one, equal, separate in pairs:
+        assert compute_digest(one) == compute_digest(equal) != compute_digest(separate), one
     nets = [bt.decoder(8, heads=2, slices=1, vocabulary=["a"], dropout=p).network for p in (0.1, 0.2)]
     assert compute_digest(nets[0].parameters) == compute_digest(nets[1].parameters) and compute_digest(
         nets[0]
@@ -166,21 +166,21 @@ def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with alone(), parallel.distributed_context(torch.device("cpu")) as here:
-        assert here.world_size == 1
+    with alone(), parallel.distributed_context(torch.device("cpu")) as current:
+        assert current.world_size == 1
     with alone():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
 
 
 @pytest.mark.parametrize(("world", "once"), [("2", 2), ("1", 1)])
 def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, once):
-    f, asked = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
+    f, query = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: asked.append(1) or torch.zeros(1))
-    for others, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
-        with others():
+    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: query.append(1) or torch.zeros(1))
+    for remaining, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
+        with remaining():
             f.log_likelihoods  # noqa: B018
-        assert len(asked) == count
+        assert len(query) == count
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,6 @@ def test_choices_of_words_are_drawn_in_sentences_of_different_lengths():
     net = jobs.mixture("word", slices=2, observe=Categorical(3), vocabulary=jobs.WORDS)
     pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in jobs.TEXTS]
     f = jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0, choices="sampled")
-    assert {name: tuple(each.shape) for name, each in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
+    assert {name: tuple(item.shape) for name, item in f.choices.items()} == {"c_0": (7, 6, 2), "c_1": (7, 6, 2)}
     with pytest.raises(bt.UnsupportedError, match=r"choices='sampled'\)$"):  # and not what Pyro's trace adds
         jobs.fit(net, pairs, method="svi", steps=2, draws=2, spread=1.0)

@@ -56,8 +56,8 @@ def fits():
 
 def cells(figure, k=0):
     """The numbers of the k-th panel's colours."""
-    drawn = [*figure.axes[k].collections, *figure.axes[k].images]
-    array = drawn[0].get_array()
+    samples = [*figure.axes[k].collections, *figure.axes[k].images]
+    array = samples[0].get_array()
     return np.ma.filled(array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, np.nan)
 
 
@@ -76,10 +76,10 @@ def saved(figure, kind="png"):
 
 
 def test_attention_is_that_of_the_sentence_panel_by_panel(s):
-    found = s.attention(1)
+    result = s.attention(1)
     figure = bt.plot(s, slice=1)
     for head in range(3):
-        assert np.allclose(np.nan_to_num(cells(figure, head)), found[head].numpy())
+        assert np.allclose(np.nan_to_num(cells(figure, head)), result[head].numpy())
     assert np.isnan(cells(figure)[0, 1:]).all()  # the mask's absent arrows are blank
     assert [ax.get_title() for ax in figure.axes[:3]] == ["c = 0", "c = 1", "c = 2"]
     assert texts(figure.axes[0], "y") == list(s.words)
@@ -99,19 +99,19 @@ def test_each_slice_has_its_own_panels_where_each_has_a_selector():
     assert [ax.get_ylabel() for ax in began] == [f"slice {t}" for t in range(slices)]
     assert [figure.axes.index(ax) for ax in began] == [t * across for t in range(slices)]
     for t in range(slices):
-        found = s.attention(t).reshape(-1, 3, 3)
-        assert len(found) == 2 ** (t + 1)
-        for k, each in enumerate(found):
-            assert np.allclose(cells(figure, t * across + k), each.numpy())
-        assert not any(figure.axes[t * across + k].get_visible() for k in range(len(found), across))
+        result = s.attention(t).reshape(-1, 3, 3)
+        assert len(result) == 2 ** (t + 1)
+        for k, item in enumerate(result):
+            assert np.allclose(cells(figure, t * across + k), item.numpy())
+        assert not any(figure.axes[t * across + k].get_visible() for k in range(len(result), across))
 
 
 def test_a_zero_is_drawn_where_there_is_an_arrow():
     net = bt.bayesuvius(4, heads=1, mask="causal", seed=1)
     s = net.replace({k: 300 * v for k, v in net.parameters.items() if "W_" in k}).sentence("the cat sat")
-    drawn = cells(bt.plot(s))
+    samples = cells(bt.plot(s))
     assert (s.attention(0)[0].numpy()[np.tril_indices(3)] == 0).any()
-    assert (np.isnan(drawn) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
+    assert (np.isnan(samples) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
     assert (np.isnan(cells(bt.plot(s.reads()))) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
 
 
@@ -144,13 +144,13 @@ def test_cross_attention_has_the_words_of_both_stacks():
 
 def test_posteriors_before_and_after_with_the_labels_of_the_states(s, net):
     figure = bt.plot(s, node="y_3", evidence={"y_2": "mat"})
-    told = [*s.posterior("y_3").tolist(), *s.posterior("y_3", {"y_2": "mat"}).tolist()]
-    assert heights(figure) == pytest.approx(told) and texts(figure.axes[0]) == WORDS
+    given = [*s.posterior("y_3").tolist(), *s.posterior("y_3", {"y_2": "mat"}).tolist()]
+    assert heights(figure) == pytest.approx(given) and texts(figure.axes[0]) == WORDS
     joint = bt.plot(s, node=["c", "y_3"])
     assert np.allclose(cells(joint), s.posterior(["c", "y_3"]).numpy())
-    several = [net.sentence(said).observe(y_1="mat") for said in ("the cat sat", "cat on")]
-    assert np.allclose(cells(bt.plot(several, node="c")), torch.stack([x.posterior("c") for x in several]).numpy())
-    assert texts(bt.plot(several, node="c").axes[0], "y") == ["the cat sat", "cat on"]
+    multiple = [net.sentence(text).observe(y_1="mat") for text in ("the cat sat", "cat on")]
+    assert np.allclose(cells(bt.plot(multiple, node="c")), torch.stack([x.posterior("c") for x in multiple]).numpy())
+    assert texts(bt.plot(multiple, node="c").axes[0], "y") == ["the cat sat", "cat on"]
 
 
 def test_reads_matrix_entropies_and_flow(s):
@@ -200,12 +200,12 @@ def test_trees_of_many_words_keep_the_strongest_arrows():
     figure = bt.plot(tree, top=5)
     assert of == {f"arc_{words.index(tree.parents[i])}_{words.index(i)}" for i in best}
     assert texts(figure.axes[0]) == [f"w{k}" for k in words]
-    told = f"Left out: {sum(p >= 0 for p in tree.parents) - 5} arrows and {90 - len(words)} words"
-    assert any(told in t.get_text() for t in figure.texts)
+    given = f"Left out: {sum(p >= 0 for p in tree.parents) - 5} arrows and {90 - len(words)} words"
+    assert any(given in t.get_text() for t in figure.texts)
     assert 20 <= len(texts(bt.plot(tree).axes[0])) <= 40
-    least = sorted(tree.weights)[-4]
-    assert len(bt.plot(tree, min_weight=least).axes[0].patches) == sum(
-        w >= least for w, p in zip(tree.weights, tree.parents, strict=True) if p >= 0
+    minimum = sorted(tree.weights)[-4]
+    assert len(bt.plot(tree, min_weight=minimum).axes[0].patches) == sum(
+        w >= minimum for w, p in zip(tree.weights, tree.parents, strict=True) if p >= 0
     )
     with pytest.raises(bt.BNetError, match="a share from 0 to 1"):
         bt.plot(tree, min_weight=2)
@@ -231,17 +231,17 @@ def test_fits_show_shares_intervals_and_history(fits):
     assert heights(figure) == pytest.approx(plain.pi.tolist())
     lines = {line.get_label(): line for line in figure.axes[1].lines}
     assert lines["objective"].get_ydata().tolist() == pytest.approx(list(plain.bounds))
-    kept = [value for _, restart, value in plain.measured if restart == plain.restart]
-    assert lines[f"2 held-out sentences,\nrestart {plain.restart}"].get_ydata() == pytest.approx(kept)
+    retained = [value for _, restart, value in plain.measured if restart == plain.restart]
+    assert lines[f"2 held-out sentences,\nrestart {plain.restart}"].get_ydata() == pytest.approx(retained)
     figure = bt.plot(nuts, show="pi", share=0.5)
     (whiskers,) = figure.axes[0].collections
     ends = np.array([segment[:, 1] for segment in whiskers.get_segments()])
     assert np.allclose(ends.T, torch.stack(nuts.interval("c.logits", 0.5)).numpy())
     assert np.allclose(cells(bt.plot(nuts, show="theta")), nuts.theta["c"].numpy()[None])
     shares = plain.responsibilities((x, y))
-    drawn = cells(bt.plot(shares, axes=("sentence", "head")))
-    assert sorted(map(tuple, drawn)) == sorted(map(tuple, shares.double().numpy()))
-    assert (np.diff(drawn.argmax(1)) >= 0).all()  # by the strongest head
+    samples = cells(bt.plot(shares, axes=("sentence", "head")))
+    assert sorted(map(tuple, samples)) == sorted(map(tuple, shares.double().numpy()))
+    assert (np.diff(samples.argmax(1)) >= 0).all()  # by the strongest head
     assert heights(bt.plot(plain.heads)) == pytest.approx(plain.heads.usage.tolist())
     cosine = next(iter(plain.heads.cosine.values()))
     assert np.allclose(cells(bt.plot(plain.heads, show="cosine")), cosine.numpy())
@@ -253,22 +253,22 @@ def test_fits_show_every_selector_and_on_what_they_were_judged():
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 4), torch.randn(6, 2, 4)
     net = bt.bayesuvius(4, heads=2, slices=2, per="slice", observe=Normal(0.3))
-    found = bt.fit(net, (x, y), method=bt.MAP(steps=3, restarts=1), progress=False)
-    figure = bt.plot(found)
+    result = bt.fit(net, (x, y), method=bt.MAP(steps=3, restarts=1), progress=False)
+    figure = bt.plot(result)
     for k, name in enumerate(("c_0", "c_1")):
         assert figure.axes[k].get_xlabel() == name
-        assert heights(figure, k) == pytest.approx(found.theta[name].tolist())
+        assert heights(figure, k) == pytest.approx(result.theta[name].tolist())
     labels = [line.get_label() for line in figure.axes[2].lines]
     assert labels == ["objective", "the sentences learned from,\nrestart 0"]  # nothing was held out
-    one = bt.plot(found, show="pi", owner="c_1")
-    assert len(one.axes) == 1 and heights(one) == pytest.approx(found.theta["c_1"].tolist())
-    own = Figure()
-    FigureCanvasAgg(own)
-    ax = own.subplots()
-    bt.plot(found, ax=ax)
+    one = bt.plot(result, show="pi", owner="c_1")
+    assert len(one.axes) == 1 and heights(one) == pytest.approx(result.theta["c_1"].tolist())
+    local = Figure()
+    FigureCanvasAgg(local)
+    ax = local.subplots()
+    bt.plot(result, ax=ax)
     assert "owner= chooses another" in ax.get_xlabel()
     with pytest.raises(bt.BNetError, match="c_0, c_1"):
-        bt.plot(found, show="pi", owner="c_2")
+        bt.plot(result, show="pi", owner="c_2")
 
 
 def test_comparisons_checks_training_and_costs():
@@ -299,13 +299,13 @@ def test_draws_distributions_counterfactuals(s):
     assert heights(bt.plot(draws, node="c"))[2] == pytest.approx(float((draws["c"] == 2).double().mean()))
     assert heights(bt.plot(s.do(c=0).tpm("y_1"))) == pytest.approx(s.do(c=0).tpm("y_1").probs.tolist())
     assert np.allclose(cells(bt.plot(s.tpm("y_1"))), s.tpm("y_1").probs.numpy())
-    found = s.counterfactual("y_3", do={"c": 0}, evidence={"y_3": 1})
-    assert heights(bt.plot(found)) == pytest.approx(found.probabilities.tolist())
+    result = s.counterfactual("y_3", do={"c": 0}, evidence={"y_3": 1})
+    assert heights(bt.plot(result)) == pytest.approx(result.probabilities.tolist())
     real = Counterfactual("x", values=torch.tensor([[1.0, 2.0], [3.0, 4.0]]), weights=torch.tensor([0.5, 0.5]))
     assert heights(bt.plot(real)) == [2.0, 3.0]
     with pytest.raises(bt.BNetError, match="y_0"):
         bt.plot(draws)
-    assert texts(bt.plot(draws, node="y_0").axes[0]) == WORDS == texts(bt.plot(found).axes[0])
+    assert texts(bt.plot(draws, node="y_0").axes[0]) == WORDS == texts(bt.plot(result).axes[0])
     assert texts(bt.plot(draws, node="c").axes[0]) == ["0", "1", "2"]
     five = list("vwxyz")
     assert texts(bt.plot(s.do(c=0).tpm("y_0"), labels=five).axes[0]) == five
@@ -331,9 +331,9 @@ def test_tables_of_intervals_signs_and_three_axes():
     values, error = np.array([[0.1, -0.4], [0.0, 0.3]]), np.full((2, 2), 0.05)
     figure = bt.plot(values, axes=("slice", "head"), error=error)
     whiskers = next(c for c in figure.axes[0].collections if c.get_label() == "interval")
-    least, most = -0.45, 0.35
+    minimum, maximum = -0.45, 0.35
     for (i, _), segment, value in zip(np.ndindex(2, 2), whiskers.get_segments(), values.ravel(), strict=True):
-        ends = least + (most - least) * (0.4 - (segment[:, 1] - i)) / 0.8
+        ends = minimum + (maximum - minimum) * (0.4 - (segment[:, 1] - i)) / 0.8
         assert ends == pytest.approx([value - 0.05, value + 0.05])
     norm = figure.axes[0].collections[0].norm
     assert norm.vmin == -norm.vmax == -0.4  # the middle of the colours is 0
@@ -374,9 +374,9 @@ def test_hostile_words_are_shown_and_break_nothing():
     s = bt.bayesuvius(dim=4, heads=2).sentence(list(HOSTILE))
     for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, least=0), bt.plot(s.tan_tree())):
         written = saved(figure, "svg")
-        told = "".join(ElementTree.fromstring(written).itertext())
-        assert "<script>alert" in told
-        assert "שלום" in told and "\\x00" in told and "\\ud800" in told and "_^%#{}" in told
+        given = "".join(ElementTree.fromstring(written).itertext())
+        assert "<script>alert" in given
+        assert "שלום" in given and "\\x00" in given and "\\ud800" in given and "_^%#{}" in given
         assert b"<script>" not in written
     assert saved(figure, "pdf").startswith(b"%PDF")
     notes = " ".join(t.get_text() for t in bt.plot(s, slice=0).texts)
@@ -404,22 +404,22 @@ def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
     results = [(s, {}), (s, {"node": "c", "evidence": {"y_3": "mat"}}), (s.reads(), {"word": 2}), (fits[0], {})]
     for k, (result, options) in enumerate(results):
         theme = ("light", "dark")[k % 2]
-        drawn = image.imread(io.BytesIO(saved(bt.plot(result, theme=theme, **options))))
+        samples = image.imread(io.BytesIO(saved(bt.plot(result, theme=theme, **options))))
         paper = np.array([*to_rgb(PALETTES[theme]["paper"]), 1.0])
-        for edge in (drawn[:4], drawn[-4:], drawn[:, :4], drawn[:, -4:]):
+        for edge in (samples[:4], samples[-4:], samples[:, :4], samples[:, -4:]):
             assert np.allclose(edge, paper, atol=0.01), k
-        assert drawn.shape[1] <= 7.3 * DPI
+        assert samples.shape[1] <= 7.3 * DPI
 
 
 def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):
-    own = Figure(figsize=(7, 3))
-    FigureCanvasAgg(own)
-    left, right = own.subplots(1, 2)
-    assert bt.plot(s.do(c=1), slice=0, ax=left) is own and bt.plot(fits[0], ax=right) is own
+    local = Figure(figsize=(7, 3))
+    FigureCanvasAgg(local)
+    left, right = local.subplots(1, 2)
+    assert bt.plot(s.do(c=1), slice=0, ax=left) is local and bt.plot(fits[0], ax=right) is local
     assert [bar.get_height() for bar in right.patches] == pytest.approx(fits[0].pi.tolist())
-    assert left.get_title(loc="left") == "Slice 0" and tuple(own.get_size_inches()) == (7, 3)
+    assert left.get_title(loc="left") == "Slice 0" and tuple(local.get_size_inches()) == (7, 3)
     assert "Blank" in left.get_xlabel()  # notes go beneath
-    saved(own)
+    saved(local)
     with pytest.raises(bt.BNetError, match="a plot of one panel; got 3 panels"):
         bt.plot(s, slice=0, ax=left)
 
@@ -492,7 +492,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_says_what_is_allowed(case, s):
-    ask, told = BAD[case]
+    ask, given = BAD[case]
     with pytest.raises(bt.BNetError) as caught:
         ask(s)
-    assert told in str(caught.value)
+    assert given in str(caught.value)

@@ -60,7 +60,7 @@ def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(found, 
 
 def test_intervals_stand_in_the_cells_on_one_scale_from_0_to_1(found):
     figure = bt.plot(found)
-    lines = next(each for each in figure.axes[0].collections if each.get_label() == "interval").get_segments()
+    lines = next(item for item in figure.axes[0].collections if item.get_label() == "interval").get_segments()
     ends = np.array([segment[:, 0] for segment in lines]).reshape(2, 4, 2) - np.arange(4)[None, :, None]
     assert np.allclose((ends[..., 0] + 0.4) / 0.8, found.low.numpy())
     assert np.allclose((ends[..., 1] + 0.4) / 0.8, found.high.numpy())
@@ -81,8 +81,8 @@ def test_dead_heads_are_framed_and_only_they(found):
 
 def test_errors_are_written_where_they_are_known(found):
     for show, error in (("importance", found.importance_error), ("ablation", found.ablation_error)):
-        told = [t for t in written(bt.plot(found, show=show).axes[0]) if "±" in t]
-        assert told == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
+        given = [t for t in written(bt.plot(found, show=show).axes[0]) if "±" in t]
+        assert given == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
     one = bt.inclusion(found.network, TEXTS[:1], draws=50, progress=False)
     assert torch.isnan(one.ablation_error).all()
     assert not any("±" in text for text in written(bt.plot(one, show="ablation").axes[0]))
@@ -94,7 +94,7 @@ def test_intervals_by_rank_are_those_of_the_frame(found, top):
     figure = bt.plot(found, show="intervals", top=top)
     ax, rows = figure.axes[0], found.to_dataframe().head(top)
     assert texts(ax, "y") == [f"{row.slice}_{row.head}_*" for row in rows.itertuples()]
-    lines = next(each for each in ax.collections if each.get_label() == "interval").get_segments()
+    lines = next(item for item in ax.collections if item.get_label() == "interval").get_segments()
     assert np.allclose([segment[:, 0] for segment in lines], rows[["low", "high"]])
     dots = next(line for line in ax.lines if line.get_label() == "mean")
     assert np.allclose(dots.get_xdata(), rows["rho"]) and list(dots.get_ydata()) == list(range(len(rows)))
@@ -113,9 +113,9 @@ def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(
     assert type(choose_norm(np.array([1.0, 2.0, 40.0]))) is Normalize
     norm = choose_norm(np.array([[0.5, 2.0, -1.0], [3.0, 2000.0, np.nan]]))
     assert isinstance(norm, SymLogNorm) and (norm.vmin, norm.vmax) == (-2000, 2000) and norm.linthresh == 1.0
-    far = found.log_bayes.clone()
-    far[0, 0] = 1e5
-    figure = bt.plot(replace(found, log_bayes=far), show="log_bayes")
+    distant = found.log_bayes.clone()
+    distant[0, 0] = 1e5
+    figure = bt.plot(replace(found, log_bayes=distant), show="log_bayes")
     marks = [t.get_text() for t in figure.axes[0].child_axes[-1].get_yticklabels()]
     assert "0" in marks and "1e5" in marks and not any(mark.startswith("1e6") for mark in marks)
     nothing = replace(found, log_bayes=torch.zeros(2, 4))
@@ -138,8 +138,8 @@ def test_the_loss_is_a_line_for_each_measure_that_can_be_told_without_colour(los
 
 def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(lost):
     def scale(values, **options):
-        told = replace(lost, values=torch.tensor(values)[None].expand(3, -1), error=torch.zeros(3, 9))
-        return bt.plot(told, **options).axes[0].get_yscale()
+        given = replace(lost, values=torch.tensor(values)[None].expand(3, -1), error=torch.zeros(3, 9))
+        return bt.plot(given, **options).axes[0].get_yscale()
 
     assert scale([0.0, 1, 2, 3, 4, 5, 6, 7, 8]) == "linear"
     assert scale([0.0, 0.01, 0.02, 0.1, 0.2, 1, 10, 100, 1000]) == "symlog"
@@ -153,19 +153,19 @@ def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(lost):
 def test_all_are_written_in_every_form_and_into_the_axes_of_others(found, lost):
     assert saved(bt.plot(found, show="rho"), "png") and saved(bt.plot(found, show="intervals"), "svg")
     assert saved(bt.plot(lost), "pdf")
-    theirs = Figure().subplots(1, 2)
-    assert bt.plot(found, ax=theirs[0]) is bt.plot(lost, ax=theirs[1])
+    peer = Figure().subplots(1, 2)
+    assert bt.plot(found, ax=peer[0]) is bt.plot(lost, ax=peer[1])
 
 
 def test_a_net_of_many_slices_and_heads_is_drawn(found):
-    wide = {name: torch.rand(30, 20).double() for name in ("log_bayes", "error", "importance", "ablation")}
+    width = {name: torch.rand(30, 20).double() for name in ("log_bayes", "error", "importance", "ablation")}
     many = replace(
         found,
         slices=tuple(f"enc_cross_a_{k}" for k in range(30)),
         rho=torch.rand(20, 30, 20),
-        importance_error=wide["error"],
-        ablation_error=wide["error"],
-        **(wide | {"log_bayes": wide["log_bayes"] ** 9 * 1e5}),
+        importance_error=width["error"],
+        ablation_error=width["error"],
+        **(width | {"log_bayes": width["log_bayes"] ** 9 * 1e5}),
     )
     for show in ("rho", "log_bayes", "intervals"):
         figure = bt.plot(many, show=show)

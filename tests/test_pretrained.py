@@ -88,27 +88,27 @@ def outputs(net, module, ids, present):
     slices = net.network.graph.slices[""]
     last = "norm" if "norm" in net.network.graph.by_name else f"x_{slices}"
     logits = [name for name in LOGITS if name in net.network.graph.by_name]
-    want = [*(f"x_{t}" for t in range(slices)), last]
-    found = module(ids, present, want=[*dict.fromkeys(want), *logits])
-    return [found[name] for name in want], [found[name] for name in logits]
+    expected = [*(f"x_{t}" for t in range(slices)), last]
+    result = module(ids, present, want=[*dict.fromkeys(expected), *logits])
+    return [result[name] for name in expected], [result[name] for name in logits]
 
 
 def check_states(model, net, exact):
     """States and logits are those of a model of transformers."""
     ids, present = padded()
-    theirs = model(ids, attention_mask=present.long(), output_hidden_states=True)
+    peer = model(ids, attention_mask=present.long(), output_hidden_states=True)
     module = net.module().eval()
     states, logits = outputs(net, module, ids, present)
-    near = {"rtol": exact, "atol": exact}
-    assert len(states) == len(theirs.hidden_states)
-    for ours, other in zip(states, theirs.hidden_states, strict=True):
-        torch.testing.assert_close(ours[present], other[present], **near)
-    assert bool(logits) == hasattr(theirs, "logits")
-    for ours in logits:
-        rows = present if ours.dim() == 3 else slice(None)
-        torch.testing.assert_close(ours[rows], theirs.logits[rows], **near)
-    if getattr(theirs, "pooler_output", None) is not None:
-        torch.testing.assert_close(module(ids, present, want=["pooled"])["pooled"], theirs[1], **near)
+    close = {"rtol": exact, "atol": exact}
+    assert len(states) == len(peer.hidden_states)
+    for actual, other in zip(states, peer.hidden_states, strict=True):
+        torch.testing.assert_close(actual[present], other[present], **close)
+    assert bool(logits) == hasattr(peer, "logits")
+    for actual in logits:
+        rows = present if actual.dim() == 3 else slice(None)
+        torch.testing.assert_close(actual[rows], peer.logits[rows], **close)
+    if getattr(peer, "pooler_output", None) is not None:
+        torch.testing.assert_close(module(ids, present, want=["pooled"])["pooled"], peer[1], **close)
 
 
 FUSED = {model.config_class.model_type: k for k, (name, _) in enumerate(MODELS) for model in [getattr(T, name)]
@@ -128,38 +128,38 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
     ids, present = padded()
-    alone = model(ids[:1], output_attentions=True)
+    single = model(ids[:1], output_attentions=True)
     s = net.sentence(ids[0])
-    for t, theirs in enumerate(alone.attentions):
-        torch.testing.assert_close(s.attention(t).flatten(0, -3), theirs[0].detach(), rtol=1e-9, atol=1e-9)
-    theirs = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
+    for t, peer in enumerate(single.attentions):
+        torch.testing.assert_close(s.attention(t).flatten(0, -3), peer[0].detach(), rtol=1e-9, atol=1e-9)
+    peer = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
     module = net.module().eval()
     readings, values = module.readings(ids, present, want=["x_1"])
     torch.testing.assert_close(values["x_1"][present], module(ids, present, want=["x_1"])["x_1"][present])
-    for t, other in enumerate(theirs.attentions):
+    for t, other in enumerate(peer.attentions):
         rows = present[:, None, :, None]
-        ours = readings[f"a_{t}"].flatten(1, -3)
-        torch.testing.assert_close(ours * rows, other.detach() * rows, rtol=1e-9, atol=1e-9)
+        our_value = readings[f"a_{t}"].flatten(1, -3)
+        torch.testing.assert_close(our_value * rows, other.detach() * rows, rtol=1e-9, atol=1e-9)
     states, logits = outputs(net, module, ids, present)
-    other = theirs.logits if logits else theirs.hidden_states[-1]
-    ours = logits[0] if logits else states[-1]
-    weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1), dtype=D)
-    if ours.dim() == 3:
+    other = peer.logits if logits else peer.hidden_states[-1]
+    our_value = logits[0] if logits else states[-1]
+    weight = torch.randn(our_value.shape, generator=torch.Generator().manual_seed(1), dtype=D)
+    if our_value.dim() == 3:
         weight = weight * present[..., None]
     (other * weight).sum().backward()
-    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
+    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
     held = {canonical_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
     scale = max(float(grad.abs().max()) for grad in held.values())
-    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     checked = 0
     for entry in map_parameters(net.network, family):
         keys = [canonical_key(family, key) for key in entry.keys]
-        theirs = next((held[key] for key in keys if key in held), None)
+        peer = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
-            assert theirs is None or not theirs.any()
+            assert peer is None or not peer.any()
             continue
         checked += 1
-        torch.testing.assert_close(gradients[entry.name] / scale, entry.view(theirs) / scale, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(gradients[entry.name] / scale, entry.view(peer) / scale, rtol=1e-9, atol=1e-9)
     assert checked > 12
 
 
@@ -193,8 +193,8 @@ def test_former_keys_and_prefixes_are_read(tmp_path):
         if "decoder" not in key:
             tensors[former.removeprefix("bert.")] = value.detach().clone()
     tensors["embeddings.position_ids"] = torch.arange(11)
-    found, left = weights_to_parameters(net.network, FAMILIES["bert"], wrap_state_dict("test", tensors))
-    assert not left and all(value.equal(net.parameters[name]) for name, value in found.items())
+    result, left = weights_to_parameters(net.network, FAMILIES["bert"], wrap_state_dict("test", tensors))
+    assert not left and all(value.equal(net.parameters[name]) for name, value in result.items())
 
 
 # MiniLM
@@ -218,14 +218,14 @@ def test_minilm_on_real_sentences_is_transformers(minilm):
     assert len(set(SENTENCES)) == 200
     for start in range(0, 200, 100):
         batch = minilm.batch(SENTENCES[start : start + 40])
-        told = tokenizer(SENTENCES[start : start + 40], padding=True, return_tensors="pt")
-        assert batch.x[""].equal(told["input_ids"]) and batch.mask[""].equal(told["attention_mask"].bool())
+        given = tokenizer(SENTENCES[start : start + 40], padding=True, return_tensors="pt")
+        assert batch.x[""].equal(given["input_ids"]) and batch.mask[""].equal(given["attention_mask"].bool())
         with torch.no_grad():
-            theirs = model(**told).last_hidden_state
-            ours = module(batch.x, batch.mask, given=batch.given, want=["x_6", "embedding"])
-        torch.testing.assert_close(ours["x_6"][batch.mask[""]], theirs[batch.mask[""]], rtol=1e-5, atol=1e-5)
-        shares = told["attention_mask"][..., None] / told["attention_mask"].sum(-1)[:, None, None]
-        assert functional.cosine_similarity(ours["embedding"], (theirs * shares).sum(1)).min() > 0.99999
+            peer = model(**given).last_hidden_state
+            actual = module(batch.x, batch.mask, given=batch.given, want=["x_6", "embedding"])
+        torch.testing.assert_close(actual["x_6"][batch.mask[""]], peer[batch.mask[""]], rtol=1e-5, atol=1e-5)
+        shares = given["attention_mask"][..., None] / given["attention_mask"].sum(-1)[:, None, None]
+        assert functional.cosine_similarity(actual["embedding"], (peer * shares).sum(1)).min() > 0.99999
 
 
 def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
@@ -237,18 +237,18 @@ def test_ablating_a_head_is_zeroing_it_before_the_output_map(minilm):
     ids = torch.tensor([s.state.encoded.given["token"].tolist()])
 
     def zeroed(module, inputs):
-        kept = inputs[0].clone()
-        kept[..., 7 * 32 : 8 * 32] = 0
-        return (kept,)
+        retained = inputs[0].clone()
+        retained[..., 7 * 32 : 8 * 32] = 0
+        return (retained,)
 
     hook = model.encoder.layer[2].attention.output.dense.register_forward_pre_hook(zeroed)
     with torch.no_grad():
-        theirs = model(ids).last_hidden_state[0]
+        peer = model(ids).last_hidden_state[0]
     hook.remove()
     ablated = s.do({f"a_2_7_{i}": torch.zeros(32) for i in range(len(s.words))})
-    ours = torch.stack([ablated[f"x_6_{i}"] for i in range(len(s.words))])
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert (ours - torch.stack([s[f"x_6_{i}"] for i in range(len(s.words))])).norm() > 0.1
+    actual = torch.stack([ablated[f"x_6_{i}"] for i in range(len(s.words))])
+    torch.testing.assert_close(actual, peer, rtol=1e-5, atol=1e-5)
+    assert (actual - torch.stack([s[f"x_6_{i}"] for i in range(len(s.words))])).norm() > 0.1
 
 
 def test_words_are_tokens_with_spans(minilm):
@@ -256,8 +256,8 @@ def test_words_are_tokens_with_spans(minilm):
     s = minilm.sentence(text)
     assert s.words[0] == "[CLS]" and s.words[-1] == "[SEP]"
     assert [k for k, special in enumerate(s.special) if special] == [0, len(s.words) - 1]
-    told = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
-    assert told == [token.removeprefix("##") for token in s.words[1:-1]]
+    given = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
+    assert given == [token.removeprefix("##") for token in s.words[1:-1]]
     assert [text[s.spans[g[0]][0] : s.spans[g[-1]][1]] for g in s.groups[1:-1]] == [
         "Unbelievably",
         ",",
@@ -269,12 +269,12 @@ def test_words_are_tokens_with_spans(minilm):
     listed = minilm.sentence(["Unbelievably", "the cat's"])
     assert [len(group) for group in listed.groups] == [1, len(s.groups[1]), 4, 1]
     assert listed.spans[-2] == (len("Unbelievably the cat'"), len("Unbelievably the cat's"))
-    whole, single = s.attention(3, words="words"), s.attention(3)
-    assert whole.shape == (12, len(s.groups), len(s.groups))
-    torch.testing.assert_close(whole.sum(-1), torch.ones(12, len(s.groups)))
+    full, single = s.attention(3, words="words"), s.attention(3)
+    assert full.shape == (12, len(s.groups), len(s.groups))
+    torch.testing.assert_close(full.sum(-1), torch.ones(12, len(s.groups)))
     first = list(s.groups[1])
-    torch.testing.assert_close(whole[:, 2, 1], single[:, s.groups[2][0], first].sum(-1))
-    torch.testing.assert_close(whole[:, 1, 2], single[:, first, s.groups[2][0]].mean(-1))
+    torch.testing.assert_close(full[:, 2, 1], single[:, s.groups[2][0], first].sum(-1))
+    torch.testing.assert_close(full[:, 1, 2], single[:, first, s.groups[2][0]].mean(-1))
     with pytest.raises(bt.BNetError, match="words: expected one of"):
         s.attention(0, words="letters")
 
@@ -284,8 +284,8 @@ def test_pairs_have_segments_and_batches_do_not_leak(minilm):
     assert pair.words == ("[CLS]", "a", "cat", "[SEP]", "the", "dog", "sat", "[SEP]")
     assert pair.state.encoded.given["segment"].tolist() == [0] * 4 + [1] * 4
     batch = minilm.batch(["a cat", "one"], pairs=["the dog sat", "two three four five six"])
-    found = minilm.module().eval()(batch.x, batch.mask, given=batch.given)
-    torch.testing.assert_close(found[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)
+    result = minilm.module().eval()(batch.x, batch.mask, given=batch.given)
+    torch.testing.assert_close(result[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)
     masked = minilm.sentence("a [MASK] sat")
     assert masked.special == (True, False, True, False, True)
     assert minilm.sentence([101, 1037, 102]).special == (True, False, True)
@@ -313,10 +313,10 @@ def test_tiny_knows_its_grammar():
     from experiments import tiny
 
     net = from_pretrained("tiny")
-    found, _ = tiny.sentences(512, 99)
+    result, _ = tiny.sentences(512, 99)
     with torch.no_grad():
-        loss = float(tiny.loss_of(net.module().eval(), found))
-    assert tiny.entropy(found) - 1e-3 < loss < tiny.entropy(found) + 0.02
+        loss = float(tiny.loss_of(net.module().eval(), result))
+    assert tiny.entropy(result) - 1e-3 < loss < tiny.entropy(result) + 0.02
     assert tiny.HOME.stat().st_size < 1_000_000
     heads = []
     for text in (
@@ -326,8 +326,8 @@ def test_tiny_knows_its_grammar():
     ):
         s = net.sentence(text)
         words = text.split()
-        told = {f"y_{i}": words[i + 1] for i in range(2, len(words) - 1)}
-        shares = s.posterior("c", told)
+        given = {f"y_{i}": words[i + 1] for i in range(2, len(words) - 1)}
+        shares = s.posterior("c", given)
         assert shares.max() > 0.99
         heads.append(int(shares.argmax()))
     assert sorted(heads) == [0, 1, 2]
@@ -337,13 +337,13 @@ def test_the_grammars_entropy_is_what_its_sentences_cost():
     """Against counting: the share of each word after a word, in sentences of the first kind, is the table's."""
     from experiments import tiny
 
-    found, kinds = tiny.sentences(40_000, 3)
-    chain = found[kinds == 0][:, tiny.FREE - 1 :]
+    result, kinds = tiny.sentences(40_000, 3)
+    chain = result[kinds == 0][:, tiny.FREE - 1 :]
     counts = torch.zeros(len(tiny.WORDS), len(tiny.WORDS))
     counts.index_put_((chain[:, :-1].flatten(), chain[:, 1:].flatten()), torch.tensor(1.0), accumulate=True)
-    wanted = (1 - tiny.NOISE) * tiny.transitions() + tiny.NOISE / len(tiny.WORDS)
-    torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), wanted, rtol=0, atol=0.02)
-    by_kind = tiny.likelihoods(found).sum(-1)
+    expected = (1 - tiny.NOISE) * tiny.transitions() + tiny.NOISE / len(tiny.WORDS)
+    torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), expected, rtol=0, atol=0.02)
+    by_kind = tiny.likelihoods(result).sum(-1)
     assert ((by_kind.argmax(0) == kinds).float().mean()) > 0.97
     assert math.isclose(sum(tiny.SHARES), 1)
 
@@ -366,14 +366,14 @@ def test_folders_that_are_not_sound_are_refused(folder):
         with pytest.raises(bt.BNetError, match=match):
             from_pretrained(folder)
 
-    sound = weights.read_bytes()
-    weights.write_bytes(sound[: len(sound) // 2])
+    valid = weights.read_bytes()
+    weights.write_bytes(valid[: len(valid) // 2])
     refused("a sound safetensors file")
     weights.unlink()
     refused(r"weights, a model.safetensors; got none")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     refused(r"pickles alone \(pytorch_model.bin\).*save_pretrained writes safetensors")
-    weights.write_bytes(sound)
+    weights.write_bytes(valid)
     for changes, match in (
         ({"intermediate_size": 9}, r"intermediate.dense.weight of shape \(9, 12\).*got shape \(10, 12\)"),
         ({"intermediate_size": 10, "num_attention_heads": 5}, "heads that divide 12; got 5"),

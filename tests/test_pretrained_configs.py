@@ -26,11 +26,11 @@ def tensor_ids(sentence):
 def check_logits(net, model, sentence, tolerance=1e-5):
     """Our logits are those of a model of transformers."""
     with torch.no_grad():
-        theirs = model(**tensor_ids(sentence)).logits
+        peer = model(**tensor_ids(sentence)).logits
         role = next(name for name in ("dec_logits", "logits", "classifier") if name in net.network.graph.by_name)
         batch = net.batch([sentence])
-        ours = net.module().eval()(batch.x, batch.mask, given=batch.given, want=[role])[role]
-    torch.testing.assert_close(ours.to(theirs.dtype), theirs, rtol=tolerance, atol=tolerance)
+        actual = net.module().eval()(batch.x, batch.mask, given=batch.given, want=[role])[role]
+    torch.testing.assert_close(actual.to(peer.dtype), peer, rtol=tolerance, atol=tolerance)
 
 
 def saved(name, folder, dtype=torch.float32):
@@ -54,8 +54,8 @@ def test_alternative_names_of_settings_are_read(name, tmp_path):
     kind, sentence = saved(name, tmp_path)
     settings = kind.config_class.from_pretrained(tmp_path)
     changes = {}
-    for alias, own in kind.config_class.attribute_map.items():
-        changes |= {alias: getattr(settings, own), own: getattr(settings, own) * 2}
+    for alias, local in kind.config_class.attribute_map.items():
+        changes |= {alias: getattr(settings, local), local: getattr(settings, local) * 2}
     if name == "t5":  # the slices of its decoder are those of the own name
         changes["num_decoder_layers"] = settings.num_decoder_layers
     config(tmp_path, **changes)
@@ -68,11 +68,11 @@ def configs():
     for name, (_, options, _) in TABLE.items():
         yield name, options
         yield name, {}
-        for alias, own in getattr(T, TABLE[name][0]).config_class.attribute_map.items():
-            plain = {key: value for key, value in options.items() if key != own}
-            if own in options:
-                yield name, {**plain, alias: options[own]}
-                yield name, {**options, alias: options[own] * (1 if alias == "num_attention_heads" else 2)}
+        for alias, local in getattr(T, TABLE[name][0]).config_class.attribute_map.items():
+            plain = {key: value for key, value in options.items() if key != local}
+            if local in options:
+                yield name, {**plain, alias: options[local]}
+                yield name, {**options, alias: options[local] * (1 if alias == "num_attention_heads" else 2)}
     for projection in ("relu", "gated-gelu", "gated-silu", "gelu"):
         yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection}
         yield "t5", {**TABLE["t5"][1], "feed_forward_proj": projection, "dense_act_fn": "tanh", "is_gated_act": True}
@@ -89,16 +89,16 @@ def configs():
 
 def test_configs_are_read_alike_without_transformers(monkeypatch):
     """The oracle is the config class; without it, the family's own table of names and defaults says the same."""
-    told = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in configs()]
-    theirs = []
-    for family, raw in told:
+    given = [(FAMILIES[name], {"model_type": name, **settings}) for name, settings in configs()]
+    peer = []
+    for family, raw in given:
         settings = {key: value for key, value in raw.items() if key != "model_type"}
-        theirs.append(family.config_to_options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
-        assert family.config_to_options(load_config(family, raw, "test"), None, None) == theirs[-1], raw
-    for module in [each for each in sys.modules if each.split(".")[0] == "transformers"]:
+        peer.append(family.config_to_options(T.AutoConfig.for_model(family.name, **settings).to_dict(), None, None))
+        assert family.config_to_options(load_config(family, raw, "test"), None, None) == peer[-1], raw
+    for module in [item for item in sys.modules if item.split(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    for (family, raw), options in zip(told, theirs, strict=True):
+    for (family, raw), options in zip(given, peer, strict=True):
         assert load_config(family, raw, "test") == raw
         assert family.config_to_options(raw, None, None) == options, raw
 
@@ -143,12 +143,12 @@ def test_an_activation_that_no_family_has_is_refused_in_t5(projection, tmp_path)
 def test_slices_that_differ_are_refused(name, tmp_path):
     """A config may give one slice settings of its own, which no family reads."""
     kind, options, _ = TABLE[name]
-    own = {"0": {next(each for each in ("hidden_act", "activation", "activation_function", "dense_act_fn")
-                      if each in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
+    local = {"0": {next(item for item in ("hidden_act", "activation", "activation_function", "dense_act_fn")
+                      if item in getattr(T, kind).config_class().to_dict()): "tanh"}}  # fmt: skip
     model = random_model(kind, options, torch.float32)
     model.save_pretrained(tmp_path)
-    config(tmp_path, per_layer_config=own)
-    model.config.per_layer_config = own
+    config(tmp_path, per_layer_config=local)
+    model.config.per_layer_config = local
     for source in (tmp_path, model):
         with pytest.raises(bt.BNetError):
             from_pretrained(source)
@@ -170,9 +170,9 @@ HOSTILE = [
 
 def test_hostile_configs_are_refused(tmp_path):
     saved("gpt2", tmp_path)
-    sound = (tmp_path / "config.json").read_text()
+    valid = (tmp_path / "config.json").read_text()
     for changes in HOSTILE:
-        (tmp_path / "config.json").write_text(sound)
+        (tmp_path / "config.json").write_text(valid)
         config(tmp_path, **changes)
         with pytest.raises(bt.BNetError):
             print(changes, from_pretrained(tmp_path))

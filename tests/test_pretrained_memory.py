@@ -227,10 +227,10 @@ def test_a_model_without_its_pooler_is_read():
 def test_what_checks_a_model_leaves_the_state_of_torch():
     model, _ = held("gpt2")
     torch.manual_seed(5)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(5)
     from_pretrained(model)
-    assert torch.rand(3).equal(wanted)
+    assert torch.rand(3).equal(expected)
     assert not torch.nn.Linear(2, 2).weight.is_meta
 
 

@@ -32,8 +32,8 @@ def logits_of(net):
         return net.module().eval()(IDS, want=["logits"])["logits"]
 
 
-def near(ours, theirs, tolerance=1e-9):
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+def near(actual, peer, tolerance=1e-9):
+    torch.testing.assert_close(actual, peer, rtol=tolerance, atol=tolerance)
 
 
 # tied tables
@@ -71,9 +71,9 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
     if case == "alone":
         del tensors[words]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    theirs = getattr(T, name).from_pretrained(tmp_path, dtype=D).eval()
+    peer = getattr(T, name).from_pretrained(tmp_path, dtype=D).eval()
     net = from_pretrained(tmp_path)
-    near(logits_of(net), theirs(IDS).logits.detach())
+    near(logits_of(net), peer(IDS).logits.detach())
     assert ("W_embed.value" in net.parameters) == (case != "other")
 
 
@@ -87,19 +87,19 @@ def test_answers_of_a_net_in_half_precision(name, options, dtype):
     model = random_model(name, {**options, "vocab_size": 5000}, dtype)
     net = from_pretrained(model)
     s = net.sentence(IDS[0])
-    theirs = torch.log_softmax(logits_of(net)[0].double(), -1)
-    found = s.posterior("y_2")
-    assert abs(float(found.sum()) - 1) < 1e-6
-    near(found, theirs[2].exp().float(), 1e-5)
-    near(s.log_prob({"y_2": 7, "y_4": 1}), theirs[2, 7] + theirs[4, 1], 1e-5)
-    near(s.tpm("y_4").probs, theirs[4].exp().float(), 1e-5)
+    peer = torch.log_softmax(logits_of(net)[0].double(), -1)
+    result = s.posterior("y_2")
+    assert abs(float(result.sum()) - 1) < 1e-6
+    near(result, peer[2].exp().float(), 1e-5)
+    near(s.log_prob({"y_2": 7, "y_4": 1}), peer[2, 7] + peer[4, 1], 1e-5)
+    near(s.tpm("y_4").probs, peer[4].exp().float(), 1e-5)
     graph = s.graph(attention=True)
     weights = {(a, b): w for a, b, w in graph.edges(data="weight") if w is not None}
     assert len(weights) == 2 * sum(1 for t in range(2) for row in s.attention(t) for p in row.flatten() if p > 0)
     assert weights["k_1_0_1", "a_1_0_4"] == float(s.attention(1)[0, 4, 1])
     strong = s.graph(min_weight=0.3)
-    kept = {(a, b) for a, b, w in strong.edges(data="weight") if w is not None}
-    assert kept == {arrow for arrow, weight in weights.items() if weight >= 0.3} and kept < set(weights)
+    retained = {(a, b) for a, b, w in strong.edges(data="weight") if w is not None}
+    assert retained == {arrow for arrow, weight in weights.items() if weight >= 0.3} and retained < set(weights)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -108,22 +108,22 @@ def test_a_mixture_in_half_precision_is_near_itself_in_double(observe, dtype):
     torch.manual_seed(0)
     half = bt.bayesuvius(4, heads=3, observe=observe).to(dtype)
     x = torch.randn(5, 4).to(dtype)
-    seen = {"y_1": 2, "y_4": 0} if isinstance(observe, Categorical) else {"y_1": [9.0, -300.0, 1.0, 2.0]}
-    mine, theirs = half.sentence(x=x), half.to(D).sentence(x=x)
-    near(mine.log_prob(seen), theirs.log_prob(seen), 0.02)
-    posterior = mine.posterior("c", seen)
+    observed = {"y_1": 2, "y_4": 0} if isinstance(observe, Categorical) else {"y_1": [9.0, -300.0, 1.0, 2.0]}
+    actual, peer = half.sentence(x=x), half.to(D).sentence(x=x)
+    near(actual.log_prob(observed), peer.log_prob(observed), 0.02)
+    posterior = actual.posterior("c", observed)
     assert abs(float(posterior.sum()) - 1) < 1e-6
-    near(posterior, theirs.posterior("c", seen).float(), 0.1)
+    near(posterior, peer.posterior("c", observed).float(), 0.1)
 
 
 def test_frames_of_a_net_in_half_precision():
     """pandas has no bfloat16 either."""
     s = bt.bayesuvius(4, observe=Normal(0.5)).to(torch.bfloat16).sentence("the cat")
-    drawn = s.sample(3)
-    frame = drawn.to_dataframe()
-    assert frame["y_1[2]"].tolist() == drawn["y_1"][:, 2].tolist()
-    found = s.counterfactual("y_1", {"c": 1}, {"y_1": [0.0, 1.0, 0.5, 0.25]})
-    assert found.to_dataframe()[3].tolist() == found.values[:, 3].tolist()
+    samples = s.sample(3)
+    frame = samples.to_dataframe()
+    assert frame["y_1[2]"].tolist() == samples["y_1"][:, 2].tolist()
+    result = s.counterfactual("y_1", {"c": 1}, {"y_1": [0.0, 1.0, 0.5, 0.25]})
+    assert result.to_dataframe()[3].tolist() == result.values[:, 3].tolist()
 
 
 # readouts
@@ -150,9 +150,9 @@ def test_labels_name_the_states_in_their_order():
     names = {2: "pos", 0: "neg", 1: "neither"}
     model = random_model("BertForSequenceClassification", {**BERT, "id2label": names})
     s = from_pretrained(model).sentence(IDS[0])
-    theirs = torch.log_softmax(model(IDS).logits[0].detach(), -1)
+    peer = torch.log_softmax(model(IDS).logits[0].detach(), -1)
     for state, label in names.items():
-        near(s.log_prob({"y": label}), theirs[state])
+        near(s.log_prob({"y": label}), peer[state])
 
 
 def test_a_model_with_two_heads_keeps_its_words():
@@ -168,17 +168,17 @@ def test_a_model_with_two_heads_keeps_its_words():
 
 def test_what_a_config_leaves_out_is_what_transformers_means():
     for kind, family in FAMILIES.items():
-        whole = T.AutoConfig.for_model(kind).to_dict()
-        named = {name: whole[name] for name in family.unsupported if name in whole}
-        assert family.config_to_options(named, None, None) == family.config_to_options(whole, None, None)
+        full = T.AutoConfig.for_model(kind).to_dict()
+        named = {name: full[name] for name in family.unsupported if name in full}
+        assert family.config_to_options(named, None, None) == family.config_to_options(full, None, None)
 
 
 def test_activations_are_those_of_transformers():
     from transformers.activations import ACT2FN
 
     x = torch.linspace(-4, 4, 81, dtype=D)
-    for theirs, ours in ACTIVATIONS.items():
-        near(Activation(ours).value(EvalContext(), x), ACT2FN[theirs](x), 1e-8)
+    for peer, actual in ACTIVATIONS.items():
+        near(Activation(actual).value(EvalContext(), x), ACT2FN[peer](x), 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_file_is_mapped_and_not_copied(folder):
 
 @pytest.mark.parametrize("mode", ["mean_tokens", "cls_token", "max_tokens", "both"])
 def test_only_a_mean_over_the_words_is_read_as_one(folder, mode):
-    told = {f"pooling_mode_{each}": mode in (each, "both") for each in ("mean_tokens", "cls_token", "max_tokens")}
+    given = {f"pooling_mode_{item}": mode in (item, "both") for item in ("mean_tokens", "cls_token", "max_tokens")}
     (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(told))
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(given))
     net = from_pretrained(folder)
     assert ("embedding" in net.network.graph.by_name) == (mode == "mean_tokens")
     if mode == "mean_tokens":
@@ -252,9 +252,9 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
 
     model = random_model("MPNetForMaskedLM", MPNET, torch.float32)
     model.save_pretrained(tmp_path)
-    whole = load_file(tmp_path / "model.safetensors")
-    bare = {key.removeprefix("mpnet."): value for key, value in whole.items() if not key.startswith("lm_head")}
-    save_file(bare, tmp_path / "model.safetensors")
+    full = load_file(tmp_path / "model.safetensors")
+    plain = {key.removeprefix("mpnet."): value for key, value in full.items() if not key.startswith("lm_head")}
+    save_file(plain, tmp_path / "model.safetensors")
     with pytest.raises(FileError, match=r"a weight 'lm_head\..*allowed: readout=None reads the states alone"):
         from_pretrained(tmp_path)
     net = from_pretrained(tmp_path, readout=None)
@@ -263,7 +263,7 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     names = from_pretrained(tmp_path).network.graph.by_name
     assert "embedding" in names and "logits" not in names
-    save_file(whole, tmp_path / "model.safetensors")
+    save_file(full, tmp_path / "model.safetensors")
     assert {"embedding", "logits"} <= set(from_pretrained(tmp_path).network.graph.by_name)
 
 
@@ -273,11 +273,11 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A hub of folders, and a cache of some of their files; `asked` lists where each model was sought."""
-    theirs = pytest.importorskip("huggingface_hub")
-    online, cache, asked = tmp_path / "online", tmp_path / "cache", []
+    peer = pytest.importorskip("huggingface_hub")
+    online, cache, query = tmp_path / "online", tmp_path / "cache", []
 
     def snapshot(name, allow_patterns, local_files_only):
-        asked.append(local_files_only)
+        query.append(local_files_only)
         if local_files_only:
             if not (cache / name).exists():
                 raise FileNotFoundError(name)
@@ -287,17 +287,17 @@ def hub(monkeypatch, tmp_path):
         shutil.copytree(online / name, cache / name, ignore=shutil.ignore_patterns("*.bin"), dirs_exist_ok=True)
         return str(cache / name)
 
-    monkeypatch.setattr(theirs, "snapshot_download", snapshot)
-    return online, cache, asked
+    monkeypatch.setattr(peer, "snapshot_download", snapshot)
+    return online, cache, query
 
 
 def test_a_model_that_is_half_in_the_cache_is_fetched(hub, folder):
-    online, cache, asked = hub
+    online, cache, query = hub
     shutil.copytree(folder, online / "me/mine", ignore=shutil.ignore_patterns("online", "cache"))
     (cache / "me/mine").mkdir(parents=True)
     shutil.copy(folder / "config.json", cache / "me/mine")  # what AutoConfig leaves there
-    assert from_pretrained("me/mine").check() and asked == [True, False]
-    assert from_pretrained("me/mine").check() and asked == [True, False, True]
+    assert from_pretrained("me/mine").check() and query == [True, False]
+    assert from_pretrained("me/mine").check() and query == [True, False, True]
     shutil.rmtree(online)
     (cache / "me/mine/model.safetensors").unlink()
     with pytest.raises(bt.BNetError, match=r"me/mine: not whole in the local cache.*the hub did not give it"):
@@ -333,10 +333,10 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "café", "c
 def test_settings_of_a_vocabulary_are_kept(folder, told):
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **told}))
-    theirs = T.AutoTokenizer.from_pretrained(folder)
+    peer = T.AutoTokenizer.from_pretrained(folder)
     for text in ("The Cat", "the café", "the 中国", "[MASK] cat"):
-        ids = theirs(text)["input_ids"]
-        assert list(from_pretrained(folder).sentence(text).words) == theirs.convert_ids_to_tokens(ids)
+        ids = peer(text)["input_ids"]
+        assert list(from_pretrained(folder).sentence(text).words) == peer.convert_ids_to_tokens(ids)
 
 
 def test_special_tokens_have_the_names_that_they_are_told(folder):
@@ -370,12 +370,12 @@ def bytes_alone(tmp_path):
 )
 def test_a_list_of_words_is_the_text_that_they_make(bytes_alone, words):
     text = " ".join(words)
-    net, theirs = from_pretrained(bytes_alone), T.AutoTokenizer.from_pretrained(bytes_alone)
-    listed, said = net.sentence(words), net.sentence(text)
-    assert list(listed.words) == theirs.convert_ids_to_tokens(theirs(text)["input_ids"])
-    assert listed.words == said.words and listed.spans == said.spans
+    net, peer = from_pretrained(bytes_alone), T.AutoTokenizer.from_pretrained(bytes_alone)
+    listed, message = net.sentence(words), net.sentence(text)
+    assert list(listed.words) == peer.convert_ids_to_tokens(peer(text)["input_ids"])
+    assert listed.words == message.words and listed.spans == message.spans
     assert [text[a:b].split() for a, b in listed.spans] == [
-        text[a:b].split() for a, b in theirs(text, return_offsets_mapping=True)["offset_mapping"]
+        text[a:b].split() for a, b in peer(text, return_offsets_mapping=True)["offset_mapping"]
     ]
     shown = ["".join(text[a:b] for a, b in dict.fromkeys(listed.spans[k] for k in group)) for group in listed.groups]
     assert shown == [word.replace(" ", "") for word in words]
@@ -389,8 +389,8 @@ def test_an_unknown_token_stands_for_its_text():
     assert s.spans == (None, (0, 3), (4, 5), (6, 9), None) and s.special == (True, False, False, False, True)
     ids = s.state.encoded.given["token"].tolist()
     assert net.sentence(ids).special == s.special
-    said = net.sentence("the [SEP] cat")
-    assert said.special == (True, False, True, False, True) and said.spans[2] == (4, 9)
+    text = net.sentence("the [SEP] cat")
+    assert text.special == (True, False, True, False, True) and text.spans[2] == (4, 9)
 
 
 # only what is asked
@@ -407,8 +407,8 @@ def test_do_computes_again_only_what_descends(monkeypatch):
     real = compiler.module.plan_to_values
 
     def counted(plan, course):
-        made = [index for group in plan.components for index in group if index not in course.known]
-        runs.append([course.network.graph.groups[index].name for index in made])
+        created = [index for group in plan.components for index in group if index not in course.known]
+        runs.append([course.network.graph.groups[index].name for index in created])
         return real(plan, course)
 
     monkeypatch.setattr(compiler.module, "plan_to_values", counted)
@@ -423,10 +423,10 @@ def test_do_computes_again_only_what_descends(monkeypatch):
         if head:
             names = [name for run in runs for name in run if not name.startswith("W_")]
             assert sorted(names) == ["a_3", "add1_3", "ffn_3", "mix_3", "norm2_3", "x_4"]
-        alone = recomputed(changed)
-        near(after, alone["x_4_4"], 1e-12)
-        near(changed.attention(2), alone.attention(2), 1e-12)
-        near(changed["q_2_1_3"], alone["q_2_1_3"], 1e-12)
+        single = recomputed(changed)
+        near(after, single["x_4_4"], 1e-12)
+        near(changed.attention(2), single.attention(2), 1e-12)
+        near(changed["q_2_1_3"], single["q_2_1_3"], 1e-12)
         assert (after - s["x_4_4"]).norm() > 1e-3
     twice = changed.do({"x_2_1": torch.ones(12, dtype=D)})
     near(twice["x_4_4"], recomputed(twice)["x_4_4"], 1e-12)
@@ -452,16 +452,16 @@ def test_do_beneath_an_open_choice_is_a_whole_run(per):
 
 def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
     s = minilm_sentence
-    whole = s.ground.count_arrows()
+    full = s.ground.count_arrows()
     with pytest.raises(bt.BNetError, match="at most 100000 arrows"):
         s.graph()
     graph = s.graph(min_weight=0.3)
     reads = [s.attention(t) for t in range(6)]
-    weak = 2 * sum(int((each < 0.3).sum()) for each in reads)
-    assert graph.number_of_edges() == whole - weak < 100_000
-    with pytest.raises(bt.BNetError, match=f"at most {whole - weak - 1} arrows.*limit={whole - weak} "):
-        s.graph(min_weight=0.3, limit=whole - weak - 1)
-    assert s.graph(min_weight=0.3, limit=whole - weak).number_of_edges() == whole - weak
+    weak = 2 * sum(int((item < 0.3).sum()) for item in reads)
+    assert graph.number_of_edges() == full - weak < 100_000
+    with pytest.raises(bt.BNetError, match=f"at most {full - weak - 1} arrows.*limit={full - weak} "):
+        s.graph(min_weight=0.3, limit=full - weak - 1)
+    assert s.graph(min_weight=0.3, limit=full - weak).number_of_edges() == full - weak
 
 
 @pytest.fixture(scope="module")

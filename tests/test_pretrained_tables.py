@@ -44,11 +44,11 @@ PARTITIONS = sorted({named("".join(letters)) for letters in itertools.product("a
 
 def tables_of(letters, dtype=torch.float32):
     """A table for each letter."""
-    made = {
+    created = {
         letter: torch.randn(13, 12, dtype=dtype, generator=torch.Generator().manual_seed(ord(letter)))
         for letter in set(letters) - {"-"}
     }
-    return {table: made[letter] for table, letter in zip(TABLES, letters, strict=True) if letter != "-"}
+    return {table: created[letter] for table, letter in zip(TABLES, letters, strict=True) if letter != "-"}
 
 
 def test_all_partitions_are_there():
@@ -76,9 +76,9 @@ def check_tables(name, model, letters):
     held = model.state_dict()
     views = {entry.name: entry.view for entry in map_parameters(net.network, bt.pretrained.FAMILIES[name])}
     for parameter, value in net.parameters.items():
-        theirs = to_hugging_face(net, parameter)
-        assert views[parameter](held[theirs]).equal(value), (letters, parameter)
-        assert parameter in from_hugging_face(net, theirs), (letters, parameter)
+        peer = to_hugging_face(net, parameter)
+        assert views[parameter](held[peer]).equal(value), (letters, parameter)
+        assert parameter in from_hugging_face(net, peer), (letters, parameter)
 
 
 def test_new_words_of_a_model_in_memory_are_none_of_its_stacks():
@@ -93,7 +93,7 @@ def loaded(name, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, report = getattr(T, KINDS[name][0]).from_pretrained(folder, output_loading_info=True)
-    missing = [each for each in report["missing_keys"] if "embed_positions" not in each and "shared" not in each]
+    missing = [item for item in report["missing_keys"] if "embed_positions" not in item and "shared" not in item]
     return None if missing else model.eval()
 
 
@@ -120,17 +120,17 @@ def test_a_folder_has_the_tables_that_transformers_reads(part, tmp_path):
     model.save_pretrained(tmp_path)
     config(tmp_path, tie_word_embeddings=tie)
     base = load_file(tmp_path / "model.safetensors")
-    base = {each: value for each, value in base.items() if each not in {key(name, table) for table in TABLES}}
+    base = {item: value for item, value in base.items() if item not in {key(name, table) for table in TABLES}}
     assert len(CASES) == 52
     for k, letters in enumerate(CASES[part::6]):
         tensors = {key(name, table): value.clone() for table, value in tables_of(letters).items()}
         write(tmp_path, {**base, **tensors}, sharded=k % 3 == 0)
-        theirs = None if letters == "----" else loaded(name, tmp_path)
-        if theirs is None or ((tie or name == "t5") and ambiguous(letters)):  # a T5 is tied whatever its config says
+        peer = None if letters == "----" else loaded(name, tmp_path)
+        if peer is None or ((tie or name == "t5") and ambiguous(letters)):  # a T5 is tied whatever its config says
             with pytest.raises(bt.BNetError):
                 from_pretrained(tmp_path)
         else:
-            check_logits(from_pretrained(tmp_path), theirs, SENTENCE)
+            check_logits(from_pretrained(tmp_path), peer, SENTENCE)
 
 
 def write(folder, tensors, *, sharded):
@@ -143,11 +143,11 @@ def write(folder, tensors, *, sharded):
     index = {}
     for k in range(2):
         part = f"model-0000{k + 1}-of-00002.safetensors"
-        chosen = {each: value for j, (each, value) in enumerate(tensors.items()) if j % 2 == k}
+        chosen = {item: value for j, (item, value) in enumerate(tensors.items()) if j % 2 == k}
         save_file(chosen, folder / part, metadata={"format": "pt"})
         index |= dict.fromkeys(chosen, part)
-    told = {"metadata": {"total_size": 0}, "weight_map": index}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(told))
+    given = {"metadata": {"total_size": 0}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(given))
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -158,14 +158,14 @@ def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
     model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
     random_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
-    whole = load_file(tmp_path / "model.safetensors")
-    whole.setdefault("lm_head.weight", whole["model.decoder.embed_tokens.weight"].clone())
+    full = load_file(tmp_path / "model.safetensors")
+    full.setdefault("lm_head.weight", full["model.decoder.embed_tokens.weight"].clone())
     for gone in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):
-        kept = {each: value for each, value in whole.items() if each != f"{gone}.weight"}
-        write(tmp_path, kept, sharded=False)
-        theirs = loaded("marian", tmp_path)
-        if theirs is None:
+        retained = {item: value for item, value in full.items() if item != f"{gone}.weight"}
+        write(tmp_path, retained, sharded=False)
+        peer = loaded("marian", tmp_path)
+        if peer is None:
             with pytest.raises(bt.BNetError):
                 from_pretrained(tmp_path)
         else:
-            check_logits(from_pretrained(tmp_path), theirs, SENTENCE)
+            check_logits(from_pretrained(tmp_path), peer, SENTENCE)

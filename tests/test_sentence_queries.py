@@ -25,9 +25,9 @@ D = torch.float64
 
 def test_a_chain_of_posteriors_is_normalised_and_bounded():
     s = doubled(atoms=2).sentence("the cat sat")
-    found = s.posterior(["W_k_0", "c", "W_q_0"], {"y_0": 1})
-    assert found.shape == (2, 2, 2)
-    close(found.sum((0, 2)), s.posterior("c", {"y_0": 1}))
+    result = s.posterior(["W_k_0", "c", "W_q_0"], {"y_0": 1})
+    assert result.shape == (2, 2, 2)
+    close(result.sum((0, 2)), s.posterior("c", {"y_0": 1}))
     close(s.posterior(["c", "y_0"], {"y_0": 1})[:, [0, 2]], torch.zeros(2, 2))
     with pytest.raises(bt.BudgetError, match="got 8"):
         s.posterior(["W_k_0", "c", "W_q_0"], budget=7)
@@ -40,9 +40,9 @@ def test_a_chain_of_posteriors_is_normalised_and_bounded():
 
 def test_real_readouts_are_drawn_around_their_mean():
     s = doubled(observe=Normal(0.5)).sentence("the cat").do(c=1)
-    drawn = s.sample(4000)["y_0"]
-    assert drawn.shape == (4000, 4)
-    assert (drawn.mean(0) - s["x_1_0"]).abs().max() < 0.04 and (drawn.std(0) - 0.5).abs().max() < 0.03
+    samples = s.sample(4000)["y_0"]
+    assert samples.shape == (4000, 4)
+    assert (samples.mean(0) - s["x_1_0"]).abs().max() < 0.04 and (samples.std(0) - 0.5).abs().max() < 0.03
     with pytest.raises(bt.EvidenceError, match="x_1_0"):
         s.sample(3, {"x_1_0": torch.ones(4)})
 
@@ -60,24 +60,24 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
     hard = hard.replace(dict(soft.parameters)).to(D)
     s, h = soft.sentence("the cat sat"), hard.sentence("the cat sat")
     real = isinstance(options.get("observe"), Normal)
-    seen = {"y_1": torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=D) if real else 2}
+    observed = {"y_1": torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=D) if real else 2}
     last = options.get("slices", 1) - 1
     states = {"c_0_1": 2} if options.get("per") == "word" else {"c": 2}
     states |= {f"W_{r}_0": 2 for r in "qkv"} if "atoms" in options else {}
     total = torch.zeros((), dtype=D)
     for chosen in itertools.product(*map(range, states.values())):
         setting = dict(zip(states, chosen, strict=True))
-        others = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
-        at = s.do({**setting, **others})
+        remaining = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
+        at = s.do({**setting, **remaining})
         prior = s.posterior(list(states))[chosen] if len(states) > 1 else s.posterior(next(iter(states)))[chosen]
         row = at.attention(last)[1]
         for j, share in enumerate(row):
             head = f"{setting['c_0_1']}_" if "c_0_1" in setting else ""
             value = at[f"v_{last}_{head}{j}"] + (at[f"x_{last}_1"] if options.get("residual") else 0)
             if share > 0:
-                total = total + prior * share * s.do({f"x_{last + 1}_1": value}).log_prob(seen).exp()
-    close(h.log_prob(seen).exp(), total)
-    assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(seen), s.log_prob(seen))
+                total = total + prior * share * s.do({f"x_{last + 1}_1": value}).log_prob(observed).exp()
+    close(h.log_prob(observed).exp(), total)
+    assert "j_1" in h.parents("z_1") and not torch.allclose(h.log_prob(observed), s.log_prob(observed))
 
 
 def test_what_is_read_is_inferred_in_the_marginal_net_alone():
@@ -145,12 +145,12 @@ def test_separated_nodes_are_independent_in_the_numbers(name):
         assert closed or not plain
         if closed or met["dependent"] < 2:
             try:
-                found = s.separated(x, y, known, deterministic=True, verify=True)
+                result = s.separated(x, y, known, deterministic=True, verify=True)
             except bt.BNetError:  # real readouts, and choices past the budget
                 continue
-            assert found.dependence == pytest.approx(0, abs=1e-9) or not found
-            met["dependent"] += found.dependence > 1e-6
-            met["plain" if plain else "determined"] += bool(found)
+            assert result.dependence == pytest.approx(0, abs=1e-9) or not result
+            met["dependent"] += result.dependence > 1e-6
+            met["plain" if plain else "determined"] += bool(result)
     assert met["plain"] and (met["determined"] or name == "codebook")
 
 
@@ -170,13 +170,13 @@ def rollout(attentions):
 @pytest.mark.parametrize("options", [{}, {"mask": "causal", "residual": True}])
 def test_rollout_is_the_published_one(options):
     s = doubled(combine="concat", heads=3, slices=3, **options).sentence("the cat sat on")
-    found = s.reads()
-    close(found.matrix, rollout([s.attention(t) for t in range(3)]))
-    close(found.matrix.sum(-1), torch.ones(4))
+    result = s.reads()
+    close(result.matrix, rollout([s.attention(t) for t in range(3)]))
+    close(result.matrix.sum(-1), torch.ones(4))
     one = s.reads([1, 2], head=1, residual=0.0)
     close(one.matrix, s.attention(2)[1] @ s.attention(1)[1])
     close(one.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
-    assert len(found.to_dataframe()) == 16 and "residual share 0.5" in found._repr_html_()
+    assert len(result.to_dataframe()) == 16 and "residual share 0.5" in result._repr_html_()
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
@@ -189,10 +189,10 @@ def test_under_a_selector_products_are_averaged(options):
     for states in itertools.product(*map(range, share.shape)):
         at = s.do(dict(zip(names, states, strict=True)))
         total = total + share[states] * (at.attention(1) @ at.attention(0))
-    found = s.reads(evidence=evidence, residual=0.0)
-    close(found.matrix, total)
-    marginal = [sum(w * a[t] for w, a in zip(found.weights, found.attention, strict=True)) for t in (0, 1)]
-    assert not torch.allclose(found.matrix, marginal[1] @ marginal[0])
+    result = s.reads(evidence=evidence, residual=0.0)
+    close(result.matrix, total)
+    marginal = [sum(w * a[t] for w, a in zip(result.weights, result.attention, strict=True)) for t in (0, 1)]
+    assert not torch.allclose(result.matrix, marginal[1] @ marginal[0])
 
 
 def test_bad_readings():
@@ -217,14 +217,14 @@ def test_bad_readings():
 
 def test_what_a_slice_is_when_shrunk():
     kinds = lambda **options: [  # noqa: E731
-        (found.kind, found.nearly)
-        for found in (bt.bayesuvius(4, **options).sentence("the cat sat").tan(boxes) for boxes in ("words", "roles"))
+        (result.kind, result.nearly)
+        for result in (bt.bayesuvius(4, **options).sentence("the cat sat").tan(boxes) for boxes in ("words", "roles"))
     ]
     assert kinds() == [("no DAG", "no DAG"), ("DAG", "reverse TAN")]
     assert kinds(residual=True) == [("no DAG", "no DAG"), ("reverse TAN", "reverse TAN")]
     assert kinds(mask="causal")[0] == ("augmented naive Bayes", "augmented naive Bayes")
-    alone = bt.bayesuvius(4, mask=[[True, False], [False, True]]).sentence("the cat").tan()
-    assert alone.kind == "naive Bayes" and len(alone.to_dataframe()) == 2
+    single = bt.bayesuvius(4, mask=[[True, False], [False, True]]).sentence("the cat").tan()
+    assert single.kind == "naive Bayes" and len(single.to_dataframe()) == 2
     pair = bt.bayesuvius(4, mask="causal", slices=2).sentence("the cat").tan(slice=1)
     assert pair.kind == "TAN" and not pair.missing
     roles = bt.bayesuvius(4).sentence("the cat").tan("roles")
@@ -260,43 +260,43 @@ def test_the_tree_of_a_corpus_is_pgmpys():
     b = np.where(rng.random(2400) < 0.8, a, rng.integers(0, 3, 2400))
     c = np.where(rng.random(2400) < 0.7, (b + label) % 3, rng.integers(0, 3, 2400))
     d = np.where(rng.random(2400) < 0.7, b, rng.integers(0, 3, 2400))
-    found = learn_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
-    ours = {frozenset((found.boxes[p], box)) for box, p in zip(found.boxes, found.parents, strict=True) if p >= 0}
+    result = learn_tan(label.tolist(), np.stack([a, b, c, d], 1), ["a", "b", "c", "d"])
+    actual = {frozenset((result.boxes[p], box)) for box, p in zip(result.boxes, result.parents, strict=True) if p >= 0}
     frame = pd.DataFrame({"a": a, "b": b, "c": c, "d": d, "class": label})
     search = TreeSearch(frame, root_node="a", n_jobs=1)
     tree = search.estimate(estimator_type="tan", show_progress=False, class_node="class")
-    theirs = {frozenset(pair) for pair in tree.edges() if "class" not in pair}
-    assert ours == theirs == {frozenset("ab"), frozenset("bc"), frozenset("bd")}
+    peer = {frozenset(pair) for pair in tree.edges() if "class" not in pair}
+    assert actual == peer == {frozenset("ab"), frozenset("bc"), frozenset("bd")}
     from sklearn.metrics import mutual_info_score
 
-    wanted = sum((label == k).mean() * mutual_info_score(a[label == k], b[label == k]) for k in (0, 1))
-    assert found.information[0, 1] == pytest.approx(wanted)
+    expected = sum((label == k).mean() * mutual_info_score(a[label == k], b[label == k]) for k in (0, 1))
+    assert result.information[0, 1] == pytest.approx(expected)
     met = [[len(np.unique(x[label == k], axis=0)) for x in (a, b, np.stack([a, b], 1))] for k in (0, 1)]
     bias = sum((n_ab - 1) - (n_a - 1) - (n_b - 1) for n_a, n_b, n_ab in met) / (2 * 2400)
-    assert found.corrected[0, 1] == pytest.approx(wanted - bias) and bias > 0
+    assert result.corrected[0, 1] == pytest.approx(expected - bias) and bias > 0
     # the divergence is that of the counts from the product of their own conditionals along the tree
     p = np.zeros((2, 3, 3, 3, 3))
     np.add.at(p, (label, a, b, c, d), 1 / 2400)
     ab, bc, bd, B = p.sum((3, 4)), p.sum((1, 4)), p.sum((1, 3)), p.sum((1, 3, 4))
     q = ab[:, :, :, None, None] * (bc / B[..., None])[:, None, :, :, None] * (bd / B[..., None])[:, None, :, None, :]
-    wanted = (p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum()
-    assert found.divergence == pytest.approx(wanted)
+    expected = (p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum()
+    assert result.divergence == pytest.approx(expected)
 
 
 def test_a_corpus_of_sentences():
     net = doubled(heads=2, vocabulary=["a", "b", "c", "d"], observe=Categorical(4))
-    said = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
-    seen = [net.sentence(each).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, each in enumerate(said)]
-    found = net.tan(seen)
-    assert found.sentences == 30 and found.parents.count(-1) == 1 and len(found.to_dataframe()) == 3
-    assert net.tan(said, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
-    for sentences, classes, told in (
-        (said, "c", "evidence"),
-        ([*said, "a b"], [0] * 31, "one length"),
-        (said, [0, 1], "30 labels"),
-        ([said[0]] * 4, [0, 1, 0, 1], "differ"),
+    text = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
+    observed = [net.sentence(item).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, item in enumerate(text)]
+    result = net.tan(observed)
+    assert result.sentences == 30 and result.parents.count(-1) == 1 and len(result.to_dataframe()) == 3
+    assert net.tan(text, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
+    for sentences, classes, passed in (
+        (text, "c", "evidence"),
+        ([*text, "a b"], [0] * 31, "one length"),
+        (text, [0, 1], "30 labels"),
+        ([text[0]] * 4, [0, 1, 0, 1], "differ"),
     ):
-        with pytest.raises(bt.BNetError, match=told):
+        with pytest.raises(bt.BNetError, match=passed):
             net.tan(sentences, classes)
 
 
@@ -326,19 +326,19 @@ def test_gumbel_max_is_what_shared_noise_gives():
     noise = -torch.log(torch.distributions.Exponential(torch.ones((), dtype=D)).sample((200_000, 4)))
     before, after = ((x.log() + noise).argmax(1) for x in (p, q))
     for k in range(4):
-        got = torch.bincount(after[before == k], minlength=4) / (before == k).sum()
-        assert (got - gumbel_max(p, q, k)).abs().max() < 0.01
+        actual = torch.bincount(after[before == k], minlength=4) / (before == k).sum()
+        assert (actual - gumbel_max(p, q, k)).abs().max() < 0.01
 
 
 def test_the_noise_of_a_normal_is_its_residual():
     s = doubled(observe=Normal(0.5), heads=3).sentence("the cat")
     y = torch.tensor([0.2, -0.4, 0.3, 1.0], dtype=D)
     new = torch.tensor([1.0, 0.5, -0.5, 0.1], dtype=D)
-    found = s.counterfactual("y_1", {"x_0_1": new}, {"y_1": y})
+    result = s.counterfactual("y_1", {"x_0_1": new}, {"y_1": y})
     share = s.posterior("c", {"y_1": y})
-    wanted = sum(share[c] * (y - s.do(c=c)["x_1_1"] + s.do(c=c, x_0_1=new)["x_1_1"]) for c in range(3))
-    close(found.mean, wanted)
-    assert found.convention is None
+    expected = sum(share[c] * (y - s.do(c=c)["x_1_1"] + s.do(c=c, x_0_1=new)["x_1_1"]) for c in range(3))
+    close(result.mean, expected)
+    assert result.convention is None
     close(s.counterfactual("y_1", {"x_0_1": s["x_0_1"]}, {"y_1": y}).mean, y)
     below = s.counterfactual("x_1_0", {"x_0_1": new}, {"y_1": y})
     close(below.mean, sum(share[c] * s.do(c=c, x_0_1=new)["x_1_0"] for c in range(3)))
@@ -350,11 +350,11 @@ def test_the_noise_of_a_normal_is_its_residual():
 
 def test_choices_below_what_is_set_are_told_by_convention():
     s = doubled(atoms=2, heads=3).sentence("the cat")
-    found = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
+    result = s.counterfactual("W_q_0", {"c": 1}, {"W_q_0": 0})
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
     share = s.posterior("c", {"W_q_0": 0})
-    close(found.probabilities, sum(share[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
-    assert "Gumbel-max, a convention" in found.convention and "Gumbel-max" in found._repr_html_()
+    close(result.probabilities, sum(share[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
+    assert "Gumbel-max, a convention" in result.convention and "Gumbel-max" in result._repr_html_()
     close(s.counterfactual("W_q_0", {"c": 1}).probabilities, theta[1])
     close(s.counterfactual("y_1", {"x_0_0": s["x_0_0"]}, {"y_1": 2, "y_0": 1}).probabilities, torch.tensor([0.0, 0, 1]))
     close(s.counterfactual("y_1", {"c": 2}).probabilities, s.do(c=2).posterior("y_1"))

@@ -39,9 +39,9 @@ def test_random_nets_agree_with_networkx_and_trails_are_active(plan, data):
     truth = [nx.is_d_separator(graph, set(q.x), set(q.y), set(q.given)) for q in questions]
     assert are_separated(ground, questions).tolist() == truth
     assert [bool(are_separated(ground, [q])[0]) for q in questions] == truth
-    for q, apart in zip(questions, truth, strict=True):
+    for q, separate in zip(questions, truth, strict=True):
         trail = find_active_trail(ground, q)
-        assert (trail is None) == apart
+        assert (trail is None) == separate
         if trail is not None:
             check_trail(graph, ground, q, trail)
         x, y = next(iter(q.x)), next(iter(q.y))
@@ -67,11 +67,11 @@ def test_separators_and_cuts_are_minimal(plan, data):
         return
     x, y = data.draw(st.lists(st.integers(0, len(ground) - 1), min_size=2, max_size=2, unique=True))
     graph = as_networkx(ground)
-    found = find_minimal_separator(ground, frozenset([x]), frozenset([y]))
+    result = find_minimal_separator(ground, frozenset([x]), frozenset([y]))
     if graph.has_edge(x, y) or graph.has_edge(y, x):
-        assert found is None
+        assert result is None
     else:
-        assert nx.is_minimal_d_separator(graph, {x}, {y}, set(found))
+        assert nx.is_minimal_d_separator(graph, {x}, {y}, set(result))
     cut = find_minimal_cut(ground, x, y)
     if graph.has_edge(x, y):
         assert cut is None
@@ -87,9 +87,9 @@ def test_cuts_need_as_many_words_as_it_takes():
     """With more heads than the words first looked at, a slice is no bottleneck until words are added."""
     folded = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
     ground = GroundGraph(folded, {"": 9})
-    found = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
-    assert len(found) == nx.node_connectivity(as_networkx(ground), ground.id("x_0_3"), ground.id("x_3_1")) == 6
-    assert ground.id("x_3_1") not in descendants(ground.surgery(found), [ground.id("x_0_3")])
+    result = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
+    assert len(result) == nx.node_connectivity(as_networkx(ground), ground.id("x_0_3"), ground.id("x_3_1")) == 6
+    assert ground.id("x_3_1") not in descendants(ground.surgery(result), [ground.id("x_0_3")])
 
 
 REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "last", *KINDS_WITH_WIDTH, "mask"]
@@ -120,10 +120,10 @@ def test_many_words_agree_whatever_the_reach(kind, heads=5):
             EdgeTemplate(base - 1, base + 2, (Reach("same"),), ("r",)),
         ]
     order = (0, 2, 1, 3, 5, 4, 6)
-    place = {old: new for new, old in enumerate(order)}
-    kept = tuple(NodeGroup(place[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
-    moved = tuple(EdgeTemplate(place[b.parent], place[b.child], b.reaches, b.slots) for b in bundles)
-    folded = TemplateGraph(kept, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
+    position = {old: new for new, old in enumerate(order)}
+    retained = tuple(NodeGroup(position[f.index], *list(vars(f).values())[1:]) for f in (families[k] for k in order))
+    moved = tuple(EdgeTemplate(position[b.parent], position[b.child], b.reaches, b.slots) for b in bundles)
+    folded = TemplateGraph(retained, moved, {"head": heads}, {"": 2}, tuple((k,) for k in range(7)))
     ground = GroundGraph(folded, {"": n}).surgery([3])
     graph = as_networkx(ground)
     questions = [sides(ground, pick) for _ in range(60)]
@@ -155,7 +155,7 @@ def determined(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, funct
             known |= {node} if set(graph.predecessors(node)) <= known else set()
     opened = set(q.given).union(*(nx.ancestors(graph, z) for z in q.given))
     starts = [(x, True) for x in q.x - known]
-    seen = set(starts)
+    observed = set(starts)
     while starts:
         node, rising = starts.pop()
         if node in q.y - known:
@@ -165,8 +165,8 @@ def determined(graph: nx.DiGraph, ground: GroundGraph, q: SeparationQuery, funct
             after += [(child, False) for child in graph.successors(node)]
         if (rising and node not in known) or (not rising and node in opened):
             after += [(parent, True) for parent in graph.predecessors(node)]
-        fresh = [step for step in after if step not in seen]
-        seen.update(fresh)
+        fresh = [step for step in after if step not in observed]
+        observed.update(fresh)
         starts += fresh
     return True
 
@@ -184,10 +184,10 @@ def test_random_nets_agree_with_pgmpy():
         peer = DAG()
         peer.add_nodes_from(range(n))
         peer.add_edges_from(pairs)
-        drawn = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
-        questions = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in drawn]
-        theirs = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in questions]
-        assert are_separated(ground, questions).tolist() == theirs
+        samples = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
+        questions = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in samples]
+        peer_value = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in questions]
+        assert are_separated(ground, questions).tolist() == peer_value
 
 
 @settings(max_examples=30, deadline=None)
@@ -200,10 +200,10 @@ def test_arborescences_are_networkxs(n, seed, density):
     graph.add_nodes_from(range(n))
     pairs = itertools.permutations(range(n), 2)
     graph.add_weighted_edges_from((j, i, weight[i, j]) for i, j in pairs if weight[i, j] >= 0)
-    kept = [(p, i) for i, p in enumerate(parents) if p >= 0]
-    assert all(graph.has_edge(*arrow) for arrow in kept)
-    assert not kept or nx.is_forest(nx.DiGraph(kept))
-    total = sum(weight[i, p] for p, i in kept)
+    retained = [(p, i) for i, p in enumerate(parents) if p >= 0]
+    assert all(graph.has_edge(*arrow) for arrow in retained)
+    assert not retained or nx.is_forest(nx.DiGraph(retained))
+    total = sum(weight[i, p] for p, i in retained)
     try:
         best = nx.maximum_spanning_arborescence(graph)
     except nx.NetworkXException:
@@ -251,8 +251,8 @@ def test_a_word_that_no_question_names_is_a_way_round(words, between):
     """Slices share no weight here, so past the given states of both ends leads only a word between them."""
     net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, mask="causal")
     s, end = net.sentence(["the", "cat", "sat"][:words]), words - 1
-    apart = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])
-    assert bool(apart) != between
+    separate = s.separated("x_0_0", f"x_2_{end}", ["x_1_0", f"x_1_{end}"])
+    assert bool(separate) != between
 
 
 def test_bad_questions():

@@ -37,7 +37,7 @@ class NoWait(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
         by_mask = name in ("index", "index_put", "index_put_") and any(
-            isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in args[1]
+            isinstance(item, torch.Tensor) and item.dtype == torch.bool for item in args[1]
         )
         assert name not in WAITS and not by_mask, f"a step that waits: {func}"
         return func(*args, **(kwargs or {}))
@@ -119,10 +119,10 @@ def test_losses_that_come_late_are_the_same(lag, tmp_path, monkeypatch):
 @pytest.mark.parametrize("lag", [0, 3, 50])
 def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     """A loss that is no number from step 8 on: the step is told, and the checkpoint is of before it."""
-    net, asked = bt.decoder(4, heads=2, slices=1, readout=None, dropout=0.0), []
+    net, query = bt.decoder(4, heads=2, slices=1, readout=None, dropout=0.0), []
 
     def data(step):
-        asked.append(step)
+        query.append(step)
         return [(torch.ones(3, 4), torch.full((1,), math.nan if step >= 7 else 1.0))]
 
     def loss(module, batch):
@@ -131,10 +131,12 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     monkeypatch.setattr(late.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
-    assert max(asked) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
-    found = kept(net, tmp_path)
+    assert max(query) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
+    result = kept(net, tmp_path)
     assert (
-        found.steps == 6 and len(found.losses) == 6 and all(v.isfinite().all() for v in found.net.parameters.values())
+        result.steps == 6
+        and len(result.losses) == 6
+        and all(v.isfinite().all() for v in result.net.parameters.values())
     )
 
 
@@ -168,8 +170,8 @@ def test_a_step_is_one_graph(name):
     torch._dynamo.reset()  # nothing of the nets that other tests compiled
     for compiled in (False, True):
         objective = TrainingLoss(net.module(), task, 0.0).eval()  # dropout would be drawn otherwise
-        whole = torch.compile(objective, fullgraph=True, backend="eager") if compiled else objective
-        loss = whole(batch)
+        full = torch.compile(objective, fullgraph=True, backend="eager") if compiled else objective
+        loss = full(batch)
         loss.backward()
         losses.append(loss)
         slopes.append([value.grad for value in objective.parameters() if value.grad is not None])
@@ -180,30 +182,30 @@ def test_a_step_is_one_graph(name):
 @pytest.mark.slow
 def test_training_compiled_is_training(monkeypatch):
     """Of the geometric net, as one graph."""
-    net, own, graphs = NETS["geometric"](), torch.compile, []
+    net, local, graphs = NETS["geometric"](), torch.compile, []
     x, y = (torch.randn(12, 3, 4, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
 
     def counted(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda function, **options: own(function, backend=counted, **options))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: local(function, backend=counted, **options))
     plain = train(net, (x, y), steps=4, batch=4)
     torch._dynamo.reset()
-    found = train(net, (x, y), steps=4, batch=4, execution=bt.Execution(compile=True))
-    assert found.losses == pytest.approx(plain.losses, abs=1e-5)
+    result = train(net, (x, y), steps=4, batch=4, execution=bt.Execution(compile=True))
+    assert result.losses == pytest.approx(plain.losses, abs=1e-5)
     assert 1 <= len(graphs) <= 2  # one for steps, one for the last loss
 
 
 @pytest.mark.slow
 def test_sentences_of_more_lengths_than_are_compiled_train_on(monkeypatch):
-    net, own = bt.decoder(4, heads=1, slices=1, vocabulary=5), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: own(function, backend="eager", **options))
+    net, local = bt.decoder(4, heads=1, slices=1, vocabulary=5), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: local(function, backend="eager", **options))
     plain = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(recompile_limit=1):
-        found = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1, execution=bt.Execution(compile=True))
-    assert found.losses == pytest.approx(plain.losses, abs=1e-5)
+        result = train(net, [[0, 1, 2], [1, 2, 3, 4]], steps=2, batch=1, execution=bt.Execution(compile=True))
+    assert result.losses == pytest.approx(plain.losses, abs=1e-5)
 
 
 # on a GPU
@@ -235,12 +237,12 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as observed:
             for _ in range(4):
                 step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    names = [event.key for event in seen.key_averages()]
+    names = [event.key for event in observed.key_averages()]
     assert not [name for name in names if "StreamSynchronize" in name or "Pageable" in name]
 
 
@@ -255,6 +257,6 @@ def test_the_spread_of_a_readout_is_learned(method):
     still = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}
     net = net.replace({**net.parameters, **still})  # all values are zero, whatever the head
     learn = ["y.log_sigma", "c.logits"] if method == "em" else ["y.log_sigma"]
-    found = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
-    sigma = float(found.net.parameters["y.log_sigma"].exp())
+    result = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
+    sigma = float(result.net.parameters["y.log_sigma"].exp())
     assert sigma == pytest.approx(float((0.3 * noise).square().mean().sqrt()), rel=2e-3)

@@ -22,15 +22,15 @@ def test_posteriors_are_those_of_pgmpy():
 
 def test_the_probability_of_evidence_is_a_sum_over_all_states():
     net = textbook()
-    s, whole = net.sentence(), joint(net)
-    expected = marginal(whole, "xray", {"dysp": 1})[1]
+    s, full = net.sentence(), joint(net)
+    expected = marginal(full, "xray", {"dysp": 1})[1]
     assert float(s.log_prob({"xray": 1, "dysp": 1})) == pytest.approx(math.log(expected))
     dysp = torch.tensor([0, 1])
-    ours = log_evidence(net.module(), {"dysp": Evidence(dysp)}).detach()
-    np.testing.assert_allclose(ours.exp(), marginal(whole, "dysp", {}))
+    actual = log_evidence(net.module(), {"dysp": Evidence(dysp)}).detach()
+    np.testing.assert_allclose(actual.exp(), marginal(full, "dysp", {}))
     model = net.pyro()
     elbo = TraceEnum_ELBO(max_plate_nesting=model.max_plate_nesting)
-    assert -elbo.loss(model, lambda **_: None, y={"dysp": dysp}) == pytest.approx(float(ours.sum()))
+    assert -elbo.loss(model, lambda **_: None, y={"dysp": dysp}) == pytest.approx(float(actual.sum()))
     done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
     np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
     for ask in (s.log_prob, lambda e: s.posterior("smoke", e), lambda e: s.sample(5, e)):
@@ -40,18 +40,18 @@ def test_the_probability_of_evidence_is_a_sum_over_all_states():
 
 def test_samples_follow_the_joint_and_never_take_an_impossible_state():
     net = textbook()
-    whole = joint(net)
+    full = joint(net)
     draws = sampled(net, 10_000)
     given = dict(net.sentence().sample(5_000, {"xray": 1}, seed=0).states)
-    for found in (draws, given):
-        assert torch.equal(found["either"], found["tub"] | found["lung"])
+    for result in (draws, given):
+        assert torch.equal(result["either"], result["tub"] | result["lung"])
     np.testing.assert_allclose(
         [float(draws[name].double().mean()) for name in PARENTS],
-        [marginal(whole, name, {})[1] for name in PARENTS],
+        [marginal(full, name, {})[1] for name in PARENTS],
         atol=0.02,
     )
-    drawn = net.pyro()(batch=500)
-    assert torch.equal(drawn["either"], drawn["tub"] | drawn["lung"])
+    samples = net.pyro()(batch=500)
+    assert torch.equal(samples["either"], samples["tub"] | samples["lung"])
 
 
 def test_a_counterfactual_of_a_function_follows_from_its_parents():
@@ -97,15 +97,15 @@ def test_a_row_that_is_no_distribution_is_refused(row):
 def test_a_fit_keeps_zeros_and_counts_the_rest(options):
     net, data = textbook(), sampled(textbook(), 200)
     start = net.replace({k: v.clamp(min=-1) for k, v in net.parameters.items() if k != "either.logits"})
-    found = flat_options.fit(start, data, restarts=1, progress=False, **options)
-    np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
+    result = flat_options.fit(start, data, restarts=1, progress=False, **options)
+    np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
     for name in ("bronc", "smoke"):
         counts = np.zeros((2,) * (len(PARENTS[name]) + 1))
-        np.add.at(counts, tuple(data[each].numpy() for each in (*PARENTS[name], name)), 1)
-        np.testing.assert_allclose(found.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
+        np.add.at(counts, tuple(data[item].numpy() for item in (*PARENTS[name], name)), 1)
+        np.testing.assert_allclose(result.theta[name], counts / counts.sum(-1, keepdims=True), atol=1e-3)
     free = {name: value for name, value in data.items() if name not in ("tub", "lung")}
-    found = flat_options.fit(start, free, restarts=2, progress=False, **{**options, "steps": 2})
-    np.testing.assert_allclose(found.theta["either"], tables(net)["either"], atol=1e-12)
+    result = flat_options.fit(start, free, restarts=2, progress=False, **{**options, "steps": 2})
+    np.testing.assert_allclose(result.theta["either"], tables(net)["either"], atol=1e-12)
 
 
 def test_a_fit_that_cannot_keep_zeros_is_refused():
@@ -118,5 +118,5 @@ def test_a_fit_that_cannot_keep_zeros_is_refused():
     with pytest.raises(bt.BNetError, match="either"):
         bt.fit(smooth, data, method="em", progress=False)
     learn = [name for name in net.parameters if name != "either.logits"]
-    found = bt.fit(smooth, data, method=bt.EM(steps=2), learn=learn, progress=False)
-    assert found.net.parameters["either.logits"].equal(net.parameters["either.logits"])
+    result = bt.fit(smooth, data, method=bt.EM(steps=2), learn=learn, progress=False)
+    assert result.net.parameters["either.logits"].equal(net.parameters["either.logits"])

@@ -27,15 +27,17 @@ INSTALLED = {canonicalize_name(each.metadata["Name"]): each.version.partition("+
 
 def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
     known = licences.installed()
-    groups = {name: wanted for name, wanted in licences.asked().items() if name != licences.BUILD}  # lives elsewhere
-    wanted = {name for group in groups.values() for name in licences.needed(known, group)}
-    here = {name: INSTALLED[name] for name in wanted if name in INSTALLED}
-    assert here and {name: PINS.get(name) for name in here} == here
+    groups = {
+        name: expected for name, expected in licences.asked().items() if name != licences.BUILD
+    }  # lives elsewhere
+    expected = {name for group in groups.values() for name in licences.needed(known, group)}
+    current = {name: INSTALLED[name] for name in expected if name in INSTALLED}
+    assert current and {name: PINS.get(name) for name in current} == current
 
 
 def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():
-    for group, wanted in licences.asked().items():
-        for each in wanted:
+    for group, expected in licences.asked().items():
+        for each in expected:
             name = canonicalize_name(each.name)
             assert name in PINS, (group, name)
             assert each.specifier.contains(PINS[name], prereleases=True), (group, str(each), PINS[name])
@@ -49,10 +51,10 @@ def test_pins_stand_in_order_and_once():
 
 
 def test_the_table_of_licences_is_that_of_the_pins():
-    told = licences.told()
-    assert {name: version for name, (version, *_) in told.items()} == licences.pins()
+    given = licences.told()
+    assert {name: version for name, (version, *_) in given.items()} == licences.pins()
     known = licences.installed()
-    for name, (_, licence, by, groups) in told.items():
+    for name, (_, licence, by, groups) in given.items():
         key = canonicalize_name(name)
         assert licence and licence != "see its files" and by and groups, name
         assert key not in known or known[key].licence == licence, name
@@ -77,8 +79,8 @@ def test_every_pip_of_the_makefile_is_held_to_the_pins():
 
 def test_every_install_that_the_pages_tell_is_held_to_the_pins():
     pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/getting_started.md", "docs/supply.md")]
-    told = [each for page in pages for each in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
-    clone = [each for each in told if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", each)]
+    given = [each for page in pages for each in re.findall(r"pip install [^`\n]*", page.read_text(encoding="utf-8"))]
+    clone = [each for each in given if re.search(r"(?:^|\s)\"?\.(?:\[|\s|\"|$)", each)]
     assert len(clone) >= 6 and all("-c constraints.txt" in each for each in clone), clone
 
 
@@ -110,13 +112,15 @@ def test_what_wheels_carry_under_another_licence_is_told():
     """Shared libraries inside the wheels that are installed here: each that is under a copyleft has its row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
-    told = {(line.split(" | ")[0].strip("| "), library) for line in rows for library in re.findall(r"`(lib\w+)`", line)}
+    given = {
+        (line.split(" | ")[0].strip("| "), library) for line in rows for library in re.findall(r"`(lib\w+)`", line)
+    }
     assert {
         (name, each)
         for name, libraries in licences.carried().items()
         if canonicalize_name(name) in PINS
         for each in libraries
-    } <= told
+    } <= given
 
 
 def test_the_tools_outside_of_python_are_pinned_or_named():

@@ -16,9 +16,9 @@ from tests.sweep_oracle import D, Slow, axes_of, case, cells, metric, outcomes, 
 CELLS, RUNS = 4, 20  # of a sweep, that the reference is asked for at most; and its runs for these
 
 
-def close(got, wanted, tolerance=1e-10):
+def close(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(
-        torch.as_tensor(got), torch.as_tensor(wanted, dtype=D), rtol=tolerance, atol=tolerance, check_dtype=False
+        torch.as_tensor(actual), torch.as_tensor(expected, dtype=D), rtol=tolerance, atol=tolerance, check_dtype=False
     )
 
 
@@ -37,10 +37,10 @@ def some(indices, states, key, count=2):
     return dict.fromkeys([indices[-1], *picked])
 
 
-def check(found, slow, patches, tolerance=1e-10):
+def check(result, slow, patches, tolerance=1e-10):
     """Cells of a sweep are what one intervention at a time comes to."""
     for index, patch in patches.items():
-        close(found.outcomes[index][0], slow.outcome(patch), tolerance)
+        close(result.outcomes[index][0], slow.outcome(patch), tolerance)
 
 
 def roles(net):
@@ -125,20 +125,20 @@ def check_roles(each, some_roles, count):
             continue
         joined = random.Random(f"{each.name} {role}").choice(coarser) if coarser and len(slow.runs) < RUNS else None
         for over in dict.fromkeys((None, joined)):
-            found = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=over)
-            wanted = cells(corrupt, role, over)
-            assert found.axes == (axes if over is None else over) and len(found.labels) == len(found.axes)
-            assert set(itertools.product(*map(range, found.outcomes.shape[:-1]))) == set(wanted)
-            picked = some(wanted, len(slow.runs), (each.name, role, over), count)
-            check(found, slow, {index: setting(wanted[index]) for index in picked})
+            result = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=over)
+            expected = cells(corrupt, role, over)
+            assert result.axes == (axes if over is None else over) and len(result.labels) == len(result.axes)
+            assert set(itertools.product(*map(range, result.outcomes.shape[:-1]))) == set(expected)
+            picked = some(expected, len(slow.runs), (each.name, role, over), count)
+            check(result, slow, {index: setting(expected[index]) for index in picked})
             for index in picked if over is None else ():
-                assert found.names[index] == corrupt.ground.name(wanted[index][0])
+                assert result.names[index] == corrupt.ground.name(expected[index][0])
             if over is None and number == 0:
                 rough = bt.sweep(*pair(each, torch.float32), at=role, metric=metric(names))
-                close(rough.outcomes, found.outcomes, 1e-5)
-                close(rough.corrupt, found.corrupt, 1e-5)
-        close(found.clean, base[0])
-        close(found.corrupt, base[1])
+                close(rough.outcomes, result.outcomes, 1e-5)
+                close(rough.corrupt, result.corrupt, 1e-5)
+        close(result.clean, base[0])
+        close(result.corrupt, base[1])
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_choices_that_values_decide_are_set_first(name):
     names = outcomes(corrupt)
     slow = Slow(clean, corrupt, tuple(names))
     for role in (*roles(corrupt.net), stem):
-        found, wanted = bt.sweep(clean, corrupt, at=role, metric=metric(names)), cells(corrupt, role)
-        check(found, slow, {index: setting(wanted[index]) for index in some(wanted, 1, (name, role))})
+        result, expected = bt.sweep(clean, corrupt, at=role, metric=metric(names)), cells(corrupt, role)
+        check(result, slow, {index: setting(expected[index]) for index in some(expected, 1, (name, role))})
 
 
 READERS = {
@@ -197,24 +197,24 @@ def test_rows_and_entries_of_attention(name):
         for node in ground.select_nodes(family).tolist():
             if slow.corrupt.net.network.specs[family.index].tpm.kind == "deterministic" and reading_of(slow, node):
                 rows[(k, *ground.unravel_index(node)[1])] = node
-    found = bt.sweep(clean, corrupt, at=role, metric=metric(names))
-    assert found.axes[0] == "slice" and found.axes[-1] == "word" and set(rows) == all_indices(found)
-    check(found, slow, {index: reading([rows[index]]) for index in some(rows, len(slow.runs), name)})
-    together = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=found.axes[:-1])
+    result = bt.sweep(clean, corrupt, at=role, metric=metric(names))
+    assert result.axes[0] == "slice" and result.axes[-1] == "word" and set(rows) == all_indices(result)
+    check(result, slow, {index: reading([rows[index]]) for index in some(rows, len(slow.runs), name)})
+    together = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=result.axes[:-1])
     for index in all_indices(together):
         close(together.outcomes[index][0], slow.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
-    single = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*found.axes, "read"))
-    there = {(*index, word): node for index, node in rows.items() for word in reading_of(slow, node)[0]}
-    assert {tuple(at) for at in (~single.outcomes[..., 0].isnan()).nonzero().tolist()} == set(there)
-    check(single, slow, {at: reading([there[at]], [at[-1]]) for at in some(there, len(slow.runs), (name, 1))})
+    single = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
+    present = {(*index, word): node for index, node in rows.items() for word in reading_of(slow, node)[0]}
+    assert {tuple(at) for at in (~single.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
+    check(single, slow, {at: reading([present[at]], [at[-1]]) for at in some(present, len(slow.runs), (name, 1))})
 
 
 def reading_of(slow, node):
     return slow.runs[0][1].attention(node)
 
 
-def all_indices(found):
-    return set(itertools.product(*map(range, found.outcomes.shape[:-1])))
+def all_indices(result):
+    return set(itertools.product(*map(range, result.outcomes.shape[:-1])))
 
 
 # several examples, chunks, choices
@@ -223,8 +223,8 @@ def all_indices(found):
 def several(net, count=3, seed=3, words=3):
     pick = random.Random(seed)
     known = ["cat", "dog", "sat", "ran", "the", "a"]
-    said = [[" ".join(pick.choices(known, k=words)) for _ in range(count)] for _ in "ab"]
-    return [[net.sentence(each) for each in side] for side in said]
+    text = [[" ".join(pick.choices(known, k=words)) for _ in range(count)] for _ in "ab"]
+    return [[net.sentence(each) for each in side] for side in text]
 
 
 SEVERAL = {
@@ -240,18 +240,18 @@ def test_several_examples_are_each_alone(name):
     clean, corrupt = several(doubled(observe=bt.tpm.Categorical(3), **options), 2, words=words)
     for at in swept:
         ask = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
-        found = bt.sweep(clean, corrupt, **ask)
-        assert found.outcomes.shape[-1] == len(found.corrupt) == len(found.clean) == 2, at
+        result = bt.sweep(clean, corrupt, **ask)
+        assert result.outcomes.shape[-1] == len(result.corrupt) == len(result.clean) == 2, at
         for k, (one, other) in enumerate(zip(clean, corrupt, strict=True)):
-            same(found, bt.sweep(one, other, **ask), k)
+            same(result, bt.sweep(one, other, **ask), k)
 
 
-def same(found, alone, k=slice(None)):
-    there = ~alone.outcomes.isnan()
-    assert torch.equal(~found.outcomes[..., k].reshape(there.shape).isnan(), there)
-    close(found.outcomes[..., k].reshape(there.shape)[there], alone.outcomes[there])
-    close(found.corrupt[k].reshape(-1), alone.corrupt)
-    close(found.clean[k].reshape(-1), alone.clean)
+def same(result, single, k=slice(None)):
+    present = ~single.outcomes.isnan()
+    assert torch.equal(~result.outcomes[..., k].reshape(present.shape).isnan(), present)
+    close(result.outcomes[..., k].reshape(present.shape)[present], single.outcomes[present])
+    close(result.corrupt[k].reshape(-1), single.corrupt)
+    close(result.clean[k].reshape(-1), single.clean)
 
 
 PATH = "v_0_0_0 -> a_0_0_1 -> mix_0_1"
@@ -264,21 +264,21 @@ def test_chunks_give_the_same(at):
         [net.sentence(text) for text in side] for side in (("the cat", "cat sat"), ("sat cat", "the sat"))
     )
     ask = {"at": at, "metric": metric(["y_0", "y_1"])}
-    whole = bt.sweep(clean, corrupt, **ask)
+    full = bt.sweep(clean, corrupt, **ask)
     for memory in (1, 2**13):
-        same(bt.sweep(clean, corrupt, memory=memory, **ask), whole)
+        same(bt.sweep(clean, corrupt, memory=memory, **ask), full)
 
 
 def test_a_metric_of_states_is_that_of_a_function():
     net = case("vanilla decoder, causal").net
     clean, corrupt = (
-        [net.sentence(said) for said in side]
+        [net.sentence(text) for text in side]
         for side in (["the cat sat", "sat sat cat"], ["cat cat sat", "the sat the"])
     )
-    told = {"at": "x", "over": ("slice", "word")}
+    given = {"at": "x", "over": ("slice", "word")}
 
     def swept(metric):
-        return bt.sweep(clean, corrupt, metric=metric, **told).outcomes
+        return bt.sweep(clean, corrupt, metric=metric, **given).outcomes
 
     y = [swept({"y_2": k}) for k in range(3)]
     close(swept({"y_2": "cat"}), y[net.network.vocabularies[""].index("cat")])
@@ -293,16 +293,16 @@ def test_a_metric_of_states_is_that_of_a_function():
 def test_open_choices_are_averaged_before_the_metric():
     """log of the mean of P(y | c), the same c in both runs: no mean of the metrics, and no clean value of another c."""
     clean, corrupt = pair(case("slice"))
-    found = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    result = bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     states = list(itertools.product((0, 1), repeat=3))
     each = [{f"c_{t}": c for t, c in enumerate(chosen)} for chosen in states]
     pi = torch.stack([corrupt.posterior(f"c_{t}") for t in range(3)]).log()
     share = torch.stack([sum(pi[t, c] for t, c in enumerate(chosen)) for chosen in states])
     for t, i in ((0, 1), (2, 2), (3, 0)):
         logs = [corrupt.do(c).do({f"x_{t}_{i}": clean.do(c)[f"x_{t}_{i}"]}).tpm("y_2").logits[1] for c in each]
-        close(found.outcomes[t, i, 0], torch.logsumexp(share + torch.stack(logs), 0))
+        close(result.outcomes[t, i, 0], torch.logsumexp(share + torch.stack(logs), 0))
     closed = bt.sweep(clean.do(each[1]), corrupt.do(each[1]), at="x", metric={"y_2": 1})
-    assert bool((closed.outcomes != found.outcomes).any())
+    assert bool((closed.outcomes != result.outcomes).any())
 
 
 def test_past_the_budget_of_states_do_is_named():
@@ -324,15 +324,15 @@ def test_past_the_budget_of_states_do_is_named():
 @pytest.mark.parametrize("options", [{}, {"combine": "select"}], ids=str)
 def test_ablations_are_what_do_says(options):
     net = doubled(observe=bt.tpm.Categorical(3), **options)
-    others, (corrupt, more) = several(net, 2)
-    others = [s.do(c=1) for s in others] if options else others
+    remaining, (corrupt, more) = several(net, 2)
+    remaining = [s.do(c=1) for s in remaining] if options else remaining
     corrupt, more = (s.do(c=1) if options else s for s in (corrupt, more))
-    for clean in (Zero(), Mean(), Mean(others), Noise(0.3), Noise(0.3, seed=2)):
-        found = bt.sweep(clean, [corrupt, more], at="q", metric={"y_2": 1})
-        assert found.clean is None and len(found.names) == found.outcomes[..., 0].numel()
-        for index, name in found.names.items():
+    for clean in (Zero(), Mean(), Mean(remaining), Noise(0.3), Noise(0.3, seed=2)):
+        result = bt.sweep(clean, [corrupt, more], at="q", metric={"y_2": 1})
+        assert result.clean is None and len(result.names) == result.outcomes[..., 0].numel()
+        for index, name in result.names.items():
             for k, s in enumerate((corrupt, more)):
-                close(found.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
+                close(result.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
     with pytest.raises(bt.BNetError):
         bt.sweep(Attend([1.0, 0, 0]), corrupt, at="q", metric={"y_2": 1})
 
@@ -343,23 +343,25 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
     net = doubled(observe=bt.tpm.Categorical(3))
     (first, second), (corrupt, more) = several(net, 2)
     longer, other = net.sentence("a dog sat on the mat"), doubled(observe=bt.tpm.Categorical(3)).sentence("a dog ran")
-    seen, done = first.observe(y_0=1), first.do(x_1_1=second)
-    for others in ([first, second], [first, longer], [done, second], [seen, longer, other]):
+    observed, done = first.observe(y_0=1), first.do(x_1_1=second)
+    for remaining in ([first, second], [first, longer], [done, second], [observed, longer, other]):
         for over, memory in ((None, 2**29), (("slice", "word"), 1)):
-            asked = {"at": "a", "over": over, "metric": {"y_2": 1}, "memory": memory}
-            found = bt.sweep(Mean(others), [corrupt, more], **asked)
+            query = {"at": "a", "over": over, "metric": {"y_2": 1}, "memory": memory}
+            result = bt.sweep(Mean(remaining), [corrupt, more], **query)
             for t, i in ((0, 0), (1, 2)):
                 names = [f"a_{t}_{h}_{i}" for h in range(2)]
-                means = {name: sum(s[name] for s in others) / len(others) for name in names}
+                means = {name: sum(s[name] for s in remaining) / len(remaining) for name in names}
                 for k, s in enumerate((corrupt, more)):
                     if over is None:
-                        wanted = s.do({names[1]: means[names[1]]}).tpm("y_2").logits[1]
-                        close(found.outcomes[t, 1, i, k], wanted)
+                        expected = s.do({names[1]: means[names[1]]}).tpm("y_2").logits[1]
+                        close(result.outcomes[t, 1, i, k], expected)
                     else:
-                        close(found.outcomes[t, i, k], s.do(means).tpm("y_2").logits[1])
+                        close(result.outcomes[t, i, k], s.do(means).tpm("y_2").logits[1])
 
 
-@pytest.mark.parametrize("clean", [lambda others: Mean(others), lambda others: Mean(), lambda others: Noise(0.3)])
+@pytest.mark.parametrize(
+    "clean", [lambda remaining: Mean(remaining), lambda remaining: Mean(), lambda remaining: Noise(0.3)]
+)
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
     """A mean over sentences takes one run of the net more than zeros do, whatever is set and however many examples."""
     net, runs = doubled(observe=bt.tpm.Categorical(3)), []
@@ -372,18 +374,18 @@ def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clea
         bt.sweep(clean, [net.sentence(f"the {word} sat") for word in words[:count]], at="a", metric={"y_2": 1})
         return len(runs)
 
-    others = [net.sentence(f"a {word} ran") for word in ("cat", "dog", "bird")]
+    remaining = [net.sentence(f"a {word} ran") for word in ("cat", "dog", "bird")]
     for count in (1, 8):
-        assert counted(clean(others), count) <= counted(Zero(), count) + 1
+        assert counted(clean(remaining), count) <= counted(Zero(), count) + 1
 
 
 def test_open_choices_are_ablated_state_by_state():
     net = doubled(combine="select", observe=bt.tpm.Categorical(3))
     corrupt = two(net)[1]
-    found = bt.sweep(Zero(), corrupt, at="q", metric={"y_2": 1})
-    for index, name in found.names.items():
+    result = bt.sweep(Zero(), corrupt, at="q", metric={"y_2": 1})
+    for index, name in result.names.items():
         done = corrupt.do({name: Zero()})
-        close(found.outcomes[index][0].exp(), done.posterior("y_2")[1])
+        close(result.outcomes[index][0].exp(), done.posterior("y_2")[1])
 
 
 def test_a_choice_that_is_set_in_one_run_alone():
@@ -394,25 +396,25 @@ def test_a_choice_that_is_set_in_one_run_alone():
     for clean, corrupt in ((one.do(c=0), other), (one.do(c=0), other.do(c=2))):
         slow = Slow(clean, corrupt, ("y_0", "y_2"))
         for role in ("x", "q"):
-            found, wanted = bt.sweep(clean, corrupt, at=role, **ask), cells(corrupt, role)
-            check(found, slow, {index: setting(wanted[index]) for index in some(wanted, 1, role)})
-            close(found.corrupt, [slow.outcome()])
-            close(found.clean, [slow.outcome(base=0)])
+            result, expected = bt.sweep(clean, corrupt, at=role, **ask), cells(corrupt, role)
+            check(result, slow, {index: setting(expected[index]) for index in some(expected, 1, role)})
+            close(result.corrupt, [slow.outcome()])
+            close(result.clean, [slow.outcome(base=0)])
     with pytest.raises(bt.EvidenceError, match=r"c: expected a choice open in both.*do\(c=...\)"):
         bt.sweep(one, other.do(c=1), at="x", metric={"y_2": 1})
-    found = bt.sweep(clean, corrupt, at=["c", "x_0"], **ask)
-    close(found.outcomes[0], [Slow(clean, corrupt.do(c=0), ("y_0", "y_2")).outcome()])
-    close(bt.sweep(clean, corrupt, at="c", **ask).outcomes.flatten(), found.outcomes[0])
+    result = bt.sweep(clean, corrupt, at=["c", "x_0"], **ask)
+    close(result.outcomes[0], [Slow(clean, corrupt.do(c=0), ("y_0", "y_2")).outcome()])
+    close(bt.sweep(clean, corrupt, at="c", **ask).outcomes.flatten(), result.outcomes[0])
 
 
 def test_entries_of_rows_beside_what_is_set():
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     row = Attend([0.2, 0.5, 0.3])
     clean, corrupt = clean.do({"a_1_0_1": row}), corrupt.do({"a_0_1_2": row, "x_1_1": Zero()})
-    slow, wanted = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
+    slow, expected = Slow(clean, corrupt, ("y_0", "y_2")), cells(corrupt, "a")
     ask = {"at": "j", "over": ("slice", "head", "word", "read"), "metric": metric(["y_0", "y_2"])}
-    found = bt.sweep(clean, corrupt, **ask)
-    check(found, slow, {(*at, 1): reading([wanted[at][0]], [1]) for at in some(wanted, 1, "read")})
+    result = bt.sweep(clean, corrupt, **ask)
+    check(result, slow, {(*at, 1): reading([expected[at][0]], [1]) for at in some(expected, 1, "read")})
 
 
 def test_examples_in_which_other_nodes_are_set_are_refused():
@@ -424,10 +426,10 @@ def test_examples_in_which_other_nodes_are_set_are_refused():
 def test_a_treatment_is_a_clean_sentence():
     corrupt = two(doubled())[1]
     clean = corrupt.do(x_0_1=torch.ones(4, dtype=D))
-    found = bt.sweep(clean, corrupt, at="x", metric=metric(["x_2_2"]))
-    close(found.outcomes[0, 1], found.clean)
+    result = bt.sweep(clean, corrupt, at="x", metric=metric(["x_2_2"]))
+    close(result.outcomes[0, 1], result.clean)
     for i in (0, 2):
-        assert torch.equal(found.outcomes[0, i], found.corrupt)
+        assert torch.equal(result.outcomes[0, i], result.corrupt)
 
 
 # cells that lead nowhere, and identities
@@ -436,11 +438,11 @@ def test_a_treatment_is_a_clean_sentence():
 def test_a_later_word_of_a_causal_net_moves_nothing():
     clean, corrupt = two(doubled(mask="causal"), clean="a dog ran")
     for at in ("x", "q", "k", "v", "a", "j", "v -> a", "x -> q"):
-        found = bt.sweep(clean, corrupt, at=at, metric=metric(["x_2_1"]))
-        late = found.outcomes.movedim(found.axes.index("word"), 0)[2]
-        late = late[~late.isnan()]
-        assert bool((late == found.corrupt).all())
-        assert bool((found.outcomes[~found.outcomes.isnan()] != found.corrupt).any())
+        result = bt.sweep(clean, corrupt, at=at, metric=metric(["x_2_1"]))
+        delayed = result.outcomes.movedim(result.axes.index("word"), 0)[2]
+        delayed = delayed[~delayed.isnan()]
+        assert bool((delayed == result.corrupt).all())
+        assert bool((result.outcomes[~result.outcomes.isnan()] != result.corrupt).any())
     last = bt.sweep(clean, corrupt, at="q", metric=metric(["x_1_2"]))
     assert bool((last.outcomes[1] == last.corrupt).all())
 
@@ -448,9 +450,9 @@ def test_a_later_word_of_a_causal_net_moves_nothing():
 def test_no_difference_has_no_effect():
     corrupt = two(doubled(observe=bt.tpm.Categorical(3)))[1]
     for at in ("W_v", "a", "j", "x -> q", "x -> x", "v -> a -> x"):
-        found = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
-        there = ~found.outcomes.isnan()
-        close(found.outcomes[there], found.corrupt.expand(found.outcomes.shape)[there])
+        result = bt.sweep(corrupt, corrupt, at=at, metric=metric(["y_0", "y_2"]))
+        present = ~result.outcomes.isnan()
+        close(result.outcomes[present], result.corrupt.expand(result.outcomes.shape)[present])
 
 
 @pytest.mark.parametrize("states", [2, 5])  # 5 cells over 2 words: as many rows as states

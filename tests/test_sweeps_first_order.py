@@ -32,34 +32,34 @@ def near(s, first=()):
     raise AssertionError("no such nodes")
 
 
-def alike(rough, found):
+def alike(rough, result):
     """Effects of little noise: to first order they are those measured, but for what is of second order."""
-    scale = float(found.effects.nan_to_num().abs().max())
-    assert rough.first_order and not found.first_order
-    torch.testing.assert_close(rough.effects, found.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
-    assert rough.axes == found.axes and rough.names == found.names and rough.labels == found.labels
-    torch.testing.assert_close(rough.corrupt, found.corrupt, rtol=0, atol=0)
+    scale = float(result.effects.nan_to_num().abs().max())
+    assert rough.first_order and not result.first_order
+    torch.testing.assert_close(rough.effects, result.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
+    assert rough.axes == result.axes and rough.names == result.names and rough.labels == result.labels
+    torch.testing.assert_close(rough.corrupt, result.corrupt, rtol=0, atol=0)
     return scale
 
 
 @pytest.mark.parametrize("name", [name for name in ROLES if name != "word"])
 def test_a_small_change_has_the_effect_that_the_slope_says(name):
     _, corrupt = pair(case(name))
-    asked = metric(outcomes(corrupt))
-    told, refused = 0.0, set()
+    query = metric(outcomes(corrupt))
+    given, refused = 0.0, set()
     for role in ROLES[name]:
         if (name, role) in REFUSED:
             continue
         clean = near(corrupt, [role])
-        found = bt.sweep(clean, corrupt, at=role, metric=asked)
+        result = bt.sweep(clean, corrupt, at=role, metric=query)
         try:
-            rough = bt.sweep(clean, corrupt, at=role, metric=asked, first_order=True)
+            rough = bt.sweep(clean, corrupt, at=role, metric=query, first_order=True)
         except bt.BNetError as error:
             assert "first_order" in str(error)
             refused.add(role)
         else:
-            told = max(told, alike(rough, found))
-    assert told > LITTLE / 1000 or name in UNMOVED
+            given = max(given, alike(rough, result))
+    assert given > LITTLE / 1000 or name in UNMOVED
     assert not refused - WITHOUT.get(name, set()), "what a batch can hold has slopes"
 
 
@@ -79,24 +79,24 @@ def test_in_parts_as_at_once():
     net = doubled(heads=3, observe=bt.tpm.Categorical(3))
     clean, corrupt = several(net, 5)
     ask = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
-    whole = bt.sweep(clean, corrupt, **ask)
-    close(bt.sweep(clean, corrupt, memory=1, **ask).effects, whole.effects)
-    each = [bt.sweep(a, b, **ask) for a, b in zip(clean, corrupt, strict=True)]
-    close(torch.cat([one.effects for one in each], -1), whole.effects)
-    close(whole.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
-    assert "to first order" in repr(whole) and "to first order" in whole._repr_html_()
-    assert whole.where(slice=1).first_order
+    full = bt.sweep(clean, corrupt, **ask)
+    close(bt.sweep(clean, corrupt, memory=1, **ask).effects, full.effects)
+    item = [bt.sweep(a, b, **ask) for a, b in zip(clean, corrupt, strict=True)]
+    close(torch.cat([one.effects for one in item], -1), full.effects)
+    close(full.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
+    assert "to first order" in repr(full) and "to first order" in full._repr_html_()
+    assert full.where(slice=1).first_order
 
 
 def test_cells_of_names_and_of_an_ablation():
     """A name, a pattern, zeros: the slope times what is set less what was."""
     net = doubled(observe=bt.tpm.Categorical(3))
     s = two(net)[1]
-    asked = {"metric": {"y_2": (0, 1)}, "first_order": True}
-    found = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **asked)
-    each = bt.sweep(Zero(), s, at="v", **asked)
-    close(found.values[0], each["v_1_0_1"])
-    close(found.values[1], each["v_1_0_1"] + each["v_1_1_1"])
+    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    result = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **query)
+    item = bt.sweep(Zero(), s, at="v", **query)
+    close(result.values[0], item["v_1_0_1"])
+    close(result.values[1], item["v_1_0_1"] + item["v_1_1_1"])
 
 
 def test_what_has_no_slope_is_refused():
@@ -119,9 +119,9 @@ def test_slopes_are_the_same_without_gradients_around_them(mode, at):
     net = doubled(observe=bt.tpm.Categorical(3))
     ask = {"at": at, "metric": {"y_2": (0, 1)}, "first_order": True}
     with mode():
-        found = bt.sweep(*two(net), **ask)
-    assert found.effects.equal(bt.sweep(*two(net), **ask).effects)
-    assert found.values.abs().max() > 0
+        result = bt.sweep(*two(net), **ask)
+    assert result.effects.equal(bt.sweep(*two(net), **ask).effects)
+    assert result.values.abs().max() > 0
 
 
 def test_words_have_no_slope():

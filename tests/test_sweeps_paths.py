@@ -32,33 +32,33 @@ ARROWS = {
 }
 
 
-def known(found):
+def known(result):
     """The indices of a sweep at which there is a cell."""
-    return {tuple(at) for at in (~found.outcomes[..., 0].isnan()).nonzero().tolist()}
+    return {tuple(at) for at in (~result.outcomes[..., 0].isnan()).nonzero().tolist()}
 
 
 PAIRS = [(name, arrow) for name, some in ARROWS.items() for arrow in some]
 
 
 @pytest.mark.parametrize(
-    ("name", "arrow"), [pytest.param(*each, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, each in enumerate(PAIRS)]
+    ("name", "arrow"), [pytest.param(*item, marks=[pytest.mark.slow] * (k % 3 > 0)) for k, item in enumerate(PAIRS)]
 )
 def test_an_arrow_is_two_forward_runs(name, arrow):
     """Run 1: the child with the clean value of that one parent; run 2: the corrupt run with the child set to it."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
     slow = Slow(clean, corrupt, tuple(names))
-    found = bt.sweep(clean, corrupt, at=arrow, metric=metric(names))
-    wanted = by_index(found, arrows(corrupt, *arrow.split(" -> ")))
-    assert found.at == arrow and known(found) == set(wanted)
-    for index, (parent, child) in wanted.items():
-        assert found.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
-    picked = some(wanted, len(slow.runs), (name, arrow))
-    check(found, slow, {index: along(*wanted[index]) for index in picked})
+    result = bt.sweep(clean, corrupt, at=arrow, metric=metric(names))
+    expected = by_index(result, arrows(corrupt, *arrow.split(" -> ")))
+    assert result.at == arrow and known(result) == set(expected)
+    for index, (parent, child) in expected.items():
+        assert result.names[index] == f"{corrupt.ground.name(parent)} -> {corrupt.ground.name(child)}"
+    picked = some(expected, len(slow.runs), (name, arrow))
+    check(result, slow, {index: along(*expected[index]) for index in picked})
     if arrow != ARROWS[name][0]:
         return
     rough = bt.sweep(*pair(case(name), torch.float32), at=arrow, metric=metric(names))
-    torch.testing.assert_close(rough.outcomes, found.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
+    torch.testing.assert_close(rough.outcomes, result.outcomes, rtol=1e-5, atol=1e-5, equal_nan=True, check_dtype=False)
 
 
 def test_arrows_set_together_are_set_together():
@@ -68,26 +68,26 @@ def test_arrows_set_together_are_set_together():
     slow = Slow(clean, corrupt, tuple(names))
     every_arrow = arrows(corrupt, "v", "a")
     for over in (("slice", "head"), ("slice", "head", "word"), ("slice", "word", "read"), ("read",)):
-        found = bt.sweep(clean, corrupt, at="v -> a", metric=metric(names), over=over)
+        result = bt.sweep(clean, corrupt, at="v -> a", metric=metric(names), over=over)
         axes = ("slice", "head", "word", "read")
         groups = {}
         for index, arrow in every_arrow.items():
             groups.setdefault(tuple(index[axes.index(axis)] for axis in over), []).append(arrow)
-        assert found.axes == over and set(groups) == all_indices(found)
+        assert result.axes == over and set(groups) == all_indices(result)
 
         def patch(group):
             def done(clean, corrupt):
-                made = {}
+                created = {}
                 for child in {child for _, child in group}:
                     corrupt.value(child)
-                    alone = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
-                    alone.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
-                    made[child] = alone._compute_value(child)
-                return made
+                    single = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
+                    single.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
+                    created[child] = single._compute_value(child)
+                return created
 
             return done
 
-        check(found, slow, {index: patch(group) for index, group in groups.items()})
+        check(result, slow, {index: patch(group) for index, group in groups.items()})
 
 
 PATHS = {
@@ -102,24 +102,26 @@ PATHS = {
 def test_a_path_carries_the_clean_value_alone(name, path):
     clean, corrupt = pair(case(name))
     names, ground = outcomes(corrupt), corrupt.ground
-    slow, (first, *rest) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
-    ways = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
-    for role in rest:
-        ways = [(*way, n) for way in ways for n in ground.children(way[-1]) if ground.group_of(n).stem == role]
-    found = bt.sweep(clean, corrupt, at=path, metric=metric(names))
-    told = {" -> ".join(map(ground.name, way)): way for way in ways}
-    assert found.axes == ("path",) and sorted(found.names.values()) == sorted(told) and len(told) == len(ways)
-    picked = some([index for (index,) in found.names], len(slow.runs), path)
-    check(found, slow, {(k,): along(*told[found.names[k,]]) for k in picked})
+    slow, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
+    routes = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
+    for role in remainder:
+        routes = [
+            (*route, n) for route in routes for n in ground.children(route[-1]) if ground.group_of(n).stem == role
+        ]
+    result = bt.sweep(clean, corrupt, at=path, metric=metric(names))
+    given = {" -> ".join(map(ground.name, route)): route for route in routes}
+    assert result.axes == ("path",) and sorted(result.names.values()) == sorted(given) and len(given) == len(routes)
+    picked = some([index for (index,) in result.names], len(slow.runs), path)
+    check(result, slow, {(k,): along(*given[result.names[k,]]) for k in picked})
 
 
 def test_patterns_and_paths_by_name():
     clean, corrupt = two(doubled(observe=Categorical(3)))
     slow, ground = Slow(clean, corrupt, ("y_2",)), corrupt.ground
     at = ["x_0_1 -> v_0_0_1 -> a_0_0_2", "q_0_*_2", "x_1", "v_1_1_0 -> a_1_1_2", "a_0_1_0", "x"]
-    found = bt.sweep(clean, corrupt, at=at, metric=metric(["y_2"]))
-    assert found.axes == ("cell",) and found.labels["cell"] == tuple(at) and list(found.names.values()) == at
-    ids = lambda *told: [ground.id(name) for name in told]  # noqa: E731
+    result = bt.sweep(clean, corrupt, at=at, metric=metric(["y_2"]))
+    assert result.axes == ("cell",) and result.labels["cell"] == tuple(at) and list(result.names.values()) == at
+    ids = lambda *given: [ground.id(name) for name in given]  # noqa: E731
     patches = [
         along(*ids("x_0_1", "v_0_0_1", "a_0_0_2")),
         setting(ids("q_0_0_2", "q_0_1_2")),
@@ -128,7 +130,7 @@ def test_patterns_and_paths_by_name():
         setting(ids("a_0_1_0")),
         setting([n for nodes in cells(corrupt, "x").values() for n in nodes]),
     ]
-    check(found, slow, {(k,): patch for k, patch in enumerate(patches)})
+    check(result, slow, {(k,): patch for k, patch in enumerate(patches)})
 
 
 LEFT = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder-decoder": "dec_cross_v -> dec_cross_a"}
@@ -139,15 +141,15 @@ def test_paths_leave_the_rest_as_it_was_set(name, arrow):
     """Surgery of the corrupt sentence holds along the way."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
-    wanted = arrows(corrupt, *arrow.split(" -> "))
-    index = sorted(wanted)[-1]
-    other = next(key for key in sorted(wanted) if wanted[key][1] != wanted[index][1])
-    done = corrupt.do({corrupt.ground.name(wanted[other][1]): Zero()})
+    expected = arrows(corrupt, *arrow.split(" -> "))
+    index = sorted(expected)[-1]
+    other = next(key for key in sorted(expected) if expected[key][1] != expected[index][1])
+    done = corrupt.do({corrupt.ground.name(expected[other][1]): Zero()})
     slow = Slow(clean, done, tuple(names))
-    found = bt.sweep(clean, done, at=arrow, metric=metric(names))
-    gone = {key for key, (_, child) in wanted.items() if child == wanted[other][1]}
-    assert known(found) == set(wanted) - gone
-    check(found, slow, {index: along(*wanted[index])})
+    result = bt.sweep(clean, done, at=arrow, metric=metric(names))
+    removed = {key for key, (_, child) in expected.items() if child == expected[other][1]}
+    assert known(result) == set(expected) - removed
+    check(result, slow, {index: along(*expected[index])})
 
 
 # mediation
@@ -171,35 +173,35 @@ def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
     clean, corrupt = several(linear())
     weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
     for through in ("x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]):
-        found = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ weights + x_1_2[:, 0])
-        there = ~found.indirect_outcomes.isnan()
-        total = (found.clean - found.corrupt).expand(there.shape)
-        direct, indirect = found.direct_outcomes - found.corrupt, found.indirect_outcomes - found.corrupt
-        close((direct + indirect)[there], total[there])
-        close(found.interaction[there[..., 0]], torch.zeros(int(there[..., 0].sum()), dtype=D))
-        assert float(indirect[there].abs().max()) > 0.1 and float(direct[there].abs().max()) > 0.1, through
+        result = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ weights + x_1_2[:, 0])
+        present = ~result.indirect_outcomes.isnan()
+        total = (result.clean - result.corrupt).expand(present.shape)
+        direct, indirect = result.direct_outcomes - result.corrupt, result.indirect_outcomes - result.corrupt
+        close((direct + indirect)[present], total[present])
+        close(result.interaction[present[..., 0]], torch.zeros(int(present[..., 0].sum()), dtype=D))
+        assert float(indirect[present].abs().max()) > 0.1 and float(direct[present].abs().max()) > 0.1, through
 
 
 def test_mediation_is_two_sweeps():
     """Indirect: the corrupt run with the clean mediator; direct: the clean run with the corrupt one."""
     for options, through in (({}, "x"), ({}, "j"), ({"combine": "select"}, "v -> x"), ({}, ["x_1_*", "x_0_2"])):
         clean, corrupt = several(doubled(observe=Categorical(3), **options), 2)
-        told = {"metric": metric(["y_0", "y_2"])}
-        found = bt.mediation(clean, corrupt, through=through, **told)
-        one, other = bt.sweep(clean, corrupt, at=through, **told), bt.sweep(corrupt, clean, at=through, **told)
-        for ours, theirs in ((found.indirect_outcomes, one.outcomes), (found.direct_outcomes, other.outcomes)):
-            torch.testing.assert_close(ours, theirs, equal_nan=True)
-        assert found.clean.equal(one.clean) and found.corrupt.equal(one.corrupt)
-        assert (found.axes, dict(found.names), dict(found.labels)) == (one.axes, dict(one.names), dict(one.labels))
-        assert float(torch.as_tensor(found.interaction).nan_to_num().abs().max()) > 1e-3
+        given = {"metric": metric(["y_0", "y_2"])}
+        result = bt.mediation(clean, corrupt, through=through, **given)
+        one, other = bt.sweep(clean, corrupt, at=through, **given), bt.sweep(corrupt, clean, at=through, **given)
+        for actual, peer in ((result.indirect_outcomes, one.outcomes), (result.direct_outcomes, other.outcomes)):
+            torch.testing.assert_close(actual, peer, equal_nan=True)
+        assert result.clean.equal(one.clean) and result.corrupt.equal(one.corrupt)
+        assert (result.axes, dict(result.names), dict(result.labels)) == (one.axes, dict(one.names), dict(one.labels))
+        assert float(torch.as_tensor(result.interaction).nan_to_num().abs().max()) > 1e-3
 
 
 def test_a_mediator_on_every_way_has_no_direct_effect():
     corrupt = two(doubled(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})
-    found = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]), over=("slice",))
-    close(found.indirect_outcomes[1], found.clean)
-    close(found.direct_outcomes[1], found.corrupt)
+    result = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]), over=("slice",))
+    close(result.indirect_outcomes[1], result.clean)
+    close(result.direct_outcomes[1], result.corrupt)
     nothing = bt.mediation(clean, corrupt, through="x", metric=metric(["x_2_2"]))
     close(nothing.direct_outcomes[0, 0], nothing.clean)
     close(nothing.indirect_outcomes[0, 0], nothing.corrupt)

@@ -19,11 +19,11 @@ def ask(name, at="x"):
 
 def test_a_plain_net_shares_one_run():
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
-    told = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
-    assert (told.algorithm, told.node, told.parts, told.evaluations) == ("compiled", None, (), 0)
-    assert told.is_exact and told.flops > 0
+    given = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
+    assert (given.algorithm, given.node, given.parts, given.evaluations) == ("compiled", None, (), 0)
+    assert given.is_exact and given.flops > 0
     one = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
-    assert one.question == "sweep of 1 cell" and one.flops < told.flops
+    assert one.question == "sweep of 1 cell" and one.flops < given.flops
     first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
     assert first.algorithm == "compiled" and not first.is_exact and "slopes" in first.reason
 
@@ -31,14 +31,14 @@ def test_a_plain_net_shares_one_run():
 def test_each_kind_of_cell_has_its_route():
     """Cells below the recurrence share a run, those above it run alone; the node is named."""
     sentences, options = ask("recurrent")
-    told = explain_sweep(*sentences, **options)
-    assert told.algorithm == "sequential"
-    assert [(part.algorithm, part.node) for part in told.parts] == [
+    given = explain_sweep(*sentences, **options)
+    assert given.algorithm == "sequential"
+    assert [(part.algorithm, part.node) for part in given.parts] == [
         ("compiled", None),
         ("sequential", "h_0"),
         ("sequential", "h_1"),
     ]
-    assert str(told).count("\n") == 3 and "one word after another" in str(told)
+    assert str(given).count("\n") == 3 and "one word after another" in str(given)
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_each_kind_of_cell_has_its_route():
 )
 def test_the_node_that_forbids_one_run_is_named(name, at, node):
     sentences, options = ask(name, at)
-    told = explain_sweep(*sentences, **options)
-    assert (told.parts or (told,))[0].node == node and told.flops is None and told.evaluations > 0
+    given = explain_sweep(*sentences, **options)
+    assert (given.parts or (given,))[0].node == node and given.flops is None and given.evaluations > 0
 
 
 def test_rows_of_a_node_that_is_set_run_alone():
     clean, corrupt = two(doubled(observe=bt.tpm.Categorical(3)))
     corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
-    told = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
-    assert [part.node for part in told.parts] == ["a_0_1_2", "a_1_0_0"]
-    told = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
-    assert [(part.algorithm, part.node) for part in told.parts] == [("compiled", None), ("sequential", "a_0")]
+    given = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
+    assert [part.node for part in given.parts] == ["a_0_1_2", "a_1_0_0"]
+    given = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    assert [(part.algorithm, part.node) for part in given.parts] == [("compiled", None), ("sequential", "a_0")]
 
 
 @pytest.mark.parametrize(("at", "part"), [("x", "all"), ("j", "all"), ("a", "some"), ("v -> a", "some")])
@@ -66,12 +66,12 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
     together = bt.sweep(clean, corrupt, **ask)
     obstacle = Obstacle("x_1", "in the way")
     some = dict.fromkeys(range(3), obstacle), {}
-    name, found = ("find_shared_obstacle", obstacle) if part == "all" else ("find_obstacles", some)
-    monkeypatch.setattr(engine, name, lambda *_, **__: found)
-    alone = bt.sweep(clean, corrupt, **ask)
-    torch.testing.assert_close(alone.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
-    close(alone.clean, together.clean)
-    close(alone.corrupt, together.corrupt)
+    name, result = ("find_shared_obstacle", obstacle) if part == "all" else ("find_obstacles", some)
+    monkeypatch.setattr(engine, name, lambda *_, **__: result)
+    single = bt.sweep(clean, corrupt, **ask)
+    torch.testing.assert_close(single.outcomes, together.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
+    close(single.clean, together.clean)
+    close(single.corrupt, together.corrupt)
 
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):

@@ -36,10 +36,10 @@ OTHERS = {"attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "d
 
 def model():
     """A random GPT-2, its weights large enough that what is patched shows."""
-    made = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
-    for parameter in made.parameters():
+    created = random_model("GPT2LMHeadModel", {**GPT2, "n_layer": 2}, torch.float64)
+    for parameter in created.parameters():
         parameter.data.mul_(2.5)
-    return made
+    return created
 
 
 @pytest.fixture(scope="module")
@@ -78,24 +78,24 @@ def test_a_sweep_is_what_transformer_lens_patches(both, name):
     clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
     with torch.no_grad():
         patch = getattr(patching, f"get_act_patch_{name}")
-        theirs = patch(bridge, CORRUPT, cache, difference, reduce="none", baseline=True)
-    found = bt.sweep(clean, corrupt, at=at, metric={"y_4": (FIRST, SECOND)}, over=over)
-    ours = found.outcomes[:2].permute(*order, len(order))  # resid_pre ends before the last state
+        peer = patch(bridge, CORRUPT, cache, difference, reduce="none", baseline=True)
+    result = bt.sweep(clean, corrupt, at=at, metric={"y_4": (FIRST, SECOND)}, over=over)
+    actual = result.outcomes[:2].permute(*order, len(order))  # resid_pre ends before the last state
     if over == WHOLE:  # they set entries that the mask lacks: nothing moves
         assert torch.equal(
-            ours.isnan(), (torch.arange(5) > torch.arange(5)[:, None])[None, None, ..., None].expand(ours.shape)
+            actual.isnan(), (torch.arange(5) > torch.arange(5)[:, None])[None, None, ..., None].expand(actual.shape)
         )
-        ours = torch.where(ours.isnan(), found.corrupt, ours)
-    near = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
-    torch.testing.assert_close(ours, theirs.values, **near)
-    torch.testing.assert_close(found.corrupt, theirs.baseline, **near)
-    torch.testing.assert_close(found.clean, difference(bridge(CLEAN)).detach(), **near)
-    assert float((ours - found.corrupt).abs().max()) > 0.1
+        actual = torch.where(actual.isnan(), result.corrupt, actual)
+    close = {"rtol": 1e-4, "atol": 1e-4, "check_dtype": False}
+    torch.testing.assert_close(actual, peer.values, **close)
+    torch.testing.assert_close(result.corrupt, peer.baseline, **close)
+    torch.testing.assert_close(result.clean, difference(bridge(CLEAN)).detach(), **close)
+    assert float((actual - result.corrupt).abs().max()) > 0.1
 
 
 def test_every_patching_function_has_a_sweep(both):
-    theirs = {each.removeprefix("get_act_patch_") for each in dir(both[-1]) if each.startswith("get_act_patch_")}
-    assert theirs == set(SWEEPS) | OTHERS
+    peer = {item.removeprefix("get_act_patch_") for item in dir(both[-1]) if item.startswith("get_act_patch_")}
+    assert peer == set(SWEEPS) | OTHERS
 
 
 def test_to_first_order_it_is_their_attribution_patching(both):
@@ -103,19 +103,19 @@ def test_to_first_order_it_is_their_attribution_patching(both):
 
     net, bridge, *_ = both
     bridge.eval()
-    theirs = attribution_patch(bridge, CLEAN, CORRUPT, lambda logits: difference(logits).sum()).node_scores
+    peer = attribution_patch(bridge, CLEAN, CORRUPT, lambda logits: difference(logits).sum()).node_scores
     clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
     ask = {"metric": {"y_4": (FIRST, SECOND)}, "first_order": True}
-    ours = {at: bt.sweep(clean, corrupt, at=at, **ask).values for at in ("x", "a", "ffn")}
-    kinds = {node.kind for node in theirs}
+    actual = {at: bt.sweep(clean, corrupt, at=at, **ask).values for at in ("x", "a", "ffn")}
+    kinds = {node.kind for node in peer}
     assert kinds == {"attn_head_out", "mlp_out", "embed"}
-    near = {"rtol": 1e-4, "atol": 1e-4}
-    for node, score in theirs.items():
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    for node, score in peer.items():
         if node.kind == "attn_head_out":
-            found = ours["a"][node.layer, node.head, node.position]
+            result = actual["a"][node.layer, node.head, node.position]
         elif node.kind == "mlp_out":
-            found = ours["ffn"][node.layer, node.position]
+            result = actual["ffn"][node.layer, node.position]
         else:
-            found = ours["x"][0, node.position]
-        torch.testing.assert_close(float(found), score, **near)
-    assert max(map(abs, theirs.values())) > 0.1
+            result = actual["x"][0, node.position]
+        torch.testing.assert_close(float(result), score, **close)
+    assert max(map(abs, peer.values())) > 0.1

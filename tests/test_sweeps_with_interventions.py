@@ -38,14 +38,14 @@ def test_what_is_set_stays_set(net, done, where, memory):
     corrupt = corrupt.do(DONE[done]) if where != "clean" else corrupt
     slow = Slow(clean, corrupt, NAMES)
     for role, over in (("x", None), ("a", None), ("k", ("head",))):
-        found = bt.sweep(clean, corrupt, at=role, over=over, metric=metric(NAMES), memory=memory)
+        result = bt.sweep(clean, corrupt, at=role, over=over, metric=metric(NAMES), memory=memory)
         for index, nodes in list(cells(corrupt, role, over).items())[1::13]:
-            close(found.outcomes[index][0], slow.outcome(setting(nodes)))
+            close(result.outcomes[index][0], slow.outcome(setting(nodes)))
     if where == "corrupt" or not any(name.startswith("a") and isinstance(v, Zero) for name, v in DONE[done].items()):
         for over in (None, ("head",)):
-            found = bt.sweep(clean, corrupt, at="j", over=over, metric=metric(NAMES), memory=memory)
+            result = bt.sweep(clean, corrupt, at="j", over=over, metric=metric(NAMES), memory=memory)
             for index, nodes in list(cells(corrupt, "a", over).items())[2::13]:
-                close(found.outcomes[index][0], slow.outcome(reading(nodes)))
+                close(result.outcomes[index][0], slow.outcome(reading(nodes)))
 
 
 def test_a_row_of_a_node_that_is_set_is_refused(net):

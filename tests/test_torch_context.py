@@ -50,15 +50,15 @@ def trained(seed=0):
 )
 def test_a_fit_is_the_same_without_gradients_around_it(mode, method):
     with mode():
-        found = fitted(method)
+        result = fitted(method)
     for name, value in fitted(method).items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        torch.testing.assert_close(result[name], value, rtol=0, atol=0)
 
 
 def test_training_posteriors_and_importance_are_the_same_without_gradients_around_them():
     def asked():
-        found = bt.inclusion(decoder(), ["the cat sat"], draws=5, progress=False)
-        return trained(), mixture().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), found.importance
+        result = bt.inclusion(decoder(), ["the cat sat"], draws=5, progress=False)
+        return trained(), mixture().sentence("the cat sat").posterior("c", {"y_1": "cat"}).tolist(), result.importance
 
     with torch.inference_mode():
         inside = asked()
@@ -71,8 +71,8 @@ def test_training_posteriors_and_importance_are_the_same_without_gradients_aroun
 def test_dependence_has_its_derivatives_without_gradients_around_it(mode):
     s = real().sentence(x=torch.eye(3, 4)).do(c=0)
     with mode():
-        found = s.separated("x_0_0", "x_1_2", verify=True).over_roots
-    assert found == s.separated("x_0_0", "x_1_2", verify=True).over_roots > 0
+        result = s.separated("x_0_0", "x_1_2", verify=True).over_roots
+    assert result == s.separated("x_0_0", "x_1_2", verify=True).over_roots > 0
 
 
 def test_a_net_of_inference_mode_learns_after_it():
@@ -89,25 +89,25 @@ def test_a_default_device_is_not_that_of_a_run():
         assert bt.train(dec, ["the cat sat"], steps=1, progress=False).steps == 1
 
 
-def together(asked):
+def together(query):
     """What several calls come to, each in a thread of its own."""
-    found, threads = {}, []
-    for name, ask in asked.items():
-        threads.append(threading.Thread(target=lambda name=name, ask=ask: found.update({name: ask()})))
+    result, threads = {}, []
+    for name, ask in query.items():
+        threads.append(threading.Thread(target=lambda name=name, ask=ask: result.update({name: ask()})))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return result
 
 
 @pytest.mark.slow
 def test_threads_draw_as_they_would_alone():
-    asked = {("train", k): lambda k=k: trained(k) for k in range(2)}
-    asked |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
-    found = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
-    asked |= {("check", k): lambda: found.check(PAIRS, draws=5).p for k in range(2)}
-    assert together(asked) == {name: ask() for name, ask in asked.items()}
+    query = {("train", k): lambda k=k: trained(k) for k in range(2)}
+    query |= {(m, k): lambda m=m, k=k: fitted(m, k)["c.logits"].tolist() for m in ("svi", "nuts") for k in range(2)}
+    result = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
+    query |= {("check", k): lambda: result.check(PAIRS, draws=5).p for k in range(2)}
+    assert together(query) == {name: ask() for name, ask in query.items()}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -133,17 +133,17 @@ def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have():
 
 def test_what_a_fit_was_told_is_its_own():
     x, y = torch.ones(2, 3, 4), torch.ones(2, 3, 4)
-    found = bt.fit(real(), (x, y), method=bt.MAP(steps=1), progress=False)
-    before = found.log_likelihood(found.data)
+    result = bt.fit(real(), (x, y), method=bt.MAP(steps=1), progress=False)
+    before = result.log_likelihood(result.data)
     x.zero_(), y.zero_()
-    assert found.log_likelihood(found.data).equal(before)
+    assert result.log_likelihood(result.data).equal(before)
 
 
 def test_a_statistic_changes_its_own_copy():
-    found = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
-    before = found.data.evidence["y"].value.clone()
-    found.check(found.data, {"none left": lambda y: y.zero_().sum()}, draws=2)
-    assert found.data.evidence["y"].value.equal(before)
+    result = bt.fit(mixture(), PAIRS, method=bt.MAP(steps=1), progress=False)
+    before = result.data.evidence["y"].value.clone()
+    result.check(result.data, {"none left": lambda y: y.zero_().sum()}, draws=2)
+    assert result.data.evidence["y"].value.equal(before)
 
 
 def test_numbers_of_any_type_are_read():
@@ -153,8 +153,8 @@ def test_numbers_of_any_type_are_read():
 
 def test_numbers_lie_on_the_host_in_their_order():
     with torch.device("meta"):
-        found = copy_to_tensor(np.arange(6).reshape(2, 3).T[::-1])
-    assert found.is_contiguous() and found.tolist() == [[2, 5], [1, 4], [0, 3]]
+        result = copy_to_tensor(np.arange(6).reshape(2, 3).T[::-1])
+    assert result.is_contiguous() and result.tolist() == [[2, 5], [1, 4], [0, 3]]
 
 
 @pytest.mark.parametrize(

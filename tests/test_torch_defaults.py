@@ -22,7 +22,7 @@ WORDS = ["the", "cat", "sat"]
 CAT = {"y_2": ("cat", "sat")}
 
 
-def under(default: str, asked: Callable[[], Any]) -> Any:
+def under(default: str, query: Callable[[], Any]) -> Any:
     """What is computed under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
     if default == "float64":
         torch.set_default_dtype(torch.float64)
@@ -31,19 +31,19 @@ def under(default: str, asked: Callable[[], Any]) -> Any:
     torch.use_deterministic_algorithms(default == "deterministic")
     try:
         with torch.inference_mode(default == "inference"):
-            return asked()
+            return query()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
 
 
-def at_once(asked: Callable[[], Any], threads: int = 8) -> list[Any]:
+def at_once(query: Callable[[], Any], threads: int = 8) -> list[Any]:
     """The results of that many threads that ask at the same moment."""
     gate = threading.Barrier(threads)
     with ThreadPoolExecutor(threads) as pool:
-        asking = [pool.submit(lambda: (gate.wait(), asked())[1]) for _ in range(threads)]
-        return [each.result() for each in asking]
+        asking = [pool.submit(lambda: (gate.wait(), query())[1]) for _ in range(threads)]
+        return [item.result() for item in asking]
 
 
 ASKED: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
@@ -105,16 +105,16 @@ def test_a_word_has_one_vector_under_every_default():
 
 @pytest.mark.parametrize("asked", ["values", "attention", "posterior", "reads", "log_prob", "sample"])
 def test_threads_that_share_a_net_find_the_same(asked, net):
-    wanted = ASKED[asked](net)
+    expected = ASKED[asked](net)
     shared = made()
-    assert all(found.equal(wanted) for found in at_once(lambda: ASKED[asked](shared)))
+    assert all(result.equal(expected) for result in at_once(lambda: ASKED[asked](shared)))
 
 
 def test_threads_that_share_a_sentence_find_the_same(net):
     s = net.sentence("the cat sat")
-    wanted = s["x_2_1"].clone()
+    expected = s["x_2_1"].clone()
     shared = made().sentence("the cat sat")
-    assert all(found.equal(wanted) for found in at_once(lambda: shared["x_2_1"]))
+    assert all(result.equal(expected) for result in at_once(lambda: shared["x_2_1"]))
     assert threading.active_count() < 8
 
 
@@ -130,11 +130,11 @@ def test_what_is_changed_later_changes_no_sentence():
     plain = bt.bayesuvius(4, observe=bt.tpm.Normal(0.5))
     for x in (torch.ones(3, 4), np.ones((3, 4), dtype=np.float32)):
         s = plain.sentence(x=x)
-        done, seen = s.do(x_0_1=x[1]), s.observe(y_1=x[1])
+        done, observed = s.do(x_0_1=x[1]), s.observe(y_1=x[1])
         x[:] = 9
         assert s["x_0_1"].equal(torch.ones(4))
         assert done["x_0_1"].equal(torch.ones(4))
-        assert seen.posterior("c").equal(plain.sentence(x=torch.ones(3, 4)).posterior("c", {"y_1": [1.0] * 4}))
+        assert observed.posterior("c").equal(plain.sentence(x=torch.ones(3, 4)).posterior("c", {"y_1": [1.0] * 4}))
     ids = torch.tensor([0, 1])
     given = bt.bayesuvius(4, vocabulary=WORDS).sentence(given={"token": ids})
     ids[:] = 2
@@ -200,7 +200,7 @@ def test_a_number_of_numpy_is_kept_with_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_what_imports_pgmpy_leaves_random_as_it_was():
-    told = """
+    given = """
 import random
 import warnings
 warnings.simplefilter("ignore")  # of pgmpy, at its import
@@ -213,8 +213,8 @@ else:
     dec.sentence("the cat").to_pgmpy()
 assert random.getstate() == before
 """
-    for asked in ("tan", "pgmpy"):
-        subprocess.run([sys.executable, "-c", told.replace("{asked}", asked)], check=True)
+    for query in ("tan", "pgmpy"):
+        subprocess.run([sys.executable, "-c", given.replace("{asked}", query)], check=True)
 
 
 DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
@@ -222,8 +222,8 @@ DEC = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
 
 def test_the_coldest_and_the_narrowest_draw_are_the_likeliest_words():
     likeliest = DEC.generate(["the", "cat sat"], length=5).words
-    for told in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
-        assert DEC.generate(["the", "cat sat"], length=5, method="sample", **told).words == likeliest
+    for given in ({"temperature": 1e-320}, {"top_p": 1e-320}, {"temperature": Fraction(1, 10**40)}, {"top_k": 1}):
+        assert DEC.generate(["the", "cat sat"], length=5, method="sample", **given).words == likeliest
     hot = DEC.generate(["the", "cat sat"], length=5, method="sample", temperature=1e308)
     assert all(np.isfinite(hot.scores))
 

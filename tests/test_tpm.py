@@ -60,8 +60,8 @@ def reading(slots: tuple[str, ...], i: int, mask: torch.Tensor, parameters=None)
     )
 
 
-def close(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_linear_and_affine():
@@ -79,8 +79,8 @@ def test_attention_is_torchs(i, scale):
     mask = torch.tensor([True, i > 0, True, i > 1])
     tpm = Attention(Dot(scale))
     at = reading(tpm.get_slots(), i, mask)
-    theirs = F.scaled_dot_product_attention(q[i : i + 1], k, v, mask[None], scale=scale)
-    close(tpm.value(at, q[i], k, v), theirs[0])
+    peer = F.scaled_dot_product_attention(q[i : i + 1], k, v, mask[None], scale=scale)
+    close(tpm.value(at, q[i], k, v), peer[0])
     share = tpm.attention_weights(at, q[i], k, v)
     close(share.sum(), torch.tensor(1.0, dtype=D))
     assert (share[~mask] == 0).all()
@@ -114,8 +114,8 @@ def test_bilinear_is_the_correlation_matrix_of_seed_000(over):
 def test_rotary_scores_depend_on_distance_alone_and_keep_length():
     score, q, k = Dot(rotary=50.0), rand(6), rand(1, 6, seed=3)
     at = [score.score_keys(q, k, torch.tensor(i), torch.tensor([i + 3])) for i in range(5)]
-    for each in at[1:]:
-        close(each, at[0])
+    for item in at[1:]:
+        close(item, at[0])
     close(score.score_keys(q, q[None], torch.tensor(4), torch.tensor([4])), (q @ q)[None])
     half = torch.polar(torch.ones(3, dtype=D), 2 * 50.0 ** -(torch.arange(3, dtype=D) / 3))
     turned = torch.complex(q[:3], q[3:]) * half
@@ -142,33 +142,33 @@ def test_buckets_widen_with_the_distance(two_sided):
     """Small distances have buckets of their own, then each is some power of the first; the last holds all far ones."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
-    found = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
-    before, after = found[200::-1], found[200:]
+    result = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()
+    before, after = result[200::-1], result[200:]
     assert before[:5] == [0, 1, 2, 3, 4] and before[64:] == [7] * 137 and before == sorted(before)
     assert [before.index(k) for k in (5, 6, 7)] == [8, 16, 32]  # 4 (64 / 4)^(1/4), ...
     assert after == ([0, *(8 + k for k in before[1:])] if two_sided else [0] * 201)
     i = torch.arange(9)
     pairs = [
-        Buckets(count, furthest, two_sided).compute_bias(table, i, i[None], from_key=each) for each in (False, True)
+        Buckets(count, furthest, two_sided).compute_bias(table, i, i[None], from_key=item) for item in (False, True)
     ]
     assert pairs[0].equal(pairs[1].T)
 
 
 def test_scale_and_rounded_sinusoids():
     close(Scale(-0.5).value(EvalContext(), rand(3)), -rand(3) / 2)
-    made = [
-        Sinusoid(5, halves=True, rounded=each).value(EvalContext(word=torch.arange(40), dtype=D))
-        for each in (True, False)
+    created = [
+        Sinusoid(5, halves=True, rounded=item).value(EvalContext(word=torch.arange(40), dtype=D))
+        for item in (True, False)
     ]
-    assert made[0].equal(made[1].float().double()) and not made[0].equal(made[1])
+    assert created[0].equal(created[1].float().double()) and not created[0].equal(created[1])
 
 
 def test_read_is_attentions_categorical():
     q, k = rand(3), rand(4, 3)
     mask = torch.tensor([True, False, True, True])
     tpm = Read(Dot(None))
-    got = tpm.distribution(reading(tpm.get_slots(), 0, mask), q, k).probs
-    close(got, torch.softmax((k @ q / math.sqrt(3)).masked_fill(~mask, -torch.inf), -1))
+    actual = tpm.distribution(reading(tpm.get_slots(), 0, mask), q, k).probs
+    close(actual, torch.softmax((k @ q / math.sqrt(3)).masked_fill(~mask, -torch.inf), -1))
 
 
 def test_norms():
@@ -234,12 +234,12 @@ def test_categorical_is_a_table_and_a_readout():
     parents = [Parent("c", states=2), Parent("d", states=3)]
     tpm = Categorical(4)
     assert {k: p.shape for k, p in tpm.parameters(*parents).items()} == {"logits": (2, 3, 4)}
-    got = tpm.distribution(EvalContext({"logits": theta}), torch.tensor(1), torch.tensor(2)).probs
-    close(got, torch.softmax(theta[1, 2], -1))
-    found = tpm.parameters(parents[0], Parent("x", (5,)))
-    assert {k: p.shape for k, p in found.items()} == {"logits": (2, 4), "weight": (4, 5)}
-    got = tpm.logits(EvalContext({"logits": theta[:, 0], "weight": W}), torch.tensor(1), x)
-    close(got, theta[1, 0] + W @ x)
+    actual = tpm.distribution(EvalContext({"logits": theta}), torch.tensor(1), torch.tensor(2)).probs
+    close(actual, torch.softmax(theta[1, 2], -1))
+    result = tpm.parameters(parents[0], Parent("x", (5,)))
+    assert {k: p.shape for k, p in result.items()} == {"logits": (2, 4), "weight": (4, 5)}
+    actual = tpm.logits(EvalContext({"logits": theta[:, 0], "weight": W}), torch.tensor(1), x)
+    close(actual, theta[1, 0] + W @ x)
     close(Categorical(5, affine=False).logits(EvalContext(), x), x)
     fixed = Categorical(2, (0.25, 0.75))
     logits = torch.tensor(fixed.parameters()["logits"].fill, dtype=D)
@@ -295,17 +295,17 @@ BATCHED = [
 def test_one_definition_serves_a_batch(tpm, slots):
     """Batch [b] of plates [h]: what comes out is each entry's own."""
     b, h, m = 2, 3, 4
-    told, values = [], []
+    passed, values = [], []
     for k, slot in enumerate(slots):
         if isinstance(slot, int):
-            told.append(Parent(f"p{k}", states=slot))
+            passed.append(Parent(f"p{k}", states=slot))
             values.append(torch.randint(slot, (b, h), generator=torch.Generator().manual_seed(k)))
         else:
             many = isinstance(slot, str)
             shape = eval(slot) if many else slot
-            told.append(Parent(f"p{k}", shape, over=(("head", m),) if many else ()))
+            passed.append(Parent(f"p{k}", shape, over=(("head", m),) if many else ()))
             values.append(rand(b, h, *([m] if many else []), *shape, seed=k))
-    parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*told).items()}
+    parameters = {n: rand(h, *p.shape, seed=3) for n, p in tpm.parameters(*passed).items()}
     names = [s for s in tpm.get_slots() if s.endswith(".")]
     word = torch.tensor([[0, 1, 2], [3, 2, 1]])
     mask = torch.tensor([True, True, False, True])
@@ -365,12 +365,12 @@ def test_a_shift_of_the_sinusoid_is_one_linear_map(half, base, n, k, halves):
 
 @pytest.mark.parametrize("dim", [1, 5, 8])
 def test_the_sinusoid_follows_seed_003(dim):
-    got = Sinusoid(dim).value(EvalContext(word=torch.arange(4), dtype=D))
+    actual = Sinusoid(dim).value(EvalContext(word=torch.arange(4), dtype=D))
     for i in range(4):
         for feature in range(dim):
             angle = i / 10000 ** (2 * (feature // 2) / dim)
             expected = math.sin(angle) if feature % 2 == 0 else math.cos(angle)
-            assert abs(float(got[i, feature]) - expected) < 1e-12
+            assert abs(float(actual[i, feature]) - expected) < 1e-12
     counted = Sinusoid(dim, first=1).value(EvalContext(word=torch.arange(4), dtype=D))  # seeds 002 and 003 count from 1
     for i in range(1, 5):
         for feature in range(1, dim + 1):

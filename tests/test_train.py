@@ -64,11 +64,13 @@ def test_the_loss_of_pairs_is_the_references():
 def test_the_loss_of_real_readouts_is_the_references(pool):
     net = bt.encoder(4, heads=2, slices=1, readout=Normal(0.7, dim=3), pool=pool, dropout=0.0).to(D)
     x = [torch.randn(n, 4, dtype=D) for n in (3, 5, 2)]
-    y = [torch.randn(*(() if pool else (len(each),)), 3, dtype=D) for each in x]
+    y = [torch.randn(*(() if pool else (len(item),)), 3, dtype=D) for item in x]
     parts = []
-    for words, seen in zip(x, y, strict=True):
+    for words, observed in zip(x, y, strict=True):
         s = net.sentence(x=words)
-        parts += [s.tpm("y").log_prob(seen)] if pool else [s.tpm(f"y_{i}").log_prob(v) for i, v in enumerate(seen)]
+        parts += (
+            [s.tpm("y").log_prob(observed)] if pool else [s.tpm(f"y_{i}").log_prob(v) for i, v in enumerate(observed)]
+        )
     expected = -float(torch.stack(parts).mean())
     assert first_loss(net, list(zip(x, y, strict=True))) == pytest.approx(expected, abs=1e-12)
 
@@ -86,8 +88,8 @@ def test_words_are_their_own_labels():
     masked = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout="word", dropout=0.0).to(D)
     assert first_loss(masked, [("a b c", ["a", None, "g"])]) == first_loss(masked, [("a b c", [0, -1, 6])])
     assert first_loss(masked, [("a b c", "a e g")]) == first_loss(masked, [("a b c", [0, 4, 6])])
-    told = {"enc": "a b", "dec": "c d"}
-    assert first_loss(both(), [{**told, "dec_y": "d g"}]) == first_loss(both(), [{**told, "dec_y": [3, 6]}])
+    given = {"enc": "a b", "dec": "c d"}
+    assert first_loss(both(), [{**given, "dec_y": "d g"}]) == first_loss(both(), [{**given, "dec_y": [3, 6]}])
     kinds = Categorical(2, labels=("no", "yes"))
     tagged = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=kinds, dropout=0.0).to(D)
     assert first_loss(tagged, [("a b", "no yes")]) == first_loss(tagged, [("a b", ["no", 1])])
@@ -99,18 +101,18 @@ def test_words_are_their_own_labels():
 def test_labels_and_classes_and_mappings():
     labels = ("no", "yes")
     net = bt.encoder(8, heads=2, slices=1, vocabulary=WORDS, readout=Categorical(2, labels=labels), pool="first").to(D)
-    told = first_loss(net, [("a b", "yes"), ("c", "no")])
-    assert told == first_loss(net, [{"": "a b", "y": 1}, {"": "c", "y": 0}])
+    given = first_loss(net, [("a b", "yes"), ("c", "no")])
+    assert given == first_loss(net, [{"": "a b", "y": 1}, {"": "c", "y": 0}])
 
 
 def test_smoothing_is_torchs_and_held_out_losses_have_none():
     net, ids = small(), torch.randint(0, 7, (5, 6))
     logits = net.module().eval()(ids[:, :-1]).detach().flatten(0, 1)
     smooth = functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
-    found = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, optimizer=bt.AdamW(rate=1e-12), held_out=ids)
-    assert found.losses[0] == pytest.approx(float(smooth), abs=1e-12)
+    result = bt.train(net, ids, steps=1, batch=5, smoothing=0.2, optimizer=bt.AdamW(rate=1e-12), held_out=ids)
+    assert result.losses[0] == pytest.approx(float(smooth), abs=1e-12)
     plain = functional.cross_entropy(logits, ids[:, 1:].flatten())
-    assert found.held_out[0][1] == pytest.approx(float(plain), abs=1e-8)
+    assert result.held_out[0][1] == pytest.approx(float(plain), abs=1e-8)
 
 
 def test_a_loss_of_the_users_needs_no_readout():
@@ -135,13 +137,13 @@ def test_a_loss_of_the_users_may_sum_choices_out():
         return -log_evidence(module, {"y": Evidence(batch.observed["y"])}, batch.x).mean()
 
     parts = []
-    for said, seen in data:
-        s = net.sentence(said)
-        log_p = torch.stack([s.tpm(f"y_{i}").log_prob(torch.tensor(v)) for i, v in enumerate(seen)])
+    for text, observed in data:
+        s = net.sentence(text)
+        log_p = torch.stack([s.tpm(f"y_{i}").log_prob(torch.tensor(v)) for i, v in enumerate(observed)])
         parts.append((log_p.sum(0) + s.tpm("c").logits.log_softmax(-1)).logsumexp(0))
-    found = bt.train(net, data, steps=20, batch=2, optimizer=bt.AdamW(rate=0.05), loss=loss)
-    assert found.losses[0] == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-10)
-    assert found.losses[-1] < found.losses[0]
+    result = bt.train(net, data, steps=20, batch=2, optimizer=bt.AdamW(rate=0.05), loss=loss)
+    assert result.losses[0] == pytest.approx(-float(torch.stack(parts).mean()), abs=1e-10)
+    assert result.losses[-1] < result.losses[0]
 
 
 # the steps are torch's
@@ -150,7 +152,7 @@ def test_a_loss_of_the_users_may_sum_choices_out():
 def test_steps_are_those_of_a_loop_written_out():
     net, ids = small(), torch.randint(0, 7, (6, 5))
     options = {"rate": 2.0, "schedule": "noam", "warmup": 3, "clip": 0.3, "weight_decay": 0.1, "seed": 5}
-    found = flat_options.train(net, ids, steps=5, batch=6, **options)
+    result = flat_options.train(net, ids, steps=5, batch=6, **options)
     module = bt.BNet(net.declaration).to(D).replace({k: v.clone() for k, v in net.parameters.items()}).module()
     matrices = [v for k, v in module.store.items() if not k.endswith(("bias", "gain", "bias_in", "bias_out"))]
     vectors = [v for k, v in module.store.items() if k.endswith(("bias", "gain", "bias_in", "bias_out"))]
@@ -166,8 +168,8 @@ def test_steps_are_those_of_a_loop_written_out():
             group["lr"] = 2.0 * 8**-0.5 * min(step**-0.5, step * 3**-1.5)
         adam.step()
         losses.append(float(loss.detach()))
-    assert found.losses == pytest.approx(losses, abs=1e-10)
-    for name, value in found.net.parameters.items():
+    assert result.losses == pytest.approx(losses, abs=1e-10)
+    for name, value in result.net.parameters.items():
         torch.testing.assert_close(value, module.store[name.replace(".", "/")].detach(), rtol=1e-8, atol=1e-8)
 
 
@@ -181,14 +183,17 @@ def test_training_learns_and_leaves_the_callers_net_alone():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.1)
     before = {name: value.clone() for name, value in net.parameters.items()}
     state = torch.get_rng_state()
-    found = bt.train(
+    result = bt.train(
         net, ["a b c d e f g"] * 8, steps=60, batch=8, optimizer=bt.AdamW(rate=1e-2), held_out=["a b c d e f g"]
     )
     assert (
-        found.held_out[-1][1] < 0.05 < found.losses[0] and found.net.generate("a", length=6).texts[0] == "b c d e f g"
+        result.held_out[-1][1] < 0.05 < result.losses[0]
+        and result.net.generate("a", length=6).texts[0] == "b c d e f g"
     )
     assert all(torch.equal(value, net.parameters[name]) for name, value in before.items())
-    assert torch.equal(state, torch.get_rng_state()) and not any(p.requires_grad for p in found.net.parameters.values())
+    assert torch.equal(state, torch.get_rng_state()) and not any(
+        p.requires_grad for p in result.net.parameters.values()
+    )
 
 
 def test_seeds_decide_order_and_dropout():
@@ -225,9 +230,10 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
-    rest = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    remainder = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
     assert (
-        bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses == bt.train(net, rest, epochs=2, batch=2).losses
+        bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses
+        == bt.train(net, remainder, epochs=2, batch=2).losses
     )
     pair = (torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 5)))
     listed = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
@@ -237,16 +243,16 @@ def test_forms_of_data_are_one(tmp_path):
 def test_bfloat16_is_near_and_keeps_parameters():
     net = bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     ids = torch.randint(0, 7, (4, 20))
-    near, own = (
+    close, local = (
         bt.train(net, ids, steps=3, batch=4, execution=bt.Execution(precision=p)) for p in ("bfloat16", "float32")
     )
-    assert near.losses == pytest.approx(own.losses, rel=0.02) and near.losses != own.losses
-    assert near.net.network.dtype == torch.float32
+    assert close.losses == pytest.approx(local.losses, rel=0.02) and close.losses != local.losses
+    assert close.net.network.dtype == torch.float32
 
 
 def test_it_stops_early_and_gives_the_best():
     net = small()
-    found = bt.train(
+    result = bt.train(
         net,
         ["a b c d"],
         steps=400,
@@ -256,19 +262,19 @@ def test_it_stops_early_and_gives_the_best():
         held_out=["d a c b", "b a d"],
         every=2,
     )
-    losses = [loss for _, loss in found.held_out]
+    losses = [loss for _, loss in result.held_out]
     best = losses.index(min(losses))
-    assert found.steps < 400 and len(losses) == best + 1 + 3
-    held = bt.train(found.net, ["d a c b", "b a d"], steps=1, batch=2, optimizer=bt.AdamW(rate=1e-9)).losses[0]
+    assert result.steps < 400 and len(losses) == best + 1 + 3
+    held = bt.train(result.net, ["d a c b", "b a d"], steps=1, batch=2, optimizer=bt.AdamW(rate=1e-9)).losses[0]
     assert held == pytest.approx(min(losses), abs=1e-9)
 
 
 def test_what_training_gives_back():
-    found = bt.train(small(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
-    frame = found.to_dataframe()
-    assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(found.losses)
+    result = bt.train(small(), SENTENCES, steps=4, batch=2, held_out=SENTENCES, every=2)
+    frame = result.to_dataframe()
+    assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(result.losses)
     assert frame["held_out"].notna().tolist() == [False, True, False, True]
-    assert "&lt;BNet" in found._repr_html_() and "<BNet" not in found._repr_html_()
+    assert "&lt;BNet" in result._repr_html_() and "<BNet" not in result._repr_html_()
     assert isinstance(bt.train(small().network, SENTENCES, steps=1).net, type(small().network))
 
 
@@ -284,13 +290,13 @@ def kept(tmp_path):
 
 def test_a_resumed_run_has_its_losses_measures_and_best(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES, "every": 1, "patience": 9}
-    whole = flat_options.train(small(dropout=0.1), SENTENCES, steps=6, **options)
+    full = flat_options.train(small(dropout=0.1), SENTENCES, steps=6, **options)
     flat_options.train(small(dropout=0.1), SENTENCES, steps=3, checkpoints=tmp_path, **options)
     resumed = flat_options.train(
         small(dropout=0.1), SENTENCES, steps=6, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
     )
-    assert (resumed.losses, resumed.held_out) == (whole.losses, whole.held_out)
-    assert all(torch.equal(v, whole.net.parameters[k]) for k, v in resumed.net.parameters.items())
+    assert (resumed.losses, resumed.held_out) == (full.losses, full.held_out)
+    assert all(torch.equal(v, full.net.parameters[k]) for k, v in resumed.net.parameters.items())
 
 
 @pytest.mark.parametrize(
@@ -323,13 +329,13 @@ def test_a_checkpoint_of_other_data_or_with_other_bytes_is_refused(kept):
 
 def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
     net = bt.decoder(4, heads=2, slices=1, readout=Normal(1.0), dropout=0.0)
-    good = [(torch.ones(2, 4), torch.ones(2, 4))]
+    valid = [(torch.ones(2, 4), torch.ones(2, 4))]
     bad = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
     options = {"batch": 1, "folder": tmp_path, "every": 1}
     with pytest.raises(bt.BNetError, match=r"step 4.*last good checkpoint.*rate="):
-        flat_options.train(net, lambda step: good if step < 3 else bad, steps=9, **options)
-    again = flat_options.train(net, lambda step: good, steps=5, resume=True, **options)
-    assert again.losses == bt.train(net, lambda step: good, steps=5, batch=1).losses
+        flat_options.train(net, lambda step: valid if step < 3 else bad, steps=9, **options)
+    again = flat_options.train(net, lambda step: valid, steps=5, resume=True, **options)
+    assert again.losses == bt.train(net, lambda step: valid, steps=5, batch=1).losses
     with pytest.raises(bt.BNetError, match=r"at most 5.*no checkpoint"):
         bt.train(
             net,
@@ -346,35 +352,35 @@ def _grown(folder, **options):
     """A run whose rate grows until it diverges; its net, its data, the error."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=7, dropout=0.0)
     ids = torch.randint(0, 7, (20, 6), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(bt.BNetError, match="loss") as told:
+    with pytest.raises(bt.BNetError, match="loss") as given:
         flat_options.train(net, ids, **{"steps": 300, "folder": folder, **GROWING, **options})
-    return net, ids, str(told.value)
+    return net, ids, str(given.value)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["on the way", "after the last step"])
 def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, last):
     """Parameters are kept after a loss of theirs, not on the word of the step before."""
-    net, ids, told = _grown(tmp_path / "a")
-    done = int(told.split()[1].rstrip(":")) - 1
+    net, ids, given = _grown(tmp_path / "a")
+    done = int(given.split()[1].rstrip(":")) - 1
     if last:  # the step that diverges is the last: no later batch tells
-        net, ids, told = _grown(tmp_path / "b", steps=done)
+        net, ids, given = _grown(tmp_path / "b", steps=done)
     kept = training.kept(net, tmp_path / ("b" if last else "a"))
-    assert kept.steps == done - 1 == len(kept.losses) and f"of step {kept.steps}" in told
+    assert kept.steps == done - 1 == len(kept.losses) and f"of step {kept.steps}" in given
     assert kept.steps > 0 and first_loss(kept.net, ids) < 3
 
 
 def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
-    net, ids, told = _grown(tmp_path)
-    assert "resume='changed') with a rate= below 40" in told
+    net, ids, given = _grown(tmp_path)
+    assert "resume='changed') with a rate= below 40" in given
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
         flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
     before = training.kept(net, tmp_path)
     calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
-    found = flat_options.train(net, ids, resume="changed", **calmer)
-    assert found.steps == 60 and found.losses[: before.steps] == before.losses
+    result = flat_options.train(net, ids, resume="changed", **calmer)
+    assert result.steps == 60 and result.losses[: before.steps] == before.losses
     assert (
-        flat_options.train(net, ids, resume=True, **calmer).losses == found.losses
+        flat_options.train(net, ids, resume=True, **calmer).losses == result.losses
     )  # the settings of the checkpoint are new
     with pytest.raises(bt.BNetError, match=r"seed=0.*seed=1"):
         flat_options.train(net, ids, resume="changed", seed=1, **calmer)
@@ -382,12 +388,14 @@ def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
 
 def test_what_a_checkpoint_holds(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES[:2], "every": 1, "patience": 4, "rate": 0.3, "steps": 30}
-    found = flat_options.train(small(), SENTENCES, checkpoints=tmp_path, **options)
+    result = flat_options.train(small(), SENTENCES, checkpoints=tmp_path, **options)
     best, last = (training.kept(small(), tmp_path, best=best) for best in (True, False))
-    assert (best.steps, best.losses, best.held_out) == (found.steps, found.losses, found.held_out)
-    assert all(torch.equal(value, found.net.parameters[name]) for name, value in best.net.parameters.items())
+    assert (best.steps, best.losses, best.held_out) == (result.steps, result.losses, result.held_out)
+    assert all(torch.equal(value, result.net.parameters[name]) for name, value in best.net.parameters.items())
     assert (
-        first_loss(last.net, SENTENCES[:2]) == pytest.approx(found.held_out[-1][1], abs=1e-9) != min(found.held_out)[1]
+        first_loss(last.net, SENTENCES[:2])
+        == pytest.approx(result.held_out[-1][1], abs=1e-9)
+        != min(result.held_out)[1]
     )
     with pytest.raises(bt.BNetError, match="checkpoint of this net"):
         training.kept(small(bias=False), tmp_path)
@@ -416,9 +424,9 @@ def test_a_loss_of_the_users_is_known_again(tmp_path):
         return lambda module, batch: factor * module(batch.x).square().mean()
 
     options = {"batch": 2, "folder": tmp_path, "resume": True}
-    net, whole = small(), bt.train(small(), SENTENCES, steps=6, batch=2, loss=squares(1.0))
+    net, full = small(), bt.train(small(), SENTENCES, steps=6, batch=2, loss=squares(1.0))
     flat_options.train(net, SENTENCES, steps=3, loss=squares(1.0), **options)
-    assert flat_options.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == whole.losses
+    assert flat_options.train(net, SENTENCES, steps=6, loss=squares(1.0), **options).losses == full.losses
     for form in ("less", "twice", "sizes"):
         with pytest.raises(bt.BNetError, match="loss="):
             flat_options.train(net, SENTENCES, steps=8, loss=squares(1.0, form), **options)
@@ -430,11 +438,11 @@ def test_a_loss_may_leave_parameters_alone(tmp_path):
 
     options = {"batch": 2, "loss": loss}
     flat_options.train(small(), SENTENCES, steps=2, checkpoints=tmp_path, **options)
-    found = flat_options.train(
+    result = flat_options.train(
         small(), SENTENCES, steps=4, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options
     )
-    assert found.losses == flat_options.train(small(), SENTENCES, steps=4, **options).losses
-    assert torch.equal(found.net.parameters["W_k_0.value"], small().parameters["W_k_0.value"])
+    assert result.losses == flat_options.train(small(), SENTENCES, steps=4, **options).losses
+    assert torch.equal(result.net.parameters["W_k_0.value"], small().parameters["W_k_0.value"])
 
 
 def test_a_causal_table_trains_on_next_words():
@@ -457,8 +465,8 @@ def test_an_interrupt_finishes_the_step_and_keeps_a_checkpoint(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         bt.train(small(), data, steps=9, checkpoints=tmp_path, every=100)
     assert signal.getsignal(signal.SIGINT) is before
-    found = bt.train(small(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
-    assert found.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
+    result = bt.train(small(), lambda step: SENTENCES, steps=9, checkpoints=bt.Checkpoints(tmp_path, resume=True))
+    assert result.losses == bt.train(small(), lambda step: SENTENCES, steps=9).losses
 
 
 # bad input

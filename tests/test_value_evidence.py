@@ -20,9 +20,9 @@ D = torch.float64
 
 def both(s, name, evidence):
     """A posterior by elimination and by the reference."""
-    seen = s.observe(evidence).state.evidence
+    observed = s.observe(evidence).state.evidence
     yield s.posterior(name, evidence)
-    yield reference.posterior(s.state.model, s.ground.id(name), seen)
+    yield reference.posterior(s.state.model, s.ground.id(name), observed)
 
 
 # evidence on values
@@ -35,50 +35,50 @@ def test_what_another_word_or_sentence_is_does_not_blur_evidence():
     large = torch.cat([x[:2], 1e5 * x[2:]])
     s = net.sentence(x=large)
     value = s.do(c=2)["x_1_0"]
-    for found in both(s, "c", {"x_1_0": value}):
-        close(found, torch.tensor([0.0, 0.0, 1.0]))
+    for result in both(s, "c", {"x_1_0": value}):
+        close(result, torch.tensor([0.0, 0.0, 1.0]))
     for evidence in (torch.full((4,), 9.0), value * (1 + 3e-4)):
         with pytest.raises(bt.EvidenceError, match="x_1_0"):
             s.posterior("c", {"x_1_0": evidence})
     batch, seen = torch.stack([x, large]), torch.zeros(2, 3, 4)
     seen[:, 0] = value
     observed = torch.tensor([[True, False, False]] * 2)
-    found = posterior(net.module(), "c", {"x_1": Evidence(seen, observed)}, batch)
-    close(found, torch.tensor([[0.0, 0.0, 1.0]] * 2))
+    result = posterior(net.module(), "c", {"x_1": Evidence(seen, observed)}, batch)
+    close(result, torch.tensor([[0.0, 0.0, 1.0]] * 2))
 
 
 @pytest.mark.parametrize("dim", [4, 64])
 def test_a_nets_own_values_fit_again(dim):
     """Values told of all states at once, of one, by the reference and in a batch are evidence of one state to all."""
     net = bt.bayesuvius(dim=dim, heads=4, slices=3, residual=True)
-    s, wanted = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
-    told = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
-    told.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
+    s, expected = net.sentence("the cat sat"), torch.tensor([0.0, 0.0, 1.0, 0.0])
+    given = [s["x_3_1"][2], s.do(c=2)["x_3_1"]]
+    given.append(reference.ReferenceRun(s.state.model, {s.ground.id("c"): torch.tensor(2)}).value(s.ground.id("x_3_1")))
     with torch.no_grad():
-        told.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
+        given.append(net.module()(s.state.encoded.given["x_0"].expand(8, 3, dim))[2, 5, 1])
     part = s.do(x_1_0=torch.zeros(dim))  # which the elimination leaves to the reference
-    for sentence, values in ((s, told), (part, [part["x_3_1"][2]])):
+    for sentence, values in ((s, given), (part, [part["x_3_1"][2]])):
         for value in values:
-            for found in both(sentence, "c", {"x_3_1": value}):
-                close(found, wanted)
+            for result in both(sentence, "c", {"x_3_1": value}):
+                close(result, expected)
         off = values[0] * (1 + 3e-4)
         for refused in (sentence.posterior, lambda *ask, s=sentence: list(both(s, *ask))):
             with pytest.raises(bt.EvidenceError, match="x_3_1"):
                 refused("c", {"x_3_1": off})
-    found = s.counterfactual("c", {"x_0_0": Zero()}, {"x_3_1": told[0]})
-    close(found.probabilities, wanted)
-    assert set(s.sample(9, {"x_3_1": told[1]})["c"].tolist()) == {2}
+    result = s.counterfactual("c", {"x_0_0": Zero()}, {"x_3_1": given[0]})
+    close(result.probabilities, expected)
+    assert set(s.sample(9, {"x_3_1": given[1]})["c"].tolist()) == {2}
 
 
 def test_the_rounding_is_of_the_node_itself_and_there_is_none_in_float64():
     for dtype, rounding in ((torch.float64, 0), (torch.float32, 2**-12), (torch.bfloat16, 2**-4)):
-        made = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
+        created = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=dtype)
         for share, fits in ((0.5, True), (1.5, False)):
-            told = made + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * share * rounding
-            assert reference.is_close(made, told, 0.0, 1).tolist() == [fits or not rounding] * 2
-        small = made + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
-        assert reference.is_close(made, small, 0.0, 1).tolist() == [True, False]
-        assert bool(reference.is_close(made, small, 0.25, 2))
+            given = created + torch.tensor([[0.0, 4.0], [0.0, 1.0]], dtype=dtype) * share * rounding
+            assert reference.is_close(created, given, 0.0, 1).tolist() == [fits or not rounding] * 2
+        small = created + torch.tensor([[0.0, 0.0], [0.25, 0.0]], dtype=dtype)
+        assert reference.is_close(created, small, 0.0, 1).tolist() == [True, False]
+        assert bool(reference.is_close(created, small, 0.25, 2))
     with pytest.raises(bt.EvidenceError):
         s = bt.bayesuvius(4, heads=2).to(D).sentence("a b")
         s.posterior("c", {"x_1_0": s["x_1_0"][0] + 1e-9}, atol=0)
@@ -93,10 +93,10 @@ def test_a_matrix_that_several_atoms_are_leaves_each_of_them_its_share(order):
     atoms[1] = atoms[0]
     s = net.replace({**parameters, "W_q_0.atoms": atoms}).sentence("the cat sat")
     pi, theta = (parameters[name].softmax(-1) for name in ("c.logits", "W_q_0.logits"))
-    wanted = pi[:, None] * theta
-    wanted[:, 2] = 0
-    wanted = wanted / wanted.sum()
-    close(s.posterior(order, {"W_q_0": atoms[0]}), wanted if order[0] == "c" else wanted.T)
+    expected = pi[:, None] * theta
+    expected[:, 2] = 0
+    expected = expected / expected.sum()
+    close(s.posterior(order, {"W_q_0": atoms[0]}), expected if order[0] == "c" else expected.T)
     with_y = s.posterior(order, {"W_q_0": atoms[0], "y_2": 1})
     likely = torch.stack([s.do(c=k).log_prob({"W_q_0": atoms[0], "y_2": 1}).exp() for k in range(3)]) * pi
     close(with_y.sum(order.index("W_q_0")), likely / likely.sum())
@@ -129,11 +129,11 @@ def test_what_was_done_before_holds_in_every_question():
     close(one.counterfactual("x_2_1", {}).mean, one["x_2_1"])
     moved = one.do(q_0_1=Zero())
     close(moved.counterfactual("x_2_1", {"q_1_0": Zero()}).mean, moved.do(q_1_0=Zero())["x_2_1"])
-    found = moved.reads(residual=0.0)
-    close(found.matrix, moved.attention(1) @ moved.attention(0))
-    close(found.attention[0, 0, 1], torch.full((3,), 1 / 3, dtype=D))
-    drawn = s.observe(y_1=2, c=1).sample(50)
-    assert set(drawn["y_1"].tolist()) == {2} and set(drawn["c"].tolist()) == {1}
+    result = moved.reads(residual=0.0)
+    close(result.matrix, moved.attention(1) @ moved.attention(0))
+    close(result.attention[0, 0, 1], torch.full((3,), 1 / 3, dtype=D))
+    samples = s.observe(y_1=2, c=1).sample(50)
+    assert set(samples["y_1"].tolist()) == {2} and set(samples["c"].tolist()) == {1}
 
 
 def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
@@ -141,8 +141,8 @@ def test_noise_and_means_over_words_are_of_the_sentence_with_all_else_done():
     other = s.net.sentence("a dog ran")
     plain = {"x_1_0": other, "a_0_1_2": Attend([0, 0, 1.0])}
     first = s.do(plain)
-    for name, own in (("x_2_1", Noise(0.1, seed=3)), ("x_2_1", Mean()), ("x_1_2", Mean())):
-        once, nested, reverse = s.do({name: own, **plain}), first.do({name: own}), s.do({name: own}).do(plain)
+    for name, local in (("x_2_1", Noise(0.1, seed=3)), ("x_2_1", Mean()), ("x_1_2", Mean())):
+        once, nested, reverse = s.do({name: local, **plain}), first.do({name: local}), s.do({name: local}).do(plain)
         assert torch.equal(once[name], nested[name]) and not torch.allclose(once[name], reverse[name])
     close(s.do({**plain, "x_1_2": Mean()})["x_1_2"], torch.stack([first[f"x_1_{i}"] for i in range(3)]).mean(0))
     many = s.do({"x_1": Noise(0.1), "x_2": Noise(0.1), **{"q_0_0_0": Zero()}})
@@ -178,8 +178,8 @@ def test_constants_are_set_whatever_is_open():
 def test_do_of_a_choice_is_advised_only_where_one_is_open():
     sums = doubled(combine="concat").sentence("the cat sat")
     experts = case_of("experts").sentence
-    wide = torch.zeros(2, *sums["x_1_0"].shape)
-    for value in (wide, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
+    width = torch.zeros(2, *sums["x_1_0"].shape)
+    for value in (width, Mean([bt.bayesuvius(dim=6).sentence("the cat sat").do(c=0)])):
         with pytest.raises(bt.EvidenceError) as caught:
             sums.do(x_1_0=value)
         assert caught.value.allowed is None
@@ -219,9 +219,9 @@ def row_for(s, name, seed=0):
 def test_a_row_changes_who_is_read_and_leaves_the_values_live():
     s = doubled(combine="concat", slices=2).sentence("the cat sat")
     other, row = s.net.sentence("the dog sat"), Attend([0, 1.0, 0])
-    once = s.do({"x_0_1": other, "a_0_0_2": row})
-    for done in (once, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
-        assert torch.equal(done["a_0_0_2"], done["v_0_0_1"]) and torch.equal(done["x_2_0"], once["x_2_0"])
+    first = s.do({"x_0_1": other, "a_0_0_2": row})
+    for done in (first, s.do(x_0_1=other).do(a_0_0_2=row), s.do(a_0_0_2=row).do(x_0_1=other)):
+        assert torch.equal(done["a_0_0_2"], done["v_0_0_1"]) and torch.equal(done["x_2_0"], first["x_2_0"])
         assert done.parents("a_0_0_2") == ["v_0_0_0", "v_0_0_1", "v_0_0_2"]
         assert done.reaches("v_0_0_1", "a_0_0_2") and not done.reaches("k_0_0_1", "a_0_0_2")
         close(done.tpm("a_0_0_2").v, done["v_0_0_1"])
@@ -230,10 +230,10 @@ def test_a_row_changes_who_is_read_and_leaves_the_values_live():
         close(done.attention(0)[1], plain.attention(0)[1])
         A = [done.attention(t).mean(0) for t in (0, 1)]
         close(done.reads(residual=0.0).matrix, A[1] @ A[0])
-    assert torch.equal(once.do(q_0_0_2=Zero(), k_0_0_1=Zero())["a_0_0_2"], once["a_0_0_2"])
-    assert torch.equal(once.undo()["x_2_0"], s["x_2_0"]) and "do x_0_1, a_0_0_2" in repr(once)
+    assert torch.equal(first.do(q_0_0_2=Zero(), k_0_0_1=Zero())["a_0_0_2"], first["a_0_0_2"])
+    assert torch.equal(first.undo()["x_2_0"], s["x_2_0"]) and "do x_0_1, a_0_0_2" in repr(first)
     close(s.counterfactual("x_2_0", {"a_0_0_2": row}).mean, s.do(a_0_0_2=row)["x_2_0"])
-    shown = {(a, b): told["weight"] for a, b, told in once.graph(attention=True).in_edges("a_0_0_2", data=True)}
+    shown = {(a, b): given["weight"] for a, b, given in first.graph(attention=True).in_edges("a_0_0_2", data=True)}
     assert shown == {("v_0_0_0", "a_0_0_2"): 0, ("v_0_0_1", "a_0_0_2"): 1, ("v_0_0_2", "a_0_0_2"): 0}
 
 
@@ -288,11 +288,13 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
     before, graph = s.graph(), done.graph()
     for node in NETS[name]:
         member, index = place(s, node)
-        kept = [given for given in member.parents if given.slot in ("v.", "x")]
-        wanted = {n for given in kept for n in reference.find_slot_parents(s.state.model, member, index, given, {})[1]}
-        assert set(graph.predecessors(node)) == set(map(s.ground.name, wanted))
-    gone = set(before.edges) - set(graph.edges)
-    assert gone and {child for _, child in gone} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
+        retained = [given for given in member.parents if given.slot in ("v.", "x")]
+        expected = {
+            n for given in retained for n in reference.find_slot_parents(s.state.model, member, index, given, {})[1]
+        }
+        assert set(graph.predecessors(node)) == set(map(s.ground.name, expected))
+    removed = set(before.edges) - set(graph.edges)
+    assert removed and {child for _, child in removed} <= set(NETS[name]) and set(graph.edges) < set(before.edges)
     assert done.ground.count_arrows() == graph.number_of_edges()
     for node in graph:
         assert set(done.parents(node)) == set(graph.predecessors(node))
@@ -306,7 +308,7 @@ def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
     """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
     s, done = with_rows(name)
     free = reference.find_open_choices(done.state.model, range(len(done.ground)), {})
-    s, done = (each.do({done.ground.name(n): 0 for n in free}) for each in (s, done))
+    s, done = (item.do({done.ground.name(n): 0 for n in free}) for item in (s, done))
     run = reference.ReferenceRun(done.state.model, {})
     for member in done.net.network.specs:
         for node in done.ground.select_nodes(member.group).tolist() if member.tpm.kind == "deterministic" else ():
@@ -318,9 +320,9 @@ def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
         }
         _, ids, words = slots["v."]
         row = row_for(s, node, k).weights
-        wanted = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
-        wanted = wanted + (done[done.ground.name(slots["x"][1][0])] if "x" in slots else 0)
-        close(done[node], wanted)
+        expected = sum(row[j] * done[done.ground.name(n)] for j, n in zip(words, ids, strict=True))
+        expected = expected + (done[done.ground.name(slots["x"][1][0])] if "x" in slots else 0)
+        close(done[node], expected)
         for parent in set(s.parents(node)) - set(done.parents(node)):
             if place(s, parent)[0].tpm.kind == "deterministic" and not done.reaches(parent, node):
                 close(done.do({parent: Zero()})[node], done[node], 0)
@@ -337,18 +339,18 @@ def test_separation_under_rows_is_networkxs(name):
         x = pick.choice(near) if pick.random() < 0.5 else x
         if x not in (y, *given):
             questions.append((x, y, given))
-    wanted = [nx.is_d_separator(graph, {x}, {y}, set(given)) for x, y, given in questions]
-    assert done.separations(questions).tolist() == wanted and len(set(wanted)) == 2
-    for (x, y, given), apart in list(zip(questions, wanted, strict=True))[:15]:
+    expected = [nx.is_d_separator(graph, {x}, {y}, set(given)) for x, y, given in questions]
+    assert done.separations(questions).tolist() == expected and len(set(expected)) == 2
+    for (x, y, given), separate in list(zip(questions, expected, strict=True))[:15]:
         trail = done.active_trail(x, y, given)
-        assert (trail is None) == apart
+        assert (trail is None) == separate
         for a, b, forward in zip(trail.nodes, trail.nodes[1:], trail.forward, strict=False) if trail else ():
             assert graph.has_edge(*((a, b) if forward else (b, a)))
-        found = done.minimal_separator(x, y)
-        if found is not None:
-            assert nx.is_d_separator(graph, {x}, {y}, set(found))
+        result = done.minimal_separator(x, y)
+        if result is not None:
+            assert nx.is_d_separator(graph, {x}, {y}, set(result))
         closed = done.separated(x, y, given, deterministic=True)
-        assert bool(closed) or not apart
+        assert bool(closed) or not separate
 
 
 def test_rows_that_cannot_be():
@@ -386,16 +388,16 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
         first, last = (0, depth) if slices == "all" else (slices, slices + 1)
         starts, ends = ([f"{start}x_{t}_{i}" for i in range(words)] for t in (first, last))
         below = set().union(*(nx.descendants(graph, n) for n in starts))
-        way = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
+        route = below & set(ends).union(*(nx.ancestors(graph, n) for n in ends))
         for member in s.net.network.specs:
             if member.tpm.kind == "deterministic" and not member.tpm.is_index_valued:
                 node = s.ground.name(s.ground.select_nodes(member.group).tolist()[-1])
-                asked = s.do({node: Zero()})
-                if node in way:
+                query = s.do({node: Zero()})
+                if node in route:
                     with pytest.raises(bt.BNetError, match=f"{node} set on its way.*undo"):
-                        asked.reads(slices, role=role)
+                        query.reads(slices, role=role)
                 else:
-                    close(asked.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
+                    close(query.reads(slices, role=role).matrix.sum(-1), torch.ones(words))
 
 
 # counterfactuals
@@ -403,24 +405,24 @@ def test_a_chain_that_do_cuts_is_refused(name, role):
 
 def test_what_was_seen_may_be_set_otherwise():
     s = doubled(atoms=2).sentence("the cat sat")
-    seen, told = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
-    found = seen.counterfactual("y_2", {"W_q_0": 1})
-    close(found.probabilities, told.probabilities)
-    share = seen.posterior(["c", "W_k_0", "W_v_0"])
-    wanted = sum(
+    observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
+    result = observed.counterfactual("y_2", {"W_q_0": 1})
+    close(result.probabilities, given.probabilities)
+    share = observed.posterior(["c", "W_k_0", "W_v_0"])
+    expected = sum(
         share[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
         for c, k, v in itertools.product((0, 1), repeat=3)
     )
-    close(found.probabilities, wanted)
+    close(result.probabilities, expected)
     with pytest.raises(bt.EvidenceError, match="not both"):
-        seen.do(W_q_0=1)
+        observed.do(W_q_0=1)
 
 
 def test_a_set_query_is_what_it_was_set_to():
     s = doubled(heads=3).sentence("the cat sat")
-    found = s.counterfactual("c", {"c": 1}, {"y_2": 1})
-    close(found.probabilities, torch.tensor([0.0, 1.0, 0.0]))
-    assert len(found.to_dataframe()) == 3 and "<table" in found._repr_html_()
+    result = s.counterfactual("c", {"c": 1}, {"y_2": 1})
+    close(result.probabilities, torch.tensor([0.0, 1.0, 0.0]))
+    assert len(result.to_dataframe()) == 3 and "<table" in result._repr_html_()
     ids = case_of("encoder, post-norm").sentence
     token = ids.counterfactual("token_1", {"token_1": 3})
     assert float(token.mean) == 3 and len(token.to_dataframe()) == len(token.weights) and token._repr_html_()

@@ -69,9 +69,9 @@ def test_posteriors_are_those_of_pgmpy(seen):
 
 def test_evidence_surgery_and_counterfactuals_are_sums_over_all_states():
     net = asia()
-    s, whole = net.sentence(), joint(net)
+    s, full = net.sentence(), joint(net)
     assert float(s.log_prob({"xray": 1, "smoke": 0})) == pytest.approx(
-        math.log(marginal(whole, "xray", {"smoke": 0})[1])
+        math.log(marginal(full, "xray", {"smoke": 0})[1])
     )
     done = marginal(joint(net, {"either": 1}), "lung", {"dysp": 1})
     np.testing.assert_allclose(s.do(either=1).posterior("lung", {"dysp": 1}), done / done.sum(), atol=1e-12)
@@ -102,10 +102,10 @@ def test_samples_follow_the_joint():
 def test_a_plate_and_a_real_readout_have_their_closed_form():
     net = jolted(sites(), 1.0).to(D)
     y = torch.randn(5, 2, 2, dtype=D)
-    ours = log_evidence(net.module(), {"y": Evidence(y)})
-    torch.testing.assert_close(ours, site_density(net, y))
-    seen = {f"y_{k}": y[0, k] for k in range(2)}
-    torch.testing.assert_close(net.sentence().log_prob(seen), site_density(net, y)[0])
+    actual = log_evidence(net.module(), {"y": Evidence(y)})
+    torch.testing.assert_close(actual, site_density(net, y))
+    observed = {f"y_{k}": y[0, k] for k in range(2)}
+    torch.testing.assert_close(net.sentence().log_prob(observed), site_density(net, y)[0])
 
 
 # compiled, and in Pyro
@@ -114,11 +114,11 @@ def test_a_plate_and_a_real_readout_have_their_closed_form():
 def test_a_batch_follows_from_evidence_do_and_given_nodes():
     net = asia()
     module, rain = net.module(), torch.tensor([0, 1, 1])
-    ours = log_evidence(module, {"dysp": Evidence(rain), "smoke": Evidence(1 - rain)})
-    whole = marginal(joint(net), "dysp", {})
-    assert ours.shape == (3,) and whole.shape == (2,)
-    theirs = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
-    np.testing.assert_allclose(ours.detach(), theirs)
+    actual = log_evidence(module, {"dysp": Evidence(rain), "smoke": Evidence(1 - rain)})
+    full = marginal(joint(net), "dysp", {})
+    assert actual.shape == (3,) and full.shape == (2,)
+    peer = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
+    np.testing.assert_allclose(actual.detach(), peer)
     logits = module(want=["lung"], do={"smoke": rain})["lung"]
     torch.testing.assert_close(logits, net.parameters["lung.logits"].log_softmax(-1)[rain])
     given = bt.BNet(
@@ -145,8 +145,8 @@ def test_pyro_sums_what_elimination_sums():
 def test_pyro_draws_as_many_sentences_as_are_asked_for():
     net, count = asia(), 20_000
     torch.manual_seed(0)
-    drawn = net.pyro()(batch=count)
-    shares = [float(drawn[name].double().mean()) for name in PARENTS]
+    samples = net.pyro()(batch=count)
+    shares = [float(samples[name].double().mean()) for name in PARENTS]
     np.testing.assert_allclose(shares, [marginal(joint(net), name, {})[1] for name in PARENTS], atol=0.02)
     with pytest.raises(bt.BNetError, match="batch"):
         net.pyro()(y={"asia": torch.tensor([0, 1])}, batch=3)
@@ -155,10 +155,12 @@ def test_pyro_draws_as_many_sentences_as_are_asked_for():
 # drawn and kept
 
 
-def crossings(rows: dict[str, int], place: dict[str, int], arrows: list[tuple[str, str]]) -> int:
+def crossings(rows: dict[str, int], position: dict[str, int], arrows: list[tuple[str, str]]) -> int:
     """Pairs of arrows between the same neighbouring rows that cross."""
     pairs = itertools.combinations([a for a in arrows if rows[a[1]] == rows[a[0]] + 1], 2)
-    return sum(rows[a] == rows[c] and (place[a] - place[c]) * (place[b] - place[d]) < 0 for (a, b), (c, d) in pairs)
+    return sum(
+        rows[a] == rows[c] and (position[a] - position[c]) * (position[b] - position[d]) < 0 for (a, b), (c, d) in pairs
+    )
 
 
 def test_rows_are_ordered_so_that_arrows_cross_little():
@@ -215,11 +217,11 @@ def test_commands_need_no_sentence(tmp_path):
     path = str(tmp_path / "asia.safetensors")
     net = asia()
     net.save(path)
-    asked = CliRunner().invoke(main, ["ask", "posterior", "lung", "--model", path, "--given", "dysp=yes", "--json"])
-    assert asked.exit_code == 0, asked.output
-    assert f"{float(net.sentence().posterior('lung', {'dysp': 1})[0]):.6f}"[:7] in asked.output
-    drawn = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
-    assert drawn.exit_code == 0 and (tmp_path / "asia.svg").exists()
+    query = CliRunner().invoke(main, ["ask", "posterior", "lung", "--model", path, "--given", "dysp=yes", "--json"])
+    assert query.exit_code == 0, query.output
+    assert f"{float(net.sentence().posterior('lung', {'dysp': 1})[0]):.6f}"[:7] in query.output
+    samples = CliRunner().invoke(main, ["draw", "--model", path, "-o", str(tmp_path / "asia.svg")])
+    assert samples.exit_code == 0 and (tmp_path / "asia.svg").exists()
     assert CliRunner().invoke(main, ["ask", "posterior", "lung", "a b", "--model", path]).exit_code
 
 
@@ -241,13 +243,13 @@ def test_commands_take_the_values_of_given_nodes(tmp_path):
         (["--given", "y=1"], s.observe(y=[1.0])),
         (["--do", "b=2", "--given", "y=1,"], s.do(b=[2.0]).observe(y=[1.0])),
     ):
-        asked = CliRunner().invoke(main, ["ask", "posterior", "z", *inputs, *options, "--json"])
-        assert asked.exit_code == 0, asked.output
-        found = json.loads(asked.output)["sentences"][0]["probabilities"]
-        np.testing.assert_allclose(found, sentence.posterior("z"), atol=1e-6)
+        query = CliRunner().invoke(main, ["ask", "posterior", "z", *inputs, *options, "--json"])
+        assert query.exit_code == 0, query.output
+        result = json.loads(query.output)["sentences"][0]["probabilities"]
+        np.testing.assert_allclose(result, sentence.posterior("z"), atol=1e-6)
     for command in (["ask", "separated", "z", "u", "--given", "y"], ["draw", "-o", str(tmp_path / "net.svg")]):
-        asked = CliRunner().invoke(main, [*command, *inputs])
-        assert asked.exit_code == 0, asked.output
+        query = CliRunner().invoke(main, [*command, *inputs])
+        assert query.exit_code == 0, query.output
     assert CliRunner().invoke(main, ["ask", "posterior", "z", "--model", path]).exit_code
 
 

@@ -37,16 +37,16 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The fragments that a page answers to: its headings, slugged as GitHub does, and its ``<a id=...>``."""
-    found: set[str] = set()
-    seen: Counter[str] = Counter()
+    result: set[str] = set()
+    observed: Counter[str] = Counter()
     for _, line in prose(page):
-        found.update(ANCHOR.findall(line))
+        result.update(ANCHOR.findall(line))
         if heading := HEADING.match(line):
             title = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])  # a linked heading shows its text
             slug = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-            found.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
-            seen[slug] += 1
-    return frozenset(found)
+            result.add(f"{slug}-{observed[slug]}" if observed[slug] else slug)
+            observed[slug] += 1
+    return frozenset(result)
 
 
 def fault(page: Path, target: str) -> str | None:

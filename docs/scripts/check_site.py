@@ -30,15 +30,19 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = {name: value for name, value in attrs if value}
-        self.ids.update(value for name, value in told.items() if name == "id" or (name == "name" and tag == "a"))
-        if tag == "a" and "href" in told:
-            self.links.append(told["href"])
-        if tag in FETCHED and FETCHED[tag] in told and told.get("rel") not in ("canonical", "search", "index", "next"):
-            self.parts.append(told[FETCHED[tag]])
+        given = {name: value for name, value in attrs if value}
+        self.ids.update(value for name, value in given.items() if name == "id" or (name == "name" and tag == "a"))
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        if (
+            tag in FETCHED
+            and FETCHED[tag] in given
+            and given.get("rel") not in ("canonical", "search", "index", "next")
+        ):
+            self.parts.append(given[FETCHED[tag]])
         if tag == "math" or self.inside:
             self.inside.append(tag)
-        if self.inside and told.get("linebreak") == "newline":  # browsers break no formula
+        if self.inside and given.get("linebreak") == "newline":  # browsers break no formula
             self.left.append(r"\\")
 
     def handle_endtag(self, tag: str) -> None:
@@ -75,28 +79,28 @@ def fault(site: Path, page: Path, target: str) -> str | None:
 def faults(site: Path) -> tuple[list[str], int, int, int]:
     """What is wrong, and how many pages, links, and links to the web there are."""
     pages = sorted(site.rglob("*.html"))
-    found, links, web = [], 0, 0
+    result, links, web = [], 0, 0
     for path in pages:
         page = read(path)
         for target in (*page.links, *page.parts):
             links, web = links + 1, web + bool(urlsplit(target).netloc)
             if wrong := fault(site, path, target):
-                found.append(f"{path.relative_to(site)}: {target}: {wrong}")
-        found += [
+                result.append(f"{path.relative_to(site)}: {target}: {wrong}")
+        result += [
             f"{path.relative_to(site)}: {part}: fetched from the web" for part in page.parts if urlsplit(part).netloc
         ]
-        found += [
+        result += [
             f"{path.relative_to(site)}: {latex}: LaTeX that is left in a formula" for latex in dict.fromkeys(page.left)
         ]
-    return found, len(pages), links, web
+    return result, len(pages), links, web
 
 
 def main() -> int:
     """Check every page, print what is broken, return the exit code."""
     site = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "docs").resolve()
-    found, pages, links, web = faults(site)
-    print("\n".join([*found, f"{pages} pages, {links} links, {len(found)} broken, {web} to the web (not followed)"]))
-    return 1 if found or not pages else 0
+    result, pages, links, web = faults(site)
+    print("\n".join([*result, f"{pages} pages, {links} links, {len(result)} broken, {web} to the web (not followed)"]))
+    return 1 if result or not pages else 0
 
 
 if __name__ == "__main__":

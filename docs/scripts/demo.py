@@ -35,28 +35,28 @@ def main() -> None:
     tell_answers(s)
     tell_heads()
     step(3, "fits which heads matter to three sentences (most of the time goes here: under a minute on two cores)")
-    found = tell_inclusion(net)
+    result = tell_inclusion(net)
     step(4, "draws, and writes graphs and equations")
-    files = write(s, folder, found)
+    files = write(s, folder, result)
     print(f"\nDone in {time.perf_counter() - start:.0f} s. Written:")
-    for path, what in files.items():
-        print(f"  {path!s:28} {what}")
+    for path, subject in files.items():
+        print(f"  {path!s:28} {subject}")
     print(f"\nOpen first: {folder / 'cat.html'} in a browser, then {folder / 'cat.png'} and {folder / 'heads.png'}.")
     print("Then: the fifteen lines in README.md, and docs/getting_started.md")
 
 
-def step(number: int, what: str) -> None:
+def step(number: int, subject: str) -> None:
     """A line that tells at once what is going on."""
-    print(f"\n== step {number} of 4: {what} ...", flush=True)
+    print(f"\n== step {number} of 4: {subject} ...", flush=True)
 
 
 def tell_words(s: bt.Sentence) -> None:
     """The words: tokens, with their spans in the text."""
-    told = [
+    given = [
         f"{i}:{token}" + (" (special)" if special else f" {span}")
         for i, (token, special, span) in enumerate(zip(s.words, s.special, s.spans, strict=True))
     ]
-    print("Words      " + ", ".join(told))
+    print("Words      " + ", ".join(given))
 
 
 def tell_nodes(s: bt.Sentence) -> None:
@@ -75,12 +75,12 @@ def tell_reads(s: bt.Sentence) -> None:
     for slice_ in range(6):
         reads = s.attention(slice_)[:, plain][:, :, plain]
         top = reads.flatten().topk(4)
-        told = []
+        given = []
         for share, at in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             head, pair = divmod(at, len(plain) ** 2)
             i, j = (plain[k] for k in divmod(pair, len(plain)))
-            told.append(f"{s.words[i]}_{i} -> {s.words[j]}_{j} {share:.2f} (head {head})")
-        print(f"  slice {slice_}: " + ", ".join(told))
+            given.append(f"{s.words[i]}_{i} -> {s.words[j]}_{j} {share:.2f} (head {head})")
+        print(f"  slice {slice_}: " + ", ".join(given))
 
 
 def tell_answers(s: bt.Sentence) -> None:
@@ -93,44 +93,46 @@ def tell_answers(s: bt.Sentence) -> None:
         )
         for head in range(12)
     }
-    most = max(moved, key=lambda head: moved[head])
-    print(f"  do(head = 0) in slice 3:  head {most} moves the last state of 'cat' most, by {moved[most]:.2f}")
+    maximum = max(moved, key=lambda head: moved[head])
+    print(f"  do(head = 0) in slice 3:  head {maximum} moves the last state of 'cat' most, by {moved[maximum]:.2f}")
     net = s.net
-    others = {text: net.sentence(text)["embedding"] for text in ("A kitten lay on a rug", "The bank raised its rates")}
-    for text, other in others.items():
+    remaining = {
+        text: net.sentence(text)["embedding"] for text in ("A kitten lay on a rug", "The bank raised its rates")
+    }
+    for text, other in remaining.items():
         print(f"  likeness of embeddings:   {torch.cosine_similarity(s['embedding'], other, 0):.2f} to {text!r}")
 
 
 def tell_heads() -> None:
     """The chapter's other reading of heads, on the small net of the package: one head for each sentence."""
     s = bt.from_pretrained("tiny").sentence("the cat sat on a dog ran by the")
-    seen = {f"y_{i}": s.words[i + 1] for i in range(2, len(s.words) - 1)}
-    told = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, seen)]
-    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {told[0]}, P(c | the words seen) = {told[1]}")
+    observed = {f"y_{i}": s.words[i + 1] for i in range(2, len(s.words) - 1)}
+    given = ["(" + ", ".join(f"{p:.3f}" for p in s.posterior("c", e).tolist()) + ")" for e in ({}, observed)]
+    print(f"\nIn the net 'tiny' a sentence draws one head: P(c) = {given[0]}, P(c | the words seen) = {given[1]}")
 
 
 def tell_inclusion(net: bt.BNet) -> Inclusion:
     """Which heads matter: the first of a table that took minutes, if it is there; and a small fresh one."""
-    kept = json.loads(KEPT.read_text(encoding="utf-8")).get("minilm-inclusion") if KEPT.exists() else None
-    if kept is not None:
+    retained = json.loads(KEPT.read_text(encoding="utf-8")).get("minilm-inclusion") if KEPT.exists() else None
+    if retained is not None:
         print("\nWhich heads of MiniLM matter: computed before, by `python -m experiments minilm-inclusion`")
-        print(f"  {kept['told']}")
-        rows = [kept["head"], *kept["rows"][:FIRST]]
+        print(f"  {retained['told']}")
+        rows = [retained["head"], *retained["rows"][:FIRST]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            print("  " + "  ".join(f"{text:>{wide}}" for text, wide in zip(row, widths, strict=True)))
-        print(f"  ... the first {FIRST} of {len(kept['rows'])}: docs/experiments/heads.json has them all")
+            print("  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))
+        print(f"  ... the first {FIRST} of {len(retained['rows'])}: docs/experiments/heads.json has them all")
     start = time.perf_counter()
-    found = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
+    result = bt.inclusion(net, list(FRESH), method="svi", rounds=6, draws=400)
     seconds = time.perf_counter() - start
     print(f"\nFresh, of {len(FRESH)} sentences, in {seconds:.0f} s: so few say little, and the intervals tell")
     columns = ["slice", "head", "rho", "low", "high", "log_bayes", "error", "importance", "ablation"]
-    table = found.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
+    table = result.to_dataframe()[columns].head(4).to_string(index=False, float_format="{:.2f}".format)
     print("\n".join(f"  {line}" for line in table.splitlines()))
-    return found
+    return result
 
 
-def write(s: bt.Sentence, folder: Path, found: Inclusion) -> dict[Path, str]:
+def write(s: bt.Sentence, folder: Path, result: Inclusion) -> dict[Path, str]:
     """Write figures, the graph with its strongest reads, and the equations."""
     files = {}
     figures = {
@@ -141,12 +143,12 @@ def write(s: bt.Sentence, folder: Path, found: Inclusion) -> dict[Path, str]:
             {"detail": "nodes", "slices": 2, "heads": 3, "weights": False},
         ),
     }
-    for name, (what, options) in figures.items():
+    for name, (subject, options) in figures.items():
         s.draw(folder / name, **options)
-        files[folder / name] = what
-    bt.plot(found).savefig(folder / "heads.png", dpi=144)
+        files[folder / name] = subject
+    bt.plot(result).savefig(folder / "heads.png", dpi=144)
     files[folder / "heads.png"] = "how sure it is of each head that it is in"
-    s.explore(folder / "cat.html", inclusion=found)
+    s.explore(folder / "cat.html", inclusion=result)
     files[folder / "cat.html"] = "the interactive page: open it in a browser"
     s.net.draw(folder / "folded.png")
     files[folder / "folded.png"] = "the net, folded: one box for each template"

@@ -65,17 +65,17 @@ def asked() -> dict[str, list[Requirement]]:
         **project["optional-dependencies"],
         BUILD: [*told["build-system"]["requires"], *BESIDE],
     }
-    found = {name: [Requirement(each) for each in each_] for name, each_ in groups.items() if name != "all"}
-    return {name: [each for each in wanted if each.name != "bnet-transformer"] for name, wanted in found.items()}
+    result = {name: [Requirement(item) for item in each_] for name, each_ in groups.items() if name != "all"}
+    return {name: [item for item in expected if item.name != "bnet-transformer"] for name, expected in result.items()}
 
 
 def licence_of(expression: str | None, classifiers: Iterable[str], text: str | None) -> str:
     """A licence in few words: an SPDX expression where there is one, else what the classifiers or the text call it."""
     if expression:
         return expression
-    named = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License ::")]
-    named = [each for each in named if each != "OSI Approved"] or [(text or "").strip().partition("\n")[0]]
-    short = [SHORT.get(each.lower(), each) for each in named]
+    named = [item.rpartition(" :: ")[2] for item in classifiers if item.startswith("License ::")]
+    named = [item for item in named if item != "OSI Approved"] or [(text or "").strip().partition("\n")[0]]
+    short = [SHORT.get(item.lower(), item) for item in named]
     return " or ".join(short) if all(short) and len(short[0]) < 60 else "see its files"
 
 
@@ -88,48 +88,48 @@ def package(about: Message) -> Package:
 
 def installed() -> dict[str, Package]:
     """The packages that are installed here."""
-    return {canonicalize_name(each.metadata["Name"]): package(each.metadata) for each in distributions()}
+    return {canonicalize_name(item.metadata["Name"]): package(item.metadata) for item in distributions()}
 
 
 def carried() -> dict[str, set[str]]:
     """The libraries under a copyleft that the wheels installed here carry, by package; versions left out."""
-    found: dict[str, set[str]] = {}
-    for each in distributions():
-        names = {Path(file).name for file in each.files or () if ".so" in Path(file).name}
-        bare = {re.split(r"-[0-9a-f]{8}\b|\.", name)[0] for name in names if name.startswith(COPYLEFT)}
-        if bare:
-            found[each.metadata["Name"]] = {re.sub(r"-[0-9a-f]{8}$|-1$", "", name) for name in bare}
-    return found
+    result: dict[str, set[str]] = {}
+    for item in distributions():
+        names = {Path(file).name for file in item.files or () if ".so" in Path(file).name}
+        plain = {re.split(r"-[0-9a-f]{8}\b|\.", name)[0] for name in names if name.startswith(COPYLEFT)}
+        if plain:
+            result[item.metadata["Name"]] = {re.sub(r"-[0-9a-f]{8}$|-1$", "", name) for name in plain}
+    return result
 
 
 def fetched(folder: Path) -> dict[str, Package]:
     """The packages whose wheels lie in a folder."""
-    found = {}
+    result = {}
     for path in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(path) as wheel:
             (name,) = [
-                each for each in wheel.namelist() if each.count("/") == 1 and each.endswith(".dist-info/METADATA")
+                item for item in wheel.namelist() if item.count("/") == 1 and item.endswith(".dist-info/METADATA")
             ]
             about = message_from_bytes(wheel.read(name))
-        found[canonicalize_name(about["Name"])] = package(about)
-    return found
+        result[canonicalize_name(about["Name"])] = package(about)
+    return result
 
 
-def needed(known: Mapping[str, Package], wanted: Sequence[Requirement]) -> dict[str, set[str]]:
+def needed(known: Mapping[str, Package], expected: Sequence[Requirement]) -> dict[str, set[str]]:
     """All that some requirements lead to, each with the packages that ask for it ("" for the project itself)."""
-    todo = [("", each) for each in wanted]
+    todo = [("", item) for item in expected]
     met: set[tuple[str, frozenset[str]]] = set()
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     while todo:
-        by, each = todo.pop()
-        name, extras = canonicalize_name(each.name), frozenset(each.extras)
-        if each.marker is not None and not any(each.marker.evaluate({"extra": extra}) for extra in ("", *_extras(by))):
+        by, item = todo.pop()
+        name, extras = canonicalize_name(item.name), frozenset(item.extras)
+        if item.marker is not None and not any(item.marker.evaluate({"extra": extra}) for extra in ("", *_extras(by))):
             continue
-        found.setdefault(name, set()).add(by.partition("[")[0])
+        result.setdefault(name, set()).add(by.partition("[")[0])
         if (name, extras) not in met and name in known:
             met.add((name, extras))
             todo += [(f"{name}[{','.join(sorted(extras))}]", inner) for inner in known[name].requires]
-    return found
+    return result
 
 
 def _extras(by: str) -> list[str]:
@@ -138,21 +138,21 @@ def _extras(by: str) -> list[str]:
 
 def rows(wheels: Path | None = None) -> list[tuple[str, str, str, str, str]]:
     """Name, version, licence, who asks for it, for which extras; what is not known here as the table has it."""
-    known, kept = installed() | ({} if wheels is None else fetched(wheels)), told()
-    groups = {group: needed(known, wanted) for group, wanted in asked().items()}
-    whole = all(canonicalize_name(name) in known for name in pins())  # else who asks for what is known in part
-    made = []
-    for name, version in sorted(pins().items(), key=lambda each: canonicalize_name(each[0])):
+    known, retained = installed() | ({} if wheels is None else fetched(wheels)), told()
+    groups = {group: needed(known, expected) for group, expected in asked().items()}
+    full = all(canonicalize_name(name) in known for name in pins())  # else who asks for what is known in part
+    created = []
+    for name, version in sorted(pins().items(), key=lambda item: canonicalize_name(item[0])):
         key = canonicalize_name(name)
-        if name in kept and kept[name][0] == version and not whole:
-            made.append((name, *kept[name]))
+        if name in retained and retained[name][0] == version and not full:
+            created.append((name, *retained[name]))
             continue
-        askers = set().union(*(found.get(key, set()) for found in groups.values()))
+        askers = set().union(*(result.get(key, set()) for result in groups.values()))
         by = ", ".join(["this library"] * ("" in askers) + sorted(askers - {""})[:3]) + ", …" * (len(askers - {""}) > 3)
-        extras = [group for group, found in groups.items() if key in found]
+        extras = [group for group, result in groups.items() if key in result]
         licence = known[key].licence if key in known else "see its files"
-        made.append((name, version, licence, by, ", ".join([CORE] if CORE in extras else extras)))
-    return made
+        created.append((name, version, licence, by, ", ".join([CORE] if CORE in extras else extras)))
+    return created
 
 
 def told() -> dict[str, tuple[str, str, str, str]]:
@@ -160,16 +160,16 @@ def told() -> dict[str, tuple[str, str, str, str]]:
     if not TABLE.exists():
         return {}
     with TABLE.open(encoding="utf-8", newline="") as file:
-        return {name: tuple(rest) for name, *rest in list(csv.reader(file))[1:]}  # type: ignore[misc]
+        return {name: tuple(remainder) for name, *remainder in list(csv.reader(file))[1:]}  # type: ignore[misc]
 
 
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="a folder of wheels of what is not installed here")
-    made = rows(parser.parse_args().wheels)
+    created = rows(parser.parse_args().wheels)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([HEADER, *made])
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *created])
 
 
 if __name__ == "__main__":

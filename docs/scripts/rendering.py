@@ -43,13 +43,13 @@ def types_alone(hint: str) -> str:
     >>> types_alone("Annotated[int | tuple[int, ...], called('size', whole)]")
     'int | tuple[int, ...]'
     """
-    while found := re.search(r"Annotated\[", hint):
-        depth, comma, end = 1, 0, found.end()
+    while result := re.search(r"Annotated\[", hint):
+        depth, comma, end = 1, 0, result.end()
         while depth:
             depth += {"[": 1, "]": -1}.get(hint[end], 0)
             comma = comma or (end if depth == 1 and hint[end] == "," else 0)
             end += 1
-        hint = hint[: found.start()] + hint[found.end() : comma] + hint[end:]
+        hint = hint[: result.start()] + hint[result.end() : comma] + hint[end:]
     return hint
 
 
@@ -57,8 +57,8 @@ def _types_alone(app: Sphinx) -> None:
     """Take the checks from the types of all TPMs and their parts, before they are read."""
     kinds = {kind for value in vars(tpm).values() if isinstance(value, type) for kind in value.__mro__[:-1]}
     for kind in kinds:
-        for told in (getattr(kind, "__annotations__", {}), getattr(kind.__init__, "__annotations__", {})):
-            told |= {name: types_alone(hint) for name, hint in told.items() if isinstance(hint, str)}
+        for given in (getattr(kind, "__annotations__", {}), getattr(kind.__init__, "__annotations__", {})):
+            given |= {name: types_alone(hint) for name, hint in given.items() if isinstance(hint, str)}
 
 
 # docstrings: paragraphs with `code`, `>>>` examples, lists, and indented text that stands as it is
@@ -96,7 +96,7 @@ def _home(code: str) -> str | None:
     return next((f"{home}.{name}" for home in LINKED if name in importlib.import_module(home).__all__), None)
 
 
-def _docstring(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def _docstring(app: Sphinx, subject: str, name: str, obj: object, options: object, lines: list[str]) -> None:
     lines[:] = list(plain_to_rst(lines))
 
 
@@ -127,20 +127,20 @@ def _block(self: Any, node: nodes.math_block) -> None:
 
 def _files(app: Sphinx, doctree: nodes.document) -> None:
     """Links to folders, and to files that are no pages, lead to the repository where its address is known."""
-    here = (ROOT / app.env.docname).parent
+    current = (ROOT / app.env.docname).parent
     links = list(doctree.findall(addnodes.download_reference))
     links += [link for link in doctree.findall(addnodes.pending_xref) if link["reftype"] == "myst"]
     for link in links:
-        path = (here / link["reftarget"]).resolve()
+        path = (current / link["reftarget"]).resolve()
         if not path.exists() or not path.is_relative_to(ROOT):
             continue
-        kept = link.children if link.children else [nodes.literal(text=link["reftarget"])]
+        retained = link.children if link.children else [nodes.literal(text=link["reftarget"])]
         if app.config.repository:
             kind = "tree" if path.is_dir() else "blob"
             uri = f"{app.config.repository}/{kind}/HEAD/{path.relative_to(ROOT)}"
-            link.replace_self(nodes.reference("", "", *kept, refuri=uri))
+            link.replace_self(nodes.reference("", "", *retained, refuri=uri))
         elif path.is_dir():
-            link.replace_self(nodes.inline("", "", *kept))
+            link.replace_self(nodes.inline("", "", *retained))
 
 
 def _type(app: Sphinx, env: Any, node: addnodes.pending_xref, shown: nodes.Element) -> nodes.Element | None:
@@ -149,9 +149,9 @@ def _type(app: Sphinx, env: Any, node: addnodes.pending_xref, shown: nodes.Eleme
         return None
     last = node["reftarget"].rsplit(".", 1)[-1]
     objects = env.get_domain("py").objects
-    found = [(name, thing) for name, thing in objects.items() if name.rsplit(".", 1)[-1] == last]
-    found = [(name, thing) for name, thing in found if thing.objtype in ("class", "exception")]
-    if len(found) != 1 or not node["reftarget"].startswith(("bnet_transformer", last)):
+    result = [(name, obj) for name, obj in objects.items() if name.rsplit(".", 1)[-1] == last]
+    result = [(name, obj) for name, obj in result if obj.objtype in ("class", "exception")]
+    if len(result) != 1 or not node["reftarget"].startswith(("bnet_transformer", last)):
         return None
-    ((name, thing),) = found
-    return make_refnode(app.builder, node["refdoc"], thing.docname, thing.node_id, shown, name)
+    ((name, obj),) = result
+    return make_refnode(app.builder, node["refdoc"], obj.docname, obj.node_id, shown, name)

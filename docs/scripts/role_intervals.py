@@ -42,7 +42,7 @@ def apart(rng: np.random.Generator, theta: Numbers, words: int) -> Numbers:
 def held(rng: np.random.Generator, make: Draw, sentences: int) -> tuple[float, float]:
     """How often the intervals hold shares above 1 in 100, and how wide they are."""
     inside: list[bool] = []
-    wide: list[float] = []
+    width: list[float] = []
     for _ in range(TRUTHS):
         theta = rng.dirichlet(np.full(RELATIONS, 0.5))
         tally = RelationStatistics((1, 1, RELATIONS), 1 / RELATIONS, 1, 0)
@@ -52,12 +52,12 @@ def held(rng: np.random.Generator, make: Draw, sentences: int) -> tuple[float, f
             codes = torch.arange(RELATIONS).expand(len(y), words, RELATIONS)
             everyone = torch.ones(words, RELATIONS, dtype=torch.bool)
             tally.add(codes, [torch.from_numpy(y)[None]], [everyone], range(len(y)))
-        found = tally.posterior(0.9)
-        low, high = (found[end][0, 0].numpy() for end in ("low", "high"))
+        result = tally.posterior(0.9)
+        low, high = (result[end][0, 0].numpy() for end in ("low", "high"))
         some = theta > LEAST
         inside += ((low <= theta) & (theta <= high))[some].tolist()
-        wide += (high - low)[some].tolist()
-    return float(np.mean(inside)), float(np.mean(wide))
+        width += (high - low)[some].tolist()
+    return float(np.mean(inside)), float(np.mean(width))
 
 
 def main() -> None:
@@ -66,10 +66,10 @@ def main() -> None:
     rng = np.random.default_rng(0)
     print("| a sentence reads | " + " | ".join(f"{n} sentence{'s' * (n > 1)}" for n in SENTENCES) + " |")
     print("|---|" + "---|" * len(SENTENCES))
-    told = {"by one relation": one_relation, "softly": softly, "softly, each word by one": both, "as any other": apart}
-    for name, make in told.items():
+    given = {"by one relation": one_relation, "softly": softly, "softly, each word by one": both, "as any other": apart}
+    for name, make in given.items():
         cells = [held(rng, make, n) for n in SENTENCES]
-        print(f"| {name} | " + " | ".join(f"{share:.0%} ({wide:.3f})" for share, wide in cells) + " |")
+        print(f"| {name} | " + " | ".join(f"{share:.0%} ({width:.3f})" for share, width in cells) + " |")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,51 @@
+"""The guard of names: what it refuses in Python, in JavaScript and in module names, and what it leaves alone."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).resolve().parents[1] / ".ci" / "check_names.py"
+
+
+@pytest.fixture(scope="module")
+def guard():
+    spec = importlib.util.spec_from_file_location("check_names", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "name, code, names",
+    [
+        (
+            "a.py",
+            "def f(told, *, own=1):\n    for each in told: self.kept = lambda found: 0",
+            "each found kept own told",
+        ),
+        (
+            "a.py",
+            "import numpy as there\nclass WhatIsSaid: got: int\nwith a as (late, b): pass",
+            "WhatIsSaid got late there",
+        ),
+        ("a.py", "def test_each_of_its_own(): held_out, outlook, posted = 1, 2, 3", ""),
+        ("told.py", "x = 1", "told"),
+        (
+            "a.js",
+            "// let told\nconst { own, ok } = f('each');\nfunction find(wanted) { this.kept = 1; }",
+            "kept own wanted",
+        ),
+        ("a.js", "const f = (found, k) => `${found}`; class Told {}", "Told found"),
+    ],
+)
+def test_everyday_words_are_refused_where_names_are_defined(guard, tmp_path, name, code, names):
+    (tmp_path / name).write_text(code)
+    assert sorted({fault.split()[-1].strip("'") for fault in guard.check_file(tmp_path / name)}) == names.split()
+
+
+def test_a_class_name_is_that_of_one_class(guard, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(f"class Run: pass\nclass Run{name}: pass")
+    (fault,) = guard.find_repeated_classes(tmp_path)
+    assert fault.startswith("class Run ")
