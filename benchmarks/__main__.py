@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import (
-    asking,
     compiled,
     fits,
     growth,
@@ -19,10 +18,11 @@ from benchmarks import (
     mixtures,
     page,
     pretrained,
+    queries,
     recurrent,
+    report,
     structure,
     sweeps,
-    telling,
     vanilla,
 )
 from benchmarks.harness import MOST_RUNS, Row
@@ -52,9 +52,9 @@ ROWS = (
     Row("mixture-step-32", "fit", mixtures.mixture_step_of_32),
     Row("codebook-step-32", "fit", mixtures.codebook_step_of_32),
     Row("restarts", "fit", fits.restarts_at_once),
-    Row("separations-512", "asking", asking.separations_of_512_words, SEARCH),
-    Row("posteriors-1000", "asking", asking.posteriors_of_1000_sentences),
-    Row("posteriors-ablated", "asking", asking.posteriors_after_an_ablation, RATIO),
+    Row("separations-512", "queries", queries.separations_of_512_words, SEARCH),
+    Row("posteriors-1000", "queries", queries.posteriors_of_1000_sentences),
+    Row("posteriors-ablated", "queries", queries.posteriors_after_an_ablation, RATIO),
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = [*pages, *(row.name for row in ROWS)]
     parser.add_argument("--runs", type=int, metavar="N", help="at most N runs of each call: a quick look")
-    query = telling.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
+    query = report.parsed(parser, known, f"a row or a page of rows: {', '.join(known)}", arguments)
     if query.runs is not None and query.runs < 1:
         parser.error(f"--runs: expected at least 1; got {query.runs}")
     if query.runs is not None:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result[row] = row.figures()
     command = "python -m benchmarks " + shlex.join(sys.argv[1:] if arguments is None else arguments)
     title = "Benchmarks: " + ", ".join(dict.fromkeys(row.page for row in chosen))
-    telling.tell(query, title, command, result, telling.conditions())
+    report.tell(query, title, command, result, report.conditions())
     return 0
 
 

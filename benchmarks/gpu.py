@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import bnet_transformer as bt
-from benchmarks import fits, sweeps, telling
+from benchmarks import fits, report, sweeps
 from benchmarks.compiled import net_of
 from benchmarks.harness import LIMIT, ROOT, Figure, Row, figure, interleaved, peak_anew, peak_memory, ratios
 from benchmarks.limits import clock_of, machine, work_of
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--device", default="cuda", help="cuda by default, or one of them: cuda:1; cpu with --small")
     parser.add_argument("--small", action="store_true", help="small sizes, one run: does the script run?")
-    query = telling.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
+    query = report.parsed(parser, MEASURED, f"of {', '.join(MEASURED)}; all by default", arguments)
     if query.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here; --device cpu --small tries the script")
     where, result = Where(query.device, query.small), {}
@@ -249,9 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         measure = functools.update_wrapper(functools.partial(MEASURED[name], where), MEASURED[name])
         result[Row(name, "gpu", measure)] = measure()
-    text = telling.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
+    text = report.conditions() | ({"device": torch.cuda.get_device_name(where.device)} if where.cuda else {})
     command = "python -m benchmarks.gpu " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    telling.tell(query, "Benchmarks: gpu", command, result, text)
+    report.tell(query, "Benchmarks: gpu", command, result, text)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 A row is a function that returns figures. A figure is the median of its runs; its spread is their least and
 greatest. What is compared runs side by side in one process (or in processes that alternate), so that both
-meet the same machine. How far a job is from what the machine could do is in `limits.py`, the tables in `telling.py`.
+meet the same machine. How far a job is from what the machine could do is in `limits.py`, the tables in `report.py`.
 """
 
 from __future__ import annotations

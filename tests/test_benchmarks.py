@@ -14,7 +14,7 @@ import torch
 from benchmarks import __main__ as rows, gpu, limits, size, walks
 from benchmarks.harness import LIMIT, MOST_RUNS, Row, figure, growth, interleaved, peak_of, slope
 from benchmarks.limits import Machine, Work, limit_of, work_of
-from benchmarks.telling import cells, to_markdown
+from benchmarks.report import cells, to_markdown
 
 MACHINE = Machine(rate=1e9, bandwidth=1e6, where="a slow one")
 
