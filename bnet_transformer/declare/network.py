@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping, check_names
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
@@ -20,7 +21,6 @@ from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
-from bnet_transformer.tpm.arrays import is_dense
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
 MAX_GROUPS = 50_000
