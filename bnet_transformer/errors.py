@@ -148,12 +148,12 @@ def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> Unkn
     >>> print(unknown_name_error("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
-    known = [each or "''" for each in dict.fromkeys(names)]
-    near = difflib.get_close_matches(
+    known = [item or "''" for item in dict.fromkeys(names)]
+    matches = difflib.get_close_matches(
         (name if isinstance(name, str) else _safe_repr(name))[:200], known, n=4, cutoff=0.5
     )
-    if near:
-        allowed = "near matches are " + ", ".join(near)
+    if matches:
+        allowed = "near matches are " + ", ".join(matches)
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
     return UnknownNameError(

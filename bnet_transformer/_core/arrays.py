@@ -20,8 +20,8 @@ def to_numpy(value: Tensor) -> NDArray[Any]:
     [1.0, 1.0]
     """
     value = value.detach().cpu()
-    found: NDArray[Any] = (value.float() if value.dtype in HALF_DTYPES else value).numpy()
-    return found
+    dense: NDArray[Any] = (value.float() if value.dtype in HALF_DTYPES else value).numpy()
+    return dense
 
 
 def is_dense(value: object) -> TypeGuard[Tensor]:
@@ -44,10 +44,10 @@ def copy_to_tensor(value: object) -> Tensor:
     if isinstance(value, Tensor):
         if not is_dense(value) or value.is_meta:
             raise TypeError("a tensor without a number in each place")
-        found = value.detach().resolve_conj().resolve_neg().clone()
+        tensor = value.detach().resolve_conj().resolve_neg().clone()
     elif np.ma.is_masked(value):
         raise TypeError("an array of which some is masked")
     else:
         array = np.asarray(value)
-        found = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    return found.long() if found.dtype in UNSIGNED_DTYPES else found
+        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    return tensor.long() if tensor.dtype in UNSIGNED_DTYPES else tensor

@@ -19,14 +19,14 @@ def check_names(subject: str, given: Iterable[str], names: Collection[str]) -> N
 
 def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
     """`value` as a whole number of at least `minimum`, or the error that says so."""
-    answer = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
+    is_bool = str(getattr(value, "dtype", "")).endswith("bool") or isinstance(value, bool)
     try:
-        number = None if answer or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
+        number = None if is_bool or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
         number = None
     if number is None or number < minimum or number.bit_length() > 1024:  # no float holds more
-        most = "" if number is None or number < minimum else ", below 2^1024"
-        raise BNetError(subject, expected=f"a whole number of at least {minimum}{most}", actual=value)
+        bound = "" if number is None or number < minimum else ", below 2^1024"
+        raise BNetError(subject, expected=f"a whole number of at least {minimum}{bound}", actual=value)
     return number
 
 
@@ -67,21 +67,23 @@ def check_float(subject: str, value: object, *, above: float | None = None, mini
     bound = "" if above is None else f" above {above:g}"
     bound = bound if minimum is None else f" of at least {minimum:g}"
     try:
-        found = None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+        number = None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
-        found = None
-    is_low = found is not None and ((above is not None and found <= above) or (minimum is not None and found < minimum))
-    if found is None or not abs(found) < float("inf") or is_low:
+        number = None
+    is_low = number is not None and (
+        (above is not None and number <= above) or (minimum is not None and number < minimum)
+    )
+    if number is None or not abs(number) < float("inf") or is_low:
         raise BNetError(subject, expected=f"a finite number{bound}", actual=value)
-    return found
+    return number
 
 
 def check_fraction(subject: str, value: object) -> float:
     """A share that is neither nothing nor all."""
-    found = check_float(subject, value)
-    if not 0 < found < 1:
+    fraction = check_float(subject, value)
+    if not 0 < fraction < 1:
         raise BNetError(subject, expected="a share between 0 and 1", actual=value)
-    return found
+    return fraction
 
 
 def set_frozen(instance: object, **checked: object) -> None:

@@ -44,8 +44,8 @@ class DistributedContext:
         """This rank's share of a list, a tensor or a corpus: every `world`-th, from its own number on."""
         if self.world_size == 1:
             return sentences
-        share, every = slice(self.rank, None, self.world_size), cast(Any, sentences)
-        return cast(S, every[share] if isinstance(sentences, Tensor | Sequence) else every.take(share))
+        shard, items = slice(self.rank, None, self.world_size), cast(Any, sentences)
+        return cast(S, items[shard] if isinstance(sentences, Tensor | Sequence) else items.take(shard))
 
     def global_indices(self, indices: Tensor) -> Tensor:
         """Where sentences of the share stand among all."""
@@ -60,9 +60,9 @@ class DistributedContext:
         """A tensor, summed over all ranks."""
         if self.world_size == 1:
             return value
-        found = value.detach().to(self.device, copy=True).contiguous()
-        distributed.all_reduce(found)
-        return found.to(value.device)
+        total = value.detach().to(self.device, copy=True).contiguous()
+        distributed.all_reduce(total)
+        return total.to(value.device)
 
     def any(self, flag: bool) -> bool:
         """True where it is true in some process."""
@@ -72,9 +72,9 @@ class DistributedContext:
         """A small thing of each rank, by rank."""
         if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(found, value)
-        return found
+        gathered: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(gathered, value)
+        return gathered
 
     def all_gather(self, rows: Tensor) -> Tensor:
         """What each rank has of its share, `[sentence, ...]`, put together in the order of one process.
@@ -83,33 +83,33 @@ class DistributedContext:
         """
         if self.world_size == 1:
             return rows
-        told = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
-        longest, shape, dtype = max(told, key=lambda each: each[0])
-        mine = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
+        headers = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
+        longest, shape, dtype = max(headers, key=lambda header: header[0])
+        padded = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
         if len(rows):
-            mine[: len(rows)] = rows.detach()
-        every = [torch.empty_like(mine) for _ in told]
-        distributed.all_gather(every, mine)
-        found = torch.empty(sum(count for count, *_ in told), *shape, dtype=dtype, device=self.device)
-        for rank, (each, (count, *_)) in enumerate(zip(every, told, strict=True)):
-            found[rank :: self.world_size] = each[:count]
-        return found.to(rows.device)
+            padded[: len(rows)] = rows.detach()
+        shards = [torch.empty_like(padded) for _ in headers]
+        distributed.all_gather(shards, padded)
+        gathered = torch.empty(sum(count for count, *_ in headers), *shape, dtype=dtype, device=self.device)
+        for rank, (shard, (count, *_)) in enumerate(zip(shards, headers, strict=True)):
+            gathered[rank :: self.world_size] = shard[:count]
+        return gathered.to(rows.device)
 
     def assert_same(self, operation: str, **values: object) -> None:
         """Refuse a question that some rank does not ask, or asks of other data, settings or parameters."""
         if self.world_size == 1:
             return
-        each = self.all_gather_object(
+        digests = self.all_gather_object(
             {"question": operation, **{name: compute_digest(value) for name, value in values.items()}}
         )
-        for rank, other in enumerate(each):
-            apart = sorted(name for name in each[0] if each[0][name] != other.get(name))
-            if apart:
-                got = other["question"] if "question" in apart else f"other {', '.join(apart)}"
+        for rank, other in enumerate(digests):
+            mismatches = sorted(name for name in digests[0] if digests[0][name] != other.get(name))
+            if mismatches:
+                actual = other["question"] if "question" in mismatches else f"other {', '.join(mismatches)}"
                 raise RankMismatchError(
-                    f"torchrun, {each[0]['question']}",
+                    f"torchrun, {digests[0]['question']}",
                     expected="the same on every rank",
-                    actual=f"{got} on rank {rank}",
+                    actual=f"{actual} on rank {rank}",
                     allowed="the same script and data for all; "
                     "training.single_process() for what one rank asks by itself",
                 )
@@ -129,22 +129,22 @@ SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))
 
 def resolve_device(device: str | torch.device | None, network: Any) -> torch.device:
     """The device that is asked for, if this machine has it; by default that of the net."""
-    found: torch.device = network.device if device is None else check_device(device)
-    return found
+    resolved: torch.device = network.device if device is None else check_device(device)
+    return resolved
 
 
 def check_device(device: Any) -> torch.device:
     """A device that this machine has, and that holds numbers."""
-    wanted = "a device of this machine that computes"
+    expected = "a device of this machine that computes"
     try:
-        found = torch.device(device)
-        if found.type != "meta":
-            float(torch.zeros((), device=found))
+        resolved = torch.device(device)
+        if resolved.type != "meta":
+            float(torch.zeros((), device=resolved))
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        raise BNetError("device", expected=wanted, actual=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
-    if found.type == "meta":
-        raise BNetError("device", expected=wanted, actual=device)
-    return found
+        raise BNetError("device", expected=expected, actual=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
+    if resolved.type == "meta":
+        raise BNetError("device", expected=expected, actual=device)
+    return resolved
 
 
 @contextmanager
@@ -162,15 +162,15 @@ def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
     except RankMismatchError:
         raise
     except BaseException as error:
-        is_of_another = isinstance(error, RuntimeError) and (
+        is_from_other_rank = isinstance(error, RuntimeError) and (
             isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
         )
         if _PROCESS_GROUP.is_open:
             _destroy_process_group()
             _PROCESS_GROUP.failure = (
-                str(error).partition("\n")[0] if is_of_another else f"{type(error).__name__}: {error}"
+                str(error).partition("\n")[0] if is_from_other_rank else f"{type(error).__name__}: {error}"
             )
-        if is_of_another:
+        if is_from_other_rank:
             raise _rank_failure_error(format_value(str(error))) from error
         raise
 

@@ -32,10 +32,10 @@ def compute_digest(obj: object) -> str:
 
 def _compute_sha256(obj: object) -> bytes:
     head, body = _hash_parts(obj)
-    found = hashlib.sha256(f"{head}\0".encode("utf-8", "surrogatepass"))
+    hasher = hashlib.sha256(f"{head}\0".encode("utf-8", "surrogatepass"))
     for part in body:  # of one length each, but for the numbers of an array, whose head says how many there are
-        found.update(part)
-    return found.digest()
+        hasher.update(part)
+    return hasher.digest()
 
 
 def _hash_parts(obj: Any) -> HashParts:
@@ -68,15 +68,15 @@ def _object_hash_parts(obj: Any) -> HashParts:
     if hasattr(type(obj), "parts_to_hash"):
         return name, map(_compute_sha256, obj.parts_to_hash())
     if is_dataclass(obj):
-        own = [field.name for field in fields(obj) if field.compare]
-        return f"{name} {own}", [_compute_sha256(getattr(obj, each)) for each in own]
+        names = [field.name for field in fields(obj) if field.compare]
+        return f"{name} {names}", [_compute_sha256(getattr(obj, field_name)) for field_name in names]
     try:
-        made: Any = obj.__reduce_ex__(4)
+        reduced: Any = obj.__reduce_ex__(4)
     except Exception as error:  # whatever forbids it
         raise _unhashable_error("one whose content nothing tells", obj) from error
-    if isinstance(made, str):
-        return f"{name} {made}", ()
-    function, given, state, items, pairs = (*made, None, None, None)[:5]
+    if isinstance(reduced, str):
+        return f"{name} {reduced}", ()
+    function, given, state, items, pairs = (*reduced, None, None, None)[:5]
     return "object", map(_compute_sha256, (function, given, state, list(items or ()), list(pairs or ())))
 
 
@@ -86,8 +86,8 @@ def _class_name(kind: type) -> str:
     A class of this package is told by its name alone, which no other class of a declaration has: a checkpoint keeps
     this hash, and stays readable when a class moves to another module.
     """
-    is_own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-    return kind.__qualname__ if is_own else f"{kind.__module__}.{kind.__qualname__}"
+    is_internal = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__qualname__ if is_internal else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _tensor_bytes(value: Tensor) -> Any:
@@ -131,5 +131,5 @@ def _code_bytes(code: CodeType) -> bytes:
     """The instructions of a function with its names and constants, and of the functions inside; no line numbers."""
     inside = [part for part in code.co_consts if isinstance(part, CodeType)]
     plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
-    own = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
-    return own + b"".join(_code_bytes(part) for part in inside)
+    instructions = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
+    return instructions + b"".join(_code_bytes(part) for part in inside)

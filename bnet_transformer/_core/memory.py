@@ -19,8 +19,8 @@ OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough me
 def total_memory() -> int | None:
     """The bytes of the machine's memory; None where the system does not say."""
     with suppress(OSError, ValueError, AttributeError):
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return found if found > 0 else None
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return num_bytes if num_bytes > 0 else None
     return None
 
 
@@ -32,10 +32,10 @@ def check_memory(subject: str, num_bytes: int, allowed: str) -> None:
     ...
     bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
     """
-    there = total_memory()
-    if there is not None and num_bytes > there:
-        wanted = f"at most {there:,} bytes, the memory that is here"
-        raise BudgetError(subject, expected=wanted, actual=f"{num_bytes:,} bytes", allowed=allowed)
+    available = total_memory()
+    if available is not None and num_bytes > available:
+        expected = f"at most {available:,} bytes, the memory that is here"
+        raise BudgetError(subject, expected=expected, actual=f"{num_bytes:,} bytes", allowed=allowed)
 
 
 @contextmanager
@@ -52,13 +52,13 @@ def translate_memory_errors(subject: str) -> Iterator[None]:
         with _use_cpu_by_default():
             yield
     except (MemoryError, RuntimeError) as error:
-        told = str(error).strip().partition("\n")[0]
-        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
+        message = str(error).strip().partition("\n")[0]
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {message}"):
             raise
-        asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
-        got = f"none for {asked[1]} more" if asked else "none left"
+        requested = re.search(r"allocate ([\d.]+ ?\w+)", message)
+        actual = f"none for {requested[1]} more" if requested else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
-        raise BudgetError(subject, expected="memory for what is asked", actual=got, allowed=allowed) from error
+        raise BudgetError(subject, expected="memory for what is asked", actual=actual, allowed=allowed) from error
 
 
 def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
@@ -72,5 +72,5 @@ def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
 def _use_cpu_by_default() -> AbstractContextManager[object]:
     """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
     torch = sys.modules.get("torch")
-    elsewhere = torch is not None and torch.get_default_device().type != "cpu"
-    return torch.device("cpu") if torch is not None and elsewhere else nullcontext()
+    is_accelerator = torch is not None and torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if torch is not None and is_accelerator else nullcontext()

@@ -184,17 +184,17 @@ class Reach:
             return int(empty[0]) if len(empty) else None
         if self.kind in ("earlier", "before", "rest"):
             return 0
-        far = parents + self.width
-        return far if self.kind in KINDS_WITH_WIDTH and far < children else None
+        first_empty = parents + self.width
+        return first_empty if self.kind in KINDS_WITH_WIDTH and first_empty < children else None
 
     def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
         """Refuse word counts that the reach cannot join; `prefix` says of which arrow."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
-            wanted = f"{fixed[0]} words that read {fixed[1]}"
-            why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
-            got = f"{children} words that read {parents}"
-            raise BNetError(f"{prefix}reach {self.kind}", expected=f"{wanted} ({why})", actual=got)
+            expected = f"{fixed[0]} words that read {fixed[1]}"
+            reason = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
+            actual = f"{children} words that read {parents}"
+            raise BNetError(f"{prefix}reach {self.kind}", expected=f"{expected} ({reason})", actual=actual)
 
     def has_arrow(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
@@ -232,10 +232,10 @@ def _check_table(value: object) -> tuple[tuple[bool, ...], ...]:
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise BNetError("mask", expected="a table of booleans", actual=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
-        got = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
+        actual = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
         plain = ", ".join(kind for kind in WORD_RANGES if kind not in KINDS_WITH_WIDTH)
         allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
-        raise BNetError("mask", expected="a table [word, word] of booleans", actual=got, allowed=allowed)
+        raise BNetError("mask", expected="a table [word, word] of booleans", actual=actual, allowed=allowed)
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 

@@ -63,13 +63,13 @@ class Tokenizer:
     @cached_property
     def _tokenizer(self) -> Any:
         try:
-            from tokenizers import Tokenizer as Theirs
+            from tokenizers import Tokenizer as HFTokenizer
         except ImportError as error:
             needed = "the package tokenizers, which reads text for this net"
             allowed = 'pip install "bnet-transformer[pretrained]", or ids'
             raise BNetError("tokenizer", expected=needed, actual="none", allowed=allowed) from error
         with _wrap_tokenizer_errors("tokenizer", "a tokenizer.json"):
-            tokenizer = Theirs.from_str(self.json_text)
+            tokenizer = HFTokenizer.from_str(self.json_text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -129,18 +129,18 @@ class Tokenizer:
     def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
         """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
         tokenized = {}
-        for stack, each in sentences.items():
-            if not is_text(each):
+        for stack, sentence in sentences.items():
+            if not is_text(sentence):
                 continue
             if not self.can_encode(stack, stacks[0]):
-                wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
-            tokenized[stack] = self.encode(each)
+                expected = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
+                raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
+            tokenized[stack] = self.encode(sentence)
             if stack == stacks[0]:
                 continue
             if self.start_token_id is None:
-                wanted = "ids: the model does not say with which token they start"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
+                expected = "ids: the model does not say with which token they start"
+                raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
             start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
             tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, start)
         return tokenized

@@ -25,8 +25,8 @@ def enable_gradients() -> Iterator[None]:
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
-    usual = torch.get_default_device().type == "cpu"  # the mode that sets it is asked at every operation
-    with torch.inference_mode(False), torch.enable_grad(), nullcontext() if usual else torch.device("cpu"):
+    is_cpu_default = torch.get_default_device().type == "cpu"  # the mode that sets it is asked at every operation
+    with torch.inference_mode(False), torch.enable_grad(), nullcontext() if is_cpu_default else torch.device("cpu"):
         yield
 
 
@@ -98,20 +98,20 @@ class DeferredScalars:
         if numbers.device.type != "cuda":
             self._pending.append((numbers.detach().clone(), None))
             return
-        kept = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        kept.copy_(numbers.detach(), non_blocking=True)
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned.copy_(numbers.detach(), non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._pending.append((kept, copied))
+        self._pending.append((pinned, copied))
 
     def pop_ready(self, *, all: bool = False) -> Iterator[list[float]]:
         """The numbers that are `lag` steps old, oldest first; or `all` that are left, for which this waits."""
         while len(self._pending) > (0 if all else self.lag):
-            kept, copied = self._pending.popleft()
+            pinned, copied = self._pending.popleft()
             if copied is not None:
                 copied.synchronize()
-            found: list[float] = kept.tolist()
-            yield found
+            numbers: list[float] = pinned.tolist()
+            yield numbers
 
 
 def _reset_lock_after_fork() -> None:

@@ -58,7 +58,7 @@ class NodeSpec:
     @cached_property
     def word_parents(self) -> tuple[ParentSpec, ...]:
         """The inputs that are collections of words."""
-        return tuple(given for given in self.parents if WORD in given.over)
+        return tuple(parent for parent in self.parents if WORD in parent.over)
 
     @cached_property
     def has_word_attention(self) -> bool:
@@ -84,8 +84,8 @@ class Network:
     def __post_init__(self) -> None:
         if any(value.is_inference() for value in self.parameters.values()):  # such a tensor never has a gradient
             with torch.inference_mode(False):
-                own = {name: value.clone() for name, value in self.parameters.items()}
-            object.__setattr__(self, "parameters", own)
+                cloned = {name: value.clone() for name, value in self.parameters.items()}
+            object.__setattr__(self, "parameters", cloned)
 
     @cached_property
     def learnable(self) -> frozenset[str]:
@@ -95,7 +95,7 @@ class Network:
     @cached_property
     def functional_groups(self) -> frozenset[int]:
         """The numbers of the families whose nodes are functions of their parents."""
-        return frozenset(m.group.index for m in self.specs if m.tpm.kind == "deterministic")
+        return frozenset(spec.group.index for spec in self.specs if spec.tpm.kind == "deterministic")
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -105,20 +105,20 @@ class Network:
     @cached_property
     def parameter_specs(self) -> dict[str, tuple[Shape, Parameter]]:
         """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
-        wanted: dict[str, tuple[Shape, Parameter]] = {}
-        for member in self.specs:
-            plates = tuple(self.graph.plate_sizes[plate] for plate in member.group.plates)
-            for name, parameter in member.parameters.items():
-                wanted.setdefault(f"{member.param_prefix}.{name}", ((*plates, *parameter.shape), parameter))
-        return wanted
+        parameter_specs: dict[str, tuple[Shape, Parameter]] = {}
+        for spec in self.specs:
+            plates = tuple(self.graph.plate_sizes[plate] for plate in spec.group.plates)
+            for name, parameter in spec.parameters.items():
+                parameter_specs.setdefault(f"{spec.param_prefix}.{name}", ((*plates, *parameter.shape), parameter))
+        return parameter_specs
 
     @cached_property
     def logit_names(self) -> frozenset[str]:
         """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
         return frozenset(
-            f"{member.param_prefix}.logits"
-            for member in self.specs
-            if member.tpm.kind == "discrete" and "logits" in member.parameters
+            f"{spec.param_prefix}.logits"
+            for spec in self.specs
+            if spec.tpm.kind == "discrete" and "logits" in spec.parameters
         )
 
     @property
@@ -144,8 +144,8 @@ class Network:
     @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:
         """The discrete members that something reads."""
-        reads = self.graph.out_edges
-        return tuple(m for m in self.specs if m.tpm.kind == "discrete" and reads[m.group.index])
+        out_edges = self.graph.out_edges
+        return tuple(spec for spec in self.specs if spec.tpm.kind == "discrete" and out_edges[spec.group.index])
 
     @cached_property
     def unconditional_logit_names(self) -> tuple[str, ...]:
@@ -162,8 +162,8 @@ class Network:
             index: The family.
             word_counts: How many words each stack has: a state may be a word that is read.
         """
-        member = self.specs[index]
-        return word_counts[self.get_source_stack(member)] if member.tpm.states is None else member.tpm.states
+        spec = self.specs[index]
+        return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
         """The stack whose words a family with a collection of words reads."""
@@ -171,12 +171,13 @@ class Network:
 
     def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
         """The groups of the graph in order, parents first, with no other families than some."""
-        return tuple(some for group in self.graph.components if (some := tuple(i for i in group if i in groups)))
+        filtered = (tuple(i for i in component if i in groups) for component in self.graph.components)
+        return tuple(filter(None, filtered))
 
     def ancestral_specs(self, spec: NodeSpec) -> list[NodeSpec]:
         """A member and all its ancestors, parents first."""
         needed = self.graph.ancestral_set([spec.group.index])
-        return [self.specs[index] for group in self.filter_components(needed) for index in group]
+        return [self.specs[index] for component in self.filter_components(needed) for index in component]
 
     def is_state(self, group: NodeGroup) -> bool:
         """True where the role of a family passes from each slice of its stack to the next."""
@@ -213,29 +214,29 @@ class Network:
 
     def parts_to_hash(self) -> tuple[object, ...]:
         """What a hash of the net is made of: all else that it holds follows from these."""
-        reader = self.tokenizer
-        told = (
+        tokenizer = self.tokenizer
+        fields = (
             None
-            if reader is None
-            else (reader.json_text, reader.segments_role, reader.start_token_id, reader.first_stack_only)
+            if tokenizer is None
+            else (tokenizer.json_text, tokenizer.segments_role, tokenizer.start_token_id, tokenizer.first_stack_only)
         )
-        return self.declaration, dict(self.parameters), told, self.seed
+        return self.declaration, dict(self.parameters), fields, self.seed
 
     def to(self, *targets: object) -> Network:
         """The same net in another floating type, on another device, or both."""
         dtype, device = None, None
-        for each in targets:
-            if isinstance(each, torch.dtype) and each.is_floating_point and dtype is None:
-                dtype = each
-            elif isinstance(each, str | torch.device) and device is None:
-                device = each
+        for target in targets:
+            if isinstance(target, torch.dtype) and target.is_floating_point and dtype is None:
+                dtype = target
+            elif isinstance(target, str | torch.device) and device is None:
+                device = target
             else:
-                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=each)
+                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=target)
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
         except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
-            wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
-            raise BNetError("to", expected=wanted, actual=device, allowed=allowed) from error
+            expected, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
@@ -259,53 +260,54 @@ def build_structure(declaration: Declaration, seed: int = 0) -> Network:
     if count > MAX_GROUPS:  # more than any readable net has
         raise BudgetError("declaration", expected=f"at most {MAX_GROUPS} nodes and slices", actual=count)
     graph, ordered, faults = declaration_to_graph(declaration)
-    members: list[NodeSpec] = []
+    specs: list[NodeSpec] = []
     if graph is not None:
-        members, more = _build_specs(graph, ordered)
+        specs, more = _build_specs(graph, ordered)
         faults += more
     if faults or graph is None:
         raise DeclarationError(_deduplicate_faults(faults))
-    return Network(declaration, graph, tuple(members), {}, seed)
+    return Network(declaration, graph, tuple(specs), {}, seed)
 
 
 def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
     """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
-    members: list[NodeSpec] = []
+    specs: list[NodeSpec] = []
     faults: list[Fault] = []
-    for template, family in zip(templates, graph.groups, strict=True):
-        node, inputs = template.node, []
-        for slot, source in template.iter_slots():
-            picks = tuple((plate, index[selector]) for plate, selector in source.pick)
-            inputs.append(
-                ParentSpec(slot, index[source.template], source.reach, picks, collection_axes(template, source))
+    for template, group in zip(templates, graph.groups, strict=True):
+        node, parents = template.node, []
+        for slot, parent in template.iter_slots():
+            picks = tuple((plate, index[selector]) for plate, selector in parent.pick)
+            parents.append(
+                ParentSpec(slot, index[parent.template], parent.reach, picks, collection_axes(template, parent))
             )
-        parents = _describe_parents(graph.plate_sizes, index, template, inputs, shapes, faults)
-        if parents is None:
+        tpm_parents = _describe_parents(graph.plate_sizes, index, template, parents, shapes, faults)
+        if tpm_parents is None:
             continue
         try:
-            shape, parameters = _infer_shape_and_parameters(node.tpm, parents)
+            shape, parameters = _infer_shape_and_parameters(node.tpm, tpm_parents)
         except BNetError as error:
             faults.append(Fault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual)))
             continue
-        endless = node.tpm.kind == "discrete" and node.tpm.states is None
-        if endless and not any(WORD in given.over for given in inputs):
+        has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
+        if has_word_states and not any(WORD in parent.over for parent in parents):
             faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
             continue
         if node.shape is not None and node.shape != shape:
             faults.append(Fault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
             continue
         shapes[template] = shape
-        owner = family.stem if node.shared else family.name
-        members.append(NodeSpec(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
+        prefix = group.stem if node.shared else group.name
+        fields = tuple(parents), tuple(tpm_parents), shape, prefix, node.scope, parameters
+        specs.append(NodeSpec(group, node.tpm, *fields))
     first: dict[str, NodeSpec] = {}  # slices that share their parameters must want the same ones
-    for member in members:
-        other = first.setdefault(member.param_prefix, member)
-        if other.parameters != member.parameters:
-            wanted = f"parameters as {other.group.name}, with which it shares"
-            faults.append(Fault(member.group.name, wanted, "other shapes"))
-    return members, faults
+    for spec in specs:
+        previous = first.setdefault(spec.param_prefix, spec)
+        if previous.parameters != spec.parameters:
+            expected = f"parameters as {previous.group.name}, with which it shares"
+            faults.append(Fault(spec.group.name, expected, "other shapes"))
+    return specs, faults
 
 
 def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
@@ -318,8 +320,8 @@ def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Sh
     except BNetError:
         raise
     except Exception as error:
-        told = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
-        raise BNetError(name, expected=f"a TPM that takes {told}", actual=repr(error)) from error
+        description = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
+        raise BNetError(name, expected=f"a TPM that takes {description}", actual=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of whole numbers", actual=shape)
     if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
@@ -338,28 +340,28 @@ def _describe_parents(
     """What the TPM is told of its parents; None where one of them is in fault."""
     if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
         return None
-    told = []
-    for given, (_, source) in zip(parents, template.iter_slots(), strict=True):
-        parent, tpm = source.template, source.template.node.tpm
+    tpm_parents = []
+    for spec, (_, template_parent) in zip(parents, template.iter_slots(), strict=True):
+        parent, tpm = template_parent.template, template_parent.template.node.tpm
         shape = shapes.get(parent, parent.node.shape)
         shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
-            if given.index >= index[template]:
+            if spec.index >= index[template]:
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
             return None
-        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
+        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
-        reads = (parent.word_stack or "", given.reach) if WORD in given.over else None
-        told.append(Parent(parent.name, shape, states, over, reads))
-    return told
+        reads = (parent.word_stack or "", spec.reach) if WORD in spec.over else None
+        tpm_parents.append(Parent(parent.name, shape, states, over, reads))
+    return tpm_parents
 
 
 def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
     """Each fault once, not once for each slice."""
-    kept: dict[tuple[str, str, str], Fault] = {}
+    unique: dict[tuple[str, str, str], Fault] = {}
     for fault in faults:
-        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
-    return list(kept.values())
+        unique.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
+    return list(unique.values())
 
 
 def _initialize_parameters(network: Network) -> dict[str, Tensor]:
@@ -373,8 +375,9 @@ def _initialize_parameters(network: Network) -> dict[str, Tensor]:
         if parameter.fill is None:
             digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")  # the same in every type
-            store[name] = drawn.to(torch.get_default_dtype()) * parameter.spread
+            # Always in float32, so that a seed gives the same parameters in every floating type.
+            samples = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+            store[name] = samples.to(torch.get_default_dtype()) * parameter.spread
         else:
             fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype(), device="cpu")
             store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
@@ -397,8 +400,8 @@ def check_parameters(
         value = parameters.get(name)
         node = name.rpartition(".")[0]
         if not is_dense(value):
-            got = "nothing" if value is None else format_value(value)
-            faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
+            actual = "nothing" if value is None else format_value(value)
+            faults.append(Fault(node, f"a tensor {name} of shape {shape}", actual))
         elif tuple(value.shape) != shape:
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
@@ -415,7 +418,7 @@ def check_parameters(
 
 def as_network(net: object) -> Network:
     """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
-    found = getattr(net, "network", net)
-    if not isinstance(found, Network):
+    network = getattr(net, "network", net)
+    if not isinstance(network, Network):
         raise BNetError("net", expected="a net", actual=net)
-    return found
+    return network

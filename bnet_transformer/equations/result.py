@@ -101,8 +101,8 @@ class Equations:
 
     def _body(self) -> str:
         lines = align_equations([(row.left, row.right + row.condition) for row in self.rows])
-        told = pack_statements(self.where)
-        lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(told)]
+        statements = pack_statements(self.where)
+        lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(statements)]
         return " \\\\\n".join(lines)
 
 

@@ -27,30 +27,30 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     """The parent of each node in the best arborescence from a root that reaches every node."""
     parent: NDArray[np.int64] = table.argmax(axis=1)
     parent[root] = root
-    ends = parent
+    pointers = parent
     for _ in range(len(table).bit_length()):
-        ends = ends[ends]  # twice as many steps up: in the end all stand at the root, or in a circle
-    lost = np.flatnonzero(ends != root)
-    if not len(lost):
+        pointers = pointers[pointers]  # twice as many steps up: in the end all stand at the root, or in a circle
+    unreached = np.flatnonzero(pointers != root)
+    if not len(unreached):
         return parent
-    path = [int(lost[0])]
+    path = [int(unreached[0])]
     while int(parent[path[-1]]) not in path:
         path.append(int(parent[path[-1]]))
-    circle = np.array(path[path.index(int(parent[path[-1]])) :])
+    cycle = np.array(path[path.index(int(parent[path[-1]])) :])
     inside = np.zeros(len(table), dtype=bool)
-    inside[circle] = True
+    inside[cycle] = True
     outer = np.flatnonzero(~inside)
-    into = table[circle] - table[circle, parent[circle]][:, None]  # what it costs to enter the circle at a node
-    small = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
-    small[:-1, :-1] = table[np.ix_(outer, outer)]
-    small[-1, :-1] = into[:, outer].max(axis=0)
-    small[:-1, -1] = table[np.ix_(outer, circle)].max(axis=1)
-    np.fill_diagonal(small, -np.inf)
-    found = _arborescence(small, int(np.flatnonzero(outer == root)[0]))
+    into = table[cycle] - table[cycle, parent[cycle]][:, None]  # what it costs to enter the circle at a node
+    reduced = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
+    reduced[:-1, :-1] = table[np.ix_(outer, outer)]
+    reduced[-1, :-1] = into[:, outer].max(axis=0)
+    reduced[:-1, -1] = table[np.ix_(outer, cycle)].max(axis=1)
+    np.fill_diagonal(reduced, -np.inf)
+    contracted = _arborescence(reduced, int(np.flatnonzero(outer == root)[0]))
     parents: NDArray[np.int64] = parent.copy()
     for k, node in enumerate(outer):
-        inner = table[node, circle].argmax()
-        parents[node] = circle[inner] if found[k] == len(outer) else outer[found[k]]
-    entry = outer[found[-1]]
-    parents[circle[into[:, entry].argmax()]] = entry
+        inner = table[node, cycle].argmax()
+        parents[node] = cycle[inner] if contracted[k] == len(outer) else outer[contracted[k]]
+    entry = outer[contracted[-1]]
+    parents[cycle[into[:, entry].argmax()]] = entry
     return parents

@@ -64,9 +64,9 @@ class GroundGraph:
     ) -> None:
         self.template = template
         self.word_counts = dict(word_counts)
-        shapes = [[template.plate_sizes[plate] for plate in family.plates] for family in template.groups]
-        for family, shape in zip(template.groups, shapes, strict=True):
-            shape += [] if family.word_stack is None else [self.word_counts[family.word_stack]]
+        shapes = [[template.plate_sizes[plate] for plate in group.plates] for group in template.groups]
+        for group, shape in zip(template.groups, shapes, strict=True):
+            shape += [] if group.word_stack is None else [self.word_counts[group.word_stack]]
         self.shapes = tuple([tuple(shape) for shape in shapes])
         sizes = [math.prod(shape) for shape in self.shapes]
         if sum(sizes) > MAX_NODES:
@@ -98,10 +98,10 @@ class GroundGraph:
 
     def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
         """Some nodes, by the number of their family."""
-        families: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for node in nodes:
-            families.setdefault(self.group_of(node).index, []).append(node)
-        return families
+            groups.setdefault(self.group_of(node).index, []).append(node)
+        return groups
 
     # names
 
@@ -123,26 +123,28 @@ class GroundGraph:
 
     def parse_name(self, name: object) -> tuple[NodeGroup, tuple[int, ...]]:
         """The family of a node and its index there: `q_0_2` is word 2 of the family `q_0`."""
-        found = self.template.parse_name(name, self.word_counts)
-        if found is None:
+        parsed = self.template.parse_name(name, self.word_counts)
+        if parsed is None:
             raise self._unknown_node_error(name)
-        return found
+        return parsed
 
     def _unknown_node_error(self, name: object) -> UnknownNameError:
         stem = split_name(name)[0] if isinstance(name, str) else ""
-        families = self.template.by_stem.get(stem)
-        if families is None:
+        groups = self.template.by_stem.get(stem)
+        if groups is None:
             of_stacks = {f.stem: next(self.iter_names(f)) for f in reversed(self.template.groups) if f.role == stem}
             if of_stacks:  # a role without its stack
-                allowed = ", ".join(f"{own} (such as {first})" for own, first in reversed(of_stacks.items()))
+                allowed = ", ".join(
+                    f"{full_stem} (such as {first})" for full_stem, first in reversed(of_stacks.items())
+                )
                 return UnknownNameError("node", expected="its stack before it", actual=repr(name), allowed=allowed)
             if stem == "c" and "head" in self.template.plate_sizes:
                 allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
                 return UnknownNameError("node", expected="a known name", actual=repr(name), allowed=allowed)
             return unknown_name_error("node", name, (next(self.iter_names(f)) for f in self.template.groups))
-        shape = self.shapes[families[0].index]
-        axes = [*([SLICE] if families[0].slice is not None else []), *self.axes(families[0])]
-        first, last = families[0], families[-1]
+        shape = self.shapes[groups[0].index]
+        axes = [*([SLICE] if groups[0].slice is not None else []), *self.axes(groups[0])]
+        first, last = groups[0], groups[-1]
         low = join_name(first.name, [0] * len(shape))
         high = join_name(last.name, [size - 1 for size in self.shapes[last.index]])
         form = "_".join([stem, *axes])
@@ -150,17 +152,17 @@ class GroundGraph:
 
     def name(self, node: int) -> str:
         """The name of a node."""
-        family, index = self.unravel_index(node)
-        return join_name(family.name, index)
+        group, index = self.unravel_index(node)
+        return join_name(group.name, index)
 
     def unravel_index(self, node: int) -> tuple[NodeGroup, tuple[int, ...]]:
         """The family of a node and its index there: what `locate` finds by name."""
-        family = self.group_of(node)
-        rest, index = int(node) - int(self.offsets[family.index]), []
-        for stride in compute_strides(self.shapes[family.index]):
-            i, rest = divmod(rest, stride)
+        group = self.group_of(node)
+        offset, index = int(node) - int(self.offsets[group.index]), []
+        for stride in compute_strides(self.shapes[group.index]):
+            i, offset = divmod(offset, stride)
             index.append(i)
-        return family, tuple(index)
+        return group, tuple(index)
 
     def group_of(self, node: int) -> NodeGroup:
         """The family of a node."""
@@ -176,7 +178,7 @@ class GroundGraph:
     @cached_property
     def names(self) -> list[str]:
         """Every name; `names[id]`."""
-        return [name for family in self.template.groups for name in self.iter_names(family)]
+        return [name for group in self.template.groups for name in self.iter_names(group)]
 
     # what is there
 
@@ -194,45 +196,47 @@ class GroundGraph:
 
     def select_indices(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> dict[str, Indices]:
         """For each of a family's axes, the indices that a selection keeps."""
-        found = {}
+        indices = {}
         for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
-            wanted = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
-            found[axis] = np.arange(size) if wanted is None else _check_indices(axis, wanted, size)
-        return found
+            selected = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
+            indices[axis] = np.arange(size) if selected is None else _check_indices(axis, selected, size)
+        return indices
 
     def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
         """The numbers of a family's nodes that a selection keeps."""
         indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
-        at: Ids = np.array([self.offsets[group.index]])
+        nodes: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
-            at = (at[:, None] + index * stride).ravel()
-        return at
+            nodes = (nodes[:, None] + index * stride).ravel()
+        return nodes
 
     def count_nodes(self, selection: NodeSelection = ALL_NODES) -> int:
         """How many nodes a selection keeps."""
         return sum(
-            math.prod(len(index) for index in self.select_indices(family, selection).values())
-            for family in self.template.groups
-            if self.is_selected(family, selection)
+            math.prod(len(index) for index in self.select_indices(group, selection).values())
+            for group in self.template.groups
+            if self.is_selected(group, selection)
         )
 
     def count_arrows(self, selection: NodeSelection = ALL_NODES, roles: tuple[str, str] | None = None) -> int:
         """How many arrows lie between the nodes that a selection keeps, from one role to another; none is made."""
-        stem = [family.stem for family in self.template.groups]
-        kept = self._selected_edges(selection)
+        stems = [group.stem for group in self.template.groups]
+        edges = self._selected_edges(selection)
         return sum(
-            self._count_arrows_of_edge(b, selection) for b in kept if roles in (None, (stem[b.parent], stem[b.child]))
+            self._count_arrows_of_edge(edge, selection)
+            for edge in edges
+            if roles in (None, (stems[edge.parent], stems[edge.child]))
         )
 
     def _selected_edges(self, selection: NodeSelection) -> Iterator[EdgeTemplate]:
-        families = self.template.groups
-        keep = [self.is_selected(family, selection) for family in families]
-        whole_states = selection.slices is None
-        for bundle in self.template.edges:
-            if keep[bundle.parent] and keep[bundle.child]:
-                child, parent = families[bundle.child], families[bundle.parent]
-                if whole_states or _is_in_slices(child, parent, set(selection.slices or ()), self.template.slices):
-                    yield bundle
+        groups = self.template.groups
+        is_selected = [self.is_selected(group, selection) for group in groups]
+        all_slices = selection.slices is None
+        for edge in self.template.edges:
+            if is_selected[edge.parent] and is_selected[edge.child]:
+                child, parent = groups[edge.child], groups[edge.parent]
+                if all_slices or _is_in_slices(child, parent, set(selection.slices or ()), self.template.slices):
+                    yield edge
 
     def _count_arrows_of_edge(self, edge: EdgeTemplate, selection: NodeSelection) -> int:
         inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
@@ -240,10 +244,10 @@ class GroundGraph:
         total = math.prod(len(_common_indices(axis, inner, outer)) for axis in plates)
         total *= self._count_word_pairs(edge, inner.get(WORD, NO_WORD), outer.get(WORD, NO_WORD))
         for node in (*self.get_cut_nodes(edge.child), *self.get_partly_cut_nodes(edge.child)):
-            own = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
-            if all(i in inner[axis] for axis, i in own.items()):
-                total -= len(self._declared_arrows_between(edge, own, outer)[0]) - len(
-                    self._arrows_between(edge, own, outer)[0]
+            node_indices = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
+            if all(i in inner[axis] for axis, i in node_indices.items()):
+                total -= len(self._declared_arrows_between(edge, node_indices, outer)[0]) - len(
+                    self._arrows_between(edge, node_indices, outer)[0]
                 )
         return total
 
@@ -271,8 +275,8 @@ class GroundGraph:
         return None if reaches is None else replace(edge, reaches=reaches)
 
     def _indices_by_axis(self, node: int) -> dict[str, int]:
-        family, index = self.unravel_index(node)
-        return dict(zip(self.axes(family), index, strict=True))
+        group, index = self.unravel_index(node)
+        return dict(zip(self.axes(group), index, strict=True))
 
     def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
         """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
@@ -285,11 +289,9 @@ class GroundGraph:
 
     def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
         """For each arrow of the folded graph, the numbers of the parents and children that it joins."""
-        for bundle in self._selected_edges(selection):
-            inner, outer = (
-                self.select_indices(self.template.groups[k], selection) for k in (bundle.child, bundle.parent)
-            )
-            yield bundle, *self._arrows_between(bundle, inner, outer)
+        for edge in self._selected_edges(selection):
+            inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
+            yield edge, *self._arrows_between(edge, inner, outer)
 
     def _arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
@@ -299,21 +301,21 @@ class GroundGraph:
         cut, rows = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
         if not cut and not rows:
             return sources, targets
-        stays = ~np.isin(targets, cut)
+        is_retained = ~np.isin(targets, cut)
         if rows:
-            some = self.retained_edge(edge)
-            kept = False if some is None else np.resize(self.word_adjacency(some)[reads], len(targets))
-            stays &= kept | ~np.isin(targets, rows)
-        return sources[stays], targets[stays]
+            retained = self.retained_edge(edge)
+            is_read = False if retained is None else np.resize(self.word_adjacency(retained)[reads], len(targets))
+            is_retained &= is_read | ~np.isin(targets, rows)
+        return sources[is_retained], targets[is_retained]
 
     def _declared_arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids, tuple[Indices, Indices]]:
         """Parents and children as the declaration joins them, and the words of either, which repeat for each plate."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
-        own, there = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
-        i, j = self.word_adjacency(edge)[np.ix_(own, there)].nonzero()
-        reads = own[i], there[j]
+        child_words, parent_words = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
+        i, j = self.word_adjacency(edge)[np.ix_(child_words, parent_words)].nonzero()
+        reads = child_words[i], parent_words[j]
         size = np.int32 if len(self) < 2**31 else np.int64
         into, out = (
             dict(zip(self.axes(f), compute_strides(self.shapes[f.index]), strict=True)) for f in (child, parent)
@@ -330,43 +332,47 @@ class GroundGraph:
 
     def parents(self, node: int) -> list[int]:
         """The parents of a node, in the order of its family's arrows."""
-        found = self._parents_cache.get(node)
-        if found is None:
-            found = self._compute_parents(node)
-            if len(found) <= MAX_CACHED_PARENTS and len(self._parents_cache) < MAX_CACHED_NODES:
-                self._parents_cache[node] = found
-        return found.copy()
+        parents = self._parents_cache.get(node)
+        if parents is None:
+            parents = self._compute_parents(node)
+            if len(parents) <= MAX_CACHED_PARENTS and len(self._parents_cache) < MAX_CACHED_NODES:
+                self._parents_cache[node] = parents
+        return parents.copy()
 
     def _compute_parents(self, node: int) -> list[int]:
         """The parents, without an array for each: `_pairs` takes three times as long for the few of one node."""
         if node in self.cut_nodes:
             return []
-        own, found = self._indices_by_axis(node), list[int]()
-        for bundle in self.template.in_edges[self.group_of(node).index]:
-            parent, there = self.template.groups[bundle.parent], self.word_adjacency(bundle)[own.get(WORD, 0)]
+        node_indices, parents = self._indices_by_axis(node), list[int]()
+        for edge in self.template.in_edges[self.group_of(node).index]:
+            parent, is_read = self.template.groups[edge.parent], self.word_adjacency(edge)[node_indices.get(WORD, 0)]
             if node in self.retained_parents:
-                kept = self.retained_edge(bundle)
-                there = there & self.word_adjacency(kept)[own.get(WORD, 0)] if kept is not None else there[:0]
-            words = np.flatnonzero(there).tolist()
+                retained = self.retained_edge(edge)
+                is_read = (
+                    is_read & self.word_adjacency(retained)[node_indices.get(WORD, 0)]
+                    if retained is not None
+                    else is_read[:0]
+                )
+            words = np.flatnonzero(is_read).tolist()
             if not words:  # also of a parent without words
                 continue
-            base = [int(self.offsets[parent.index])]
+            ids = [int(self.offsets[parent.index])]
             shape = self.shapes[parent.index]
             for axis, size, step in zip(self.axes(parent), shape, compute_strides(shape), strict=True):
-                picks = words if axis == WORD else [own[axis]] if axis in own else range(size)
-                base = [at + i * step for at in base for i in picks]
-            found += base
-        return found
+                picks = words if axis == WORD else [node_indices[axis]] if axis in node_indices else range(size)
+                ids = [k + i * step for k in ids for i in picks]
+            parents += ids
+        return parents
 
     def children(self, node: int) -> list[int]:
         """The children of a node."""
         outer = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
-        found: list[int] = []
-        for bundle in self.template.out_edges[self.group_of(node).index]:
-            found.extend(
-                self._arrows_between(bundle, self.select_indices(self.template.groups[bundle.child]), outer)[1].tolist()
+        children: list[int] = []
+        for edge in self.template.out_edges[self.group_of(node).index]:
+            children.extend(
+                self._arrows_between(edge, self.select_indices(self.template.groups[edge.child]), outer)[1].tolist()
             )
-        return found
+        return children
 
 
 def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:

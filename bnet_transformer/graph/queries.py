@@ -204,11 +204,9 @@ class StructureQueries:
         >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
         (False, True)
         """
-        question = self._build_query(x, y, given)
-        is_separated = bool(are_separated(self._graph, [question], self._closure_groups(deterministic))[0])
-        left, right, known = (
-            tuple(self._format_names(sorted(part))) for part in (question.x, question.y, question.given)
-        )
+        query = self._build_query(x, y, given)
+        is_separated = bool(are_separated(self._graph, [query], self._closure_groups(deterministic))[0])
+        left, right, known = (tuple(self._format_names(sorted(part))) for part in (query.x, query.y, query.given))
         return Separation(is_separated, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
@@ -223,13 +221,13 @@ class StructureQueries:
         >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
         array([False,  True])
         """
-        closing = self._closure_groups(deterministic)
+        closure = self._closure_groups(deterministic)
         if isinstance(questions, str) or not isinstance(questions, Sequence):
             raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", actual=questions)
         for question in questions:
             if isinstance(question, str) or not isinstance(question, Sequence) or not 2 <= len(question) <= 3:
                 raise BNetError("question", expected="(x, y) or (x, y, given)", actual=question)
-        return are_separated(self._graph, [self._build_query(*question) for question in questions], closing)
+        return are_separated(self._graph, [self._build_query(*question) for question in questions], closure)
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
         """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
@@ -243,8 +241,8 @@ class StructureQueries:
         >>> s.find_minimal_separator("x_0_0", "x_1_1")
         ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
         """
-        question = self._build_query(x, y)
-        nodes = find_minimal_separator(self._graph, question.x, question.y)
+        query = self._build_query(x, y)
+        nodes = find_minimal_separator(self._graph, query.x, query.y)
         return None if nodes is None else self._format_names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
@@ -340,9 +338,9 @@ def parse_names(subject: str, names: object) -> tuple[str, ...]:
 
 def has_path(ground: GroundGraph, x: int, y: int) -> bool:
     """True where a path of arrows leads from x to y."""
-    thin = thin_graph(ground, [{x, y}])
-    ((source, target),) = thin.to_thinned([[x, y]])
-    return target in descendants(thin.apply_surgery(), [source])
+    thinned = thin_graph(ground, [{x, y}])
+    ((source, target),) = thinned.to_thinned([[x, y]])
+    return target in descendants(thinned.apply_surgery(), [source])
 
 
 def find_active_trail(
@@ -351,9 +349,9 @@ def find_active_trail(
     """A shortest active trail from x to y given others, or None where they are separated (with these `functional_groups`)."""
     if are_separated(ground, [query], functional_groups)[0]:
         return None
-    thin = thin_graph(ground, [query.nodes])
-    small = thin.apply_surgery()
-    x, y, given = (set(thin.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
+    thinned = thin_graph(ground, [query.nodes])
+    small = thinned.apply_surgery()
+    x, y, given = (set(thinned.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
     opened = given | set(ancestors(small, given))
     cut = pack_cuts(small, small, [small.cut_nodes], [small.retained_parents])
     blocked = set(
@@ -361,25 +359,27 @@ def find_active_trail(
             deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
         ).tolist()
     )
-    came = {(node, True): (node, True) for node in sorted(x)}  # whence the ball came; where it starts, from there
-    queue = deque(came)
+    predecessors = {
+        (node, True): (node, True) for node in sorted(x)
+    }  # whence the ball came; where it starts, from there
+    queue = deque(predecessors)
     while queue:
         state = queue.popleft()
-        node, rising = state
+        node, going_up = state
         if node in y and node not in blocked:
             steps = [state]
-            while came[steps[-1]] != steps[-1]:
-                steps.append(came[steps[-1]])
-            names = tuple(ground.name(thin.to_full(node)) for node, _ in reversed(steps))
-            return Trail(names, tuple(not rising for _, rising in reversed(steps[:-1])))
-        after: list[tuple[int, bool]] = []
-        if (rising and node not in blocked) or (not rising and node in opened):
-            after += [(parent, True) for parent in small.parents(node)]
+            while predecessors[steps[-1]] != steps[-1]:
+                steps.append(predecessors[steps[-1]])
+            names = tuple(ground.name(thinned.to_full(node)) for node, _ in reversed(steps))
+            return Trail(names, tuple(not going_up for _, going_up in reversed(steps[:-1])))
+        next_states: list[tuple[int, bool]] = []
+        if (going_up and node not in blocked) or (not going_up and node in opened):
+            next_states += [(parent, True) for parent in small.parents(node)]
         if node not in blocked:
-            after += [(child, False) for child in small.children(node)]
-        for step in after:
-            if step not in came:
-                came[step] = state
+            next_states += [(child, False) for child in small.children(node)]
+        for step in next_states:
+            if step not in predecessors:
+                predecessors[step] = state
                 queue.append(step)
     return None
 
@@ -390,20 +390,20 @@ def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[
     It is the part of their ancestors that balls from x meet, and of that part what balls from y meet
     (van der Zander and Liskiewicz 2020).
     """
-    above = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
+    ancestral = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
     inside, cut = (
-        pack_queries(ground, 1, [above]),
+        pack_queries(ground, 1, [ancestral]),
         pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents]),
     )
     sources, targets = pack_queries(ground, 1, [x]), pack_queries(ground, 1, [y])
     given = inside & ~sources & ~targets
-    met = bayes_ball(ground, sources, given, given, cut, inside)
-    if (met & targets).any():
+    reached = bayes_ball(ground, sources, given, given, cut, inside)
+    if (reached & targets).any():
         return None
-    given &= met
+    given &= reached
     given &= bayes_ball(ground, targets, given, given, cut, inside)
-    found: list[int] = nodes_of_first_query(given).tolist()
-    return found
+    separator: list[int] = nodes_of_first_query(given).tolist()
+    return separator
 
 
 def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_LIMIT) -> list[int] | None:
@@ -415,11 +415,11 @@ def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_L
 
     if y in ground.children(x):
         return None
-    count, most = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
+    count, max_words = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
     while True:
         graph = _build_path_graph(ground, x, y, count, limit)
         cut = sorted(nx.minimum_node_cut(graph, x, y)) if x in graph and nx.has_path(graph, x, y) else []
-        if count >= most or y not in descendants(ground.surgery({*ground.cut_nodes, *cut}), [x]):
+        if count >= max_words or y not in descendants(ground.surgery({*ground.cut_nodes, *cut}), [x]):
             return cut
         count *= 2
 
@@ -428,19 +428,19 @@ def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limi
     """The arrows on paths from x to y among the first words and those of x and y."""
     import networkx as nx
 
-    own = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
+    words_of_stack = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
     for node in (x, y):
-        family, index = ground.unravel_index(node)
-        if family.word_stack is not None:
-            own[family.word_stack].add(index[-1])
-    selection = NodeSelection(words={stack: sorted(words) for stack, words in own.items()})
-    between = np.zeros(len(ground), dtype=bool)
-    between[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
+        group, index = ground.unravel_index(node)
+        if group.word_stack is not None:
+            words_of_stack[group.word_stack].add(index[-1])
+    selection = NodeSelection(words={stack: sorted(words) for stack, words in words_of_stack.items()})
+    on_path = np.zeros(len(ground), dtype=bool)
+    on_path[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
     if (arrows := ground.count_arrows(selection)) > limit:
-        got, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
-        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=got, allowed=allowed)
+        actual, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
+        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=actual, allowed=allowed)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
-        inside = between[sources] & between[targets]
+        inside = on_path[sources] & on_path[targets]
         graph.add_edges_from(zip(sources[inside].tolist(), targets[inside].tolist(), strict=True))
     return graph

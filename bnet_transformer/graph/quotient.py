@@ -58,22 +58,22 @@ def shrink(
     if callable(boxes):
         naming = boxes
     else:
-        told = check_mapping("boxes", boxes if boxes is not None else "None")
-        for name in told:
+        mapping = check_mapping("boxes", boxes if boxes is not None else "None")
+        for name in mapping:
             ground.parse_name(name)
-        naming = lambda name: told.get(name, name)  # noqa: E731
+        naming = lambda name: mapping.get(name, name)  # noqa: E731
     arrows = ground.count_arrows(selection)
     if arrows > MAX_ARROWS:
         raise BudgetError("shrinking", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, allowed="fewer words")
-    kept = [
+    nodes = [
         node
-        for family in ground.template.groups
-        if ground.is_selected(family, selection)
-        for node in ground.select_nodes(family, selection).tolist()
+        for group in ground.template.groups
+        if ground.is_selected(group, selection)
+        for node in ground.select_nodes(group, selection).tolist()
     ]
     label = np.full(len(ground), -1, dtype=np.int64)
     order: dict[str, int] = {}
-    for node in kept:
+    for node in nodes:
         name = naming(ground.name(node))
         if not isinstance(name, str) or not name:
             raise BNetError("boxes", expected="the name of a box, a string", actual=name)

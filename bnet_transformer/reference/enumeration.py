@@ -45,9 +45,9 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
 def values(model: GroundModel, node: int, fixed: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
     """The value of a node for each joint state of the choices that decide it: `[*states, *shape]`."""
     fixed = get_fixed(model, fixed)
-    free = find_open_choices(model, [node], fixed)
-    found = torch.stack([run.value(node) for run in enumerate_runs(model, free, fixed, budget)])
-    return found.reshape((*(model.count_states(choice) for choice in free), *found.shape[1:]))
+    choices = find_open_choices(model, [node], fixed)
+    stacked = torch.stack([run.value(node) for run in enumerate_runs(model, choices, fixed, budget)])
+    return stacked.reshape((*(model.count_states(choice) for choice in choices), *stacked.shape[1:]))
 
 
 def log_evidence(
@@ -62,14 +62,14 @@ def log_evidence(
     Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
     reproduced (`is_close`) or is impossible. Impossible evidence is an error that names the node.
     """
-    settled = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
-    asked = [] if query is None or query in evidence else [query]
-    free = find_open_choices(model, [*evidence, *asked], settled, include_ancestors=True)
+    fixed = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
+    query_nodes = [] if query is None or query in evidence else [query]
+    choices = find_open_choices(model, [*evidence, *query_nodes], fixed, include_ancestors=True)
     size = 1 if query is None else model.count_states(query)
     totals = torch.full((len(evidence) + 1, size), -math.inf, dtype=torch.float64)
-    for run in enumerate_runs(model, free, settled, budget):
+    for run in enumerate_runs(model, choices, fixed, budget):
         state = 0 if query is None else int(run.states[query])
-        totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, free, evidence, atol).cumsum(0))
+        totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, choices, evidence, atol).cumsum(0))
     for k in range(len(evidence)):
         if torch.logsumexp(totals[k + 1], 0) == -math.inf:
             raise impossible_evidence_error(model, evidence, k)
@@ -96,12 +96,12 @@ def posterior(
 def _log_terms(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
     """`log P(the free choices)`, then the log probability of each piece of evidence in the run."""
     terms = [sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64))]
-    for node, seen in evidence.items():
-        if is_fixed(run.model, node, seen):
+    for node, observed in evidence.items():
+        if is_fixed(run.model, node, observed):
             terms.append(run.log_prob(node))
         else:
-            made = run.value(node)
-            is_same = bool(is_close(made, seen, atol, made.dim()))
+            computed = run.value(node)
+            is_same = bool(is_close(computed, observed, atol, computed.dim()))
             terms.append(torch.tensor(0.0 if is_same else -math.inf, dtype=torch.float64))
     return torch.stack(terms)
 
@@ -120,5 +120,5 @@ def is_close(computed: Tensor, observed: Tensor, atol: float, event_dims: int) -
     dims = tuple(range(-event_dims, 0))
     greatest = torch.maximum(computed.detach().abs(), observed.abs())
     greatest = greatest.amax(dims, keepdim=True) if event_dims else greatest
-    near = (computed - observed).abs() <= atol + RTOL.get(computed.dtype, 0.0) * greatest
-    return near.all(dims) if event_dims else near
+    is_within = (computed - observed).abs() <= atol + RTOL.get(computed.dtype, 0.0) * greatest
+    return is_within.all(dims) if event_dims else is_within

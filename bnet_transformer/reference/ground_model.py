@@ -58,8 +58,8 @@ class GroundModel:
         rows = {node: row for node, row in self.attention_rows.items() if node not in interventions}
         do |= {node: value for node, value in interventions.items() if isinstance(value, Tensor)}
         rows |= {node: value.weights for node, value in interventions.items() if isinstance(value, AttentionRow)}
-        kept = {node: _retained_reaches(self.spec(node)) for node in rows}
-        return replace(self, ground=self.ground.surgery(do, kept), do=do, attention_rows=rows)
+        retained = {node: _retained_reaches(self.spec(node)) for node in rows}
+        return replace(self, ground=self.ground.surgery(do, retained), do=do, attention_rows=rows)
 
 
 def find_slot_parents(
@@ -71,20 +71,24 @@ def find_slot_parents(
     one that a selector picks out of reach (which has probability zero).
     """
     ground, parent_group = model.ground, model.network.specs[parent.index].group
-    own = dict(zip(ground.axes(spec.group), index, strict=True))
+    node_indices = dict(zip(ground.axes(spec.group), index, strict=True))
     options: list[list[int]] = []
     words: list[int] = []
     for plate in parent_group.plates:
-        picked = _selected_entry(model, spec, index, parent, plate, states)
-        wide = list(range(ground.template.plate_sizes[plate]))
-        options.append(wide if plate in parent.over and picked is None else [own[plate] if picked is None else picked])
+        selected = _selected_entry(model, spec, index, parent, plate, states)
+        entries = list(range(ground.template.plate_sizes[plate]))
+        options.append(
+            entries
+            if plate in parent.over and selected is None
+            else [node_indices[plate] if selected is None else selected]
+        )
     if parent_group.word_stack is not None:
         row = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])[
-            own.get(WORD, 0)
+            node_indices.get(WORD, 0)
         ]
         words = np.flatnonzero(row).tolist()
-        picked = _selected_entry(model, spec, index, parent, WORD, states)
-        words = words if picked is None else [word for word in words if word == picked]
+        selected = _selected_entry(model, spec, index, parent, WORD, states)
+        words = words if selected is None else [word for word in words if word == selected]
         if not words and WORD not in parent.over:
             return (), [-1], []
         options.append(words)
@@ -106,12 +110,12 @@ def _selected_entry(
     selector = dict(parent.pick).get(plate)
     if selector is None:
         return None
-    chooser, own = model.network.specs[selector], dict(zip(model.ground.axes(spec.group), index, strict=True))
-    at = tuple(own[axis] for axis in model.ground.axes(chooser.group))
-    node = model.ground.ravel_index(chooser.group, at)
+    chooser, node_indices = model.network.specs[selector], dict(zip(model.ground.axes(spec.group), index, strict=True))
+    selector_index = tuple(node_indices[axis] for axis in model.ground.axes(chooser.group))
+    node = model.ground.ravel_index(chooser.group, selector_index)
     state = model.do.get(node, states.get(node))
     if state is None and chooser.tpm.kind == "input":
-        state = model.inputs[chooser.group.name][at]
+        state = model.inputs[chooser.group.name][selector_index]
     if state is None:
         raise EvidenceError(model.ground.name(node), expected="a state, for it is random", actual="none")
     return int(state)
@@ -122,17 +126,17 @@ def evaluation_order(
 ) -> list[int]:
     """The nodes on which a value depends, itself last, that are not known yet; a node with a state needs no parent."""
     order: list[int] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack = [(node, False)]
     while stack:
-        at, ready = stack.pop()
-        if ready:
-            order.append(at)
-        elif at not in seen and at not in computed:
-            seen.add(at)
-            stack.append((at, True))
-            above = [] if at in states else parents(model, at)
-            stack.extend((parent, False) for parent in above if parent not in computed)
+        current, is_expanded = stack.pop()
+        if is_expanded:
+            order.append(current)
+        elif current not in visited and current not in computed:
+            visited.add(current)
+            stack.append((current, True))
+            node_parents = [] if current in states else parents(model, current)
+            stack.extend((parent, False) for parent in node_parents if parent not in computed)
     return order
 
 
@@ -143,11 +147,13 @@ def parents(model: GroundModel, node: int) -> list[int]:
 
 def attention_parents(model: GroundModel, node: int) -> list[int]:
     """The parents of a node on which its reading `P(j | i)` depends."""
-    member, _ = locate_node(model, node)
-    slots = member.tpm.attention_slots() if node not in model.attention_rows else ()
-    families = {given.index for given in member.parents if given.slot in slots}
-    families |= {selector for given in member.parents if given.slot in slots for _, selector in given.pick}
-    return [parent for parent in parents(model, node) if model.ground.group_of(parent).index in families]
+    spec, _ = locate_node(model, node)
+    slots = spec.tpm.attention_slots() if node not in model.attention_rows else ()
+    groups = {parent_spec.index for parent_spec in spec.parents if parent_spec.slot in slots}
+    groups |= {
+        selector for parent_spec in spec.parents if parent_spec.slot in slots for _, selector in parent_spec.pick
+    }
+    return [parent for parent in parents(model, node) if model.ground.group_of(parent).index in groups]
 
 
 def find_open_choices(
@@ -157,25 +163,25 @@ def find_open_choices(
     their distributions in turn."""
     discrete = frozenset(m.group.index for m in model.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in model.do]
-    ends, stops = ((), ()) if include_ancestors else (discrete, fixed)
-    found = {*start, *ancestors(model.ground, start, ends, stops)}
-    open_ = (node for node in found if node not in fixed and node not in model.do)
-    return sorted(node for node in open_ if model.ground.group_of(node).index in discrete)
+    blocked_groups, blocked_nodes = ((), ()) if include_ancestors else (discrete, fixed)
+    reached = {*start, *ancestors(model.ground, start, blocked_groups, blocked_nodes)}
+    candidates = (node for node in reached if node not in fixed and node not in model.do)
+    return sorted(node for node in candidates if model.ground.group_of(node).index in discrete)
 
 
 def find_readable_words(model: GroundModel, node: int) -> list[int]:
     """The words that a node may read whose state is a word."""
-    member, index = locate_node(model, node)
-    read = member.word_parents[0]
-    words = model.ground.word_counts[model.network.get_source_stack(member)]
-    row = index[-1] if member.group.word_stack is not None else 0
-    found: list[int] = np.flatnonzero(read.reach.matrix(_count_words(model, member), words)[row]).tolist()
-    return found
+    spec, index = locate_node(model, node)
+    parent = spec.word_parents[0]
+    words = model.ground.word_counts[model.network.get_source_stack(spec)]
+    row = index[-1] if spec.group.word_stack is not None else 0
+    readable: list[int] = np.flatnonzero(parent.reach.matrix(_count_words(model, spec), words)[row]).tolist()
+    return readable
 
 
 def get_fixed(model: GroundModel, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """The evidence that says outright what a random node came to."""
-    return {node: seen for node, seen in evidence.items() if is_fixed(model, node, seen)}
+    return {node: observed for node, observed in evidence.items() if is_fixed(model, node, observed)}
 
 
 def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
@@ -187,17 +193,17 @@ def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
     """What a node still reads that reads by a row: the families of its values and its residual, with their reaches."""
     assert isinstance(spec.tpm, Attention)
-    kept: dict[int, tuple[Reach, ...]] = {}
-    for given in spec.parents:
-        if given.slot in spec.tpm.mixed_slots():
-            kept[given.index] = tuple(dict.fromkeys((*kept.get(given.index, ()), given.reach)))
-    return kept
+    retained: dict[int, tuple[Reach, ...]] = {}
+    for parent in spec.parents:
+        if parent.slot in spec.tpm.mixed_slots():
+            retained[parent.index] = tuple(dict.fromkeys((*retained.get(parent.index, ()), parent.reach)))
+    return retained
 
 
 def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...]]:
     """The member to which a node belongs, and its index there."""
-    family, index = model.ground.unravel_index(node)
-    return model.network.specs[family.index], index
+    group, index = model.ground.unravel_index(node)
+    return model.network.specs[group.index], index
 
 
 def _count_words(model: GroundModel, spec: NodeSpec) -> int:

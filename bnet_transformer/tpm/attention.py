@@ -45,8 +45,8 @@ class _ScoredAttention(TPM):
     normaliser = Normaliser()
 
     def attention_slots(self) -> tuple[str, ...]:
-        own, read = self.score.roles
-        pair = (own, f"{read}.") if self.over == "keys" else (f"{own}.", read)
+        self_role, read_role = self.score.roles
+        pair = (self_role, f"{read_role}.") if self.over == "keys" else (f"{self_role}.", read_role)
         return (*pair, *self.score.extra_slots, *(("b",) if self.bias else ()))
 
     def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
@@ -72,8 +72,8 @@ class _ScoredAttention(TPM):
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
         """The matrix products of the scores."""
         query, key, *extra = self.attention_parents(parents)
-        own, read = (query, key) if self.over == "keys" else (key, query)
-        return self.score.products(own, read, *(extra[:-1] if self.bias else extra))
+        self_parent, read_parent = (query, key) if self.over == "keys" else (key, query)
+        return self.score.products(self_parent, read_parent, *(extra[:-1] if self.bias else extra))
 
     @property
     def _read_slot(self) -> str:
@@ -100,13 +100,13 @@ class _ScoredAttention(TPM):
         mask = s.mask(read) if s.form != "word" else ""
         if s.form in ("row", "column"):
             s.define(rf"\operatorname{{softmax}} \text{{ acts on each {s.form}}}")
-        below = [r"\text{queries}"] if queries else []
-        below += ["j"] if s.form == "einstein" else []
-        return scores + (f" + {mask}" if mask else ""), add_scripts(r"\operatorname{softmax}", below)
+        subscripts = [r"\text{queries}"] if queries else []
+        subscripts += ["j"] if s.form == "einstein" else []
+        return scores + (f" + {mask}" if mask else ""), add_scripts(r"\operatorname{softmax}", subscripts)
 
     def _softmax_latex(self, s: Symbols, numerator: Symbols) -> str:
         """The softmax of one word, written out: the scores of `numerator` over the sum of all."""
-        over, under = (self._scores_latex(each)[0] for each in (numerator, s.with_primes()))
+        over, under = (self._scores_latex(symbols)[0] for symbols in (numerator, s.with_primes()))
         short = self.bias is None and self.score == Dot()
         e = "e^{%s}" if short else r"\exp\left(%s\right)"
         return rf"\frac{{{e % over}}}{{{s.with_primes().sum(self._read_slot)} {e % under}}}"
@@ -141,8 +141,8 @@ class Attention(_ScoredAttention):
     def shape(self, *parents: Parent) -> Shape:
         read, v = self._check_parents(parents), parents[2]
         if (read.stack_reach, read.over) != (v.stack_reach, v.over):
-            wanted = f"values of the words that are read, as {read.name} ({_describe_words(read)})"
-            raise BNetError(v.name, expected=wanted, actual=_describe_words(v))
+            expected = f"values of the words that are read, as {read.name} ({_describe_words(read)})"
+            raise BNetError(v.name, expected=expected, actual=_describe_words(v))
         width = check_vector(v)
         if self.residual:
             check_vector(parents[-1], width, reason="the residual is added to the mix")
@@ -175,17 +175,17 @@ class Attention(_ScoredAttention):
         s.require_over_words(read, "v.")
         if self.over == "queries" and softmax:
             s.define(r"\text{the softmax runs over queries: word } i \text{ is the key (q and k have changed roles)}")
-        rest = f" + {s.of('x')}" if self.residual else ""
+        residual = f" + {s.of('x')}" if self.residual else ""
         v = s.of("v.")
         if s.form == "word":
             mix = self._word_latex(s, read)
-            return s.equals(f"{{{mix}}}{rest}" if rest else mix)
+            return s.equals(f"{{{mix}}}{residual}" if residual else mix)
         scores, name = self._scores_latex(s)
         value = rf"{name}\left({scores}\right)"
         gate = "" if softmax else s.mask(read, "B")
         if gate:
             value = f"{gate} {value}" if s.form == "einstein" else rf"\left({gate} \odot {value}\right)"
-        return s.equals((f"{value} {v}" if s.form == "row" else f"{v} {value}") + rest)
+        return s.equals((f"{value} {v}" if s.form == "row" else f"{v} {value}") + residual)
 
     def _word_latex(self, s: Symbols, read: str) -> str:
         """The chapter's own telling: the mix of values under the attention TPM, which is their mean given i."""
@@ -193,10 +193,10 @@ class Attention(_ScoredAttention):
         if self.normaliser.kind != "softmax":
             scores, name = self._scores_latex(s)
             return rf"{total} {v} \, {name}\left({scores}\right)"
-        given = s.index_letters(read) + (rf" \mid {s.node.word}" if s.node.word else "")
+        condition = s.index_letters(read) + (rf" \mid {s.node.word}" if s.node.word else "")
         over = "" if self.over == "keys" else r"\ \text{(softmax over the queries)}"
-        weights = rf"\underbrace{{{self._softmax_latex(s, s)}}}_{{P({given}){over}}}"
-        return rf"\underbrace{{{total} {v} \, {weights}}}_{{\mathbb{{E}}_{{{given}}}[{v}]}}"
+        weights = rf"\underbrace{{{self._softmax_latex(s, s)}}}_{{P({condition}){over}}}"
+        return rf"\underbrace{{{total} {v} \, {weights}}}_{{\mathbb{{E}}_{{{condition}}}[{v}]}}"
 
     @property
     def can_read_empty(self) -> bool:
@@ -277,8 +277,8 @@ def unpack_lower(packed: Tensor, dim: int) -> Tensor:
     i = torch.arange(dim, device=packed.device)
     row, column = i[:, None], i[None, :]
     below = column < row
-    place = torch.where(below, row * (row - 1) // 2 + column, 0)
-    return torch.where(below, packed[..., place], 0.0)
+    index = torch.where(below, row * (row - 1) // 2 + column, 0)
+    return torch.where(below, packed[..., index], 0.0)
 
 
 @final
@@ -327,8 +327,8 @@ class Triangular(VectorMap):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         (width,) = self.shape(*parents)
-        found = {"packed": Parameter((packed_size(width),), initial_spread((width,), self.spread))}
-        return found | ({"bias": Parameter((width,), fill=0.0)} if self.bias else {})
+        parameters = {"packed": Parameter((packed_size(width),), initial_spread((width,), self.spread))}
+        return parameters | ({"bias": Parameter((width,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
@@ -367,8 +367,8 @@ class Cayley(TPM):
         check_single_axis(z)
         width = check_vector(z)
         if z.stack_reach is None or z.stack_reach[1].kind != "every":
-            got = z.form if z.stack_reach is None else f"reach {z.stack_reach[1]}"
-            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", actual=got)
+            actual = z.form if z.stack_reach is None else f"reach {z.stack_reach[1]}"
+            raise BNetError(z.name, expected="every word (C pairs all words with all: reach 'every')", actual=actual)
         if check_matrix(A) != (width, width):
             raise BNetError(A.name, expected=f"a matrix of shape {(width, width)}, for {z.name}", actual=A.form)
         return (width,)
@@ -382,9 +382,9 @@ class Cayley(TPM):
         return Product((z, A), (width, width)), pairs, factors, pairs
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        own = context.read_indices["z."] == context.word[..., None]
+        is_self = context.read_indices["z."] == context.word[..., None]
         mixed = self.mix(context.read_indices["z."], context.mask["z."], *parents)
-        return torch.einsum("...m,...md->...d", own.to(mixed.dtype), mixed)
+        return torch.einsum("...m,...md->...d", is_self.to(mixed.dtype), mixed)
 
     def mix(self, read_indices: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
         """All words of the collection after the mix, `[..., m, d]`; without a mask all of them are there.
@@ -398,10 +398,10 @@ class Cayley(TPM):
             Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
         C = self.correlation(read_indices, Z, A)
         one = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-        solved, failed = torch.linalg.solve_ex(one + C.mT, Z)
-        lost = (failed != 0) | (C.abs().amax((-2, -1)) > MAX_CORRELATION)
-        solved = solved.masked_fill(lost[..., None, None], torch.nan)
-        mixed: Tensor = (2 * solved - Z).to(z.dtype)
+        solution, info = torch.linalg.solve_ex(one + C.mT, Z)
+        is_invalid = (info != 0) | (C.abs().amax((-2, -1)) > MAX_CORRELATION)
+        solution = solution.masked_fill(is_invalid[..., None, None], torch.nan)
+        mixed: Tensor = (2 * solution - Z).to(z.dtype)
         return mixed.contiguous()  # solve leaves it column by column
 
     def correlation(self, read_indices: Tensor, z: Tensor, A: Tensor) -> Tensor:

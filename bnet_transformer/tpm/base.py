@@ -67,8 +67,8 @@ class Parent:
         """The parent as an error message says it."""
         if self.states == 0:
             return "as many states as words"
-        what = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
-        return what + "".join(f" over every {plate}" for plate, _ in self.over)
+        form = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
+        return form + "".join(f" over every {plate}" for plate, _ in self.over)
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Parameter:
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
-            wanted = f"finite numbers, one or of shape {self.shape}"
-            raise BNetError("fill of a parameter", expected=wanted, actual=self.fill)
+            expected = f"finite numbers, one or of shape {self.shape}"
+            raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
         set_frozen(self, fill=_to_tuples(fill.tolist()))
 
 
@@ -227,8 +227,8 @@ class TPM(CheckedDataclass, abc.ABC):
 
     def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
         """`log P(value | parents)` of a continuous node; a TPM may write it shorter than its distribution does."""
-        found: Tensor = self.distribution(context, *parents).log_prob(value)
-        return found
+        log_prob: Tensor = self.distribution(context, *parents).log_prob(value)
+        return log_prob
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
@@ -292,10 +292,10 @@ def initial_spread(shape: Shape, spread: float | None) -> float:
 
 def check_vector(parent: Parent, width: int | None = None, *, reason: str = "") -> int:
     """The width of a parent that must be a vector (of that width)."""
-    wanted = "a vector" if width is None else f"a vector of width {width}"
-    wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
-    if parent.states is not None or len(parent.shape) != 1 or wrong_width:
-        raise BNetError(parent.name, expected=wanted + (f" ({reason})" if reason else ""), actual=parent.form)
+    expected = "a vector" if width is None else f"a vector of width {width}"
+    has_wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
+    if parent.states is not None or len(parent.shape) != 1 or has_wrong_width:
+        raise BNetError(parent.name, expected=expected + (f" ({reason})" if reason else ""), actual=parent.form)
     return parent.shape[0]
 
 
@@ -321,6 +321,6 @@ def check_discrete(parent: Parent) -> int:
 
 def check_shape(subject: str, shape: object) -> Shape:
     """A value's shape, from a number or a tuple of numbers."""
-    told = shape.tolist() if isinstance(shape, np.ndarray) else shape
-    sizes = told if isinstance(told, Sequence) and not isinstance(told, str) else (told,)
+    values = shape.tolist() if isinstance(shape, np.ndarray) else shape
+    sizes = values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     return tuple(check_int(subject, size) for size in sizes)

@@ -21,10 +21,10 @@ def check_positive(subject: str, value: object) -> float:
 
 def check_below_one(subject: str, value: object) -> float:
     """A probability that is not 1."""
-    found = check_float(subject, value)
-    if not 0 <= found < 1:
+    probability = check_float(subject, value)
+    if not 0 <= probability < 1:
         raise BNetError(subject, expected="a probability below 1", actual=value)
-    return found
+    return probability
 
 
 def min_int(minimum: int) -> Check:
@@ -69,13 +69,13 @@ def named(subject: str, check: Check) -> Check:
 @cache
 def get_checks(cls: type) -> dict[str, Check]:
     """The checks of the fields of a class, which stand beside their types: `dim: Annotated[int, whole]`."""
-    found: dict[str, Check] = {}
+    checks: dict[str, Check] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("bnet_transformer."):  # a stranger's annotations may have no meaning out here
             for name, hint in inspect.get_annotations(base, eval_str=True).items():
                 for check in getattr(hint, "__metadata__", ()):
-                    found[name] = check
-    return found
+                    checks[name] = check
+    return checks
 
 
 @dataclass(frozen=True)

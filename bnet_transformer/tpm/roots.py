@@ -58,8 +58,8 @@ class Patches(CheckedDataclass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.high > self.rows or self.wide > self.columns:
-            wanted = f"at most the image, {self.rows} x {self.columns}"
-            raise BNetError("patches", expected=wanted, actual=f"{self.high} x {self.wide}")
+            expected = f"at most the image, {self.rows} x {self.columns}"
+            raise BNetError("patches", expected=expected, actual=f"{self.high} x {self.wide}")
 
     @property
     def num_patch_rows(self) -> int:
@@ -88,12 +88,12 @@ class Patches(CheckedDataclass):
 
     def patchify(self, image: Tensor) -> Tensor:
         """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
-        wanted = (self.channels, self.rows, self.columns)
-        if tuple(image.shape) != wanted:
-            raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", actual=tuple(image.shape))
-        kept = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
-        cut = kept.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
-        words = cut.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
+        shape = (self.channels, self.rows, self.columns)
+        if tuple(image.shape) != shape:
+            raise BNetError("image", expected=f"[channel, row, column] of shape {shape}", actual=tuple(image.shape))
+        cropped = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
+        patches = cropped.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
+        words = patches.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
         return torch.cat([words.new_zeros(1, self.features), words])
 
 
@@ -214,20 +214,20 @@ class Sinusoid(TPM):
         return (self.dim,)
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        left_out = 0 if self.halves else self.first
-        pairs = (self.dim + left_out + 1) // 2
+        offset = 0 if self.halves else self.first
+        pairs = (self.dim + offset + 1) // 2
         power = torch.arange(pairs, dtype=torch.float64, device=context.word.device) * (2 / self.dim)
         angle = (context.word + self.first).to(torch.float64)[..., None] * self.base**-power
         waves = [angle.sin(), angle.cos()]
-        both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
-        both = both[..., left_out : left_out + self.dim]
-        return (both.to(torch.float32) if self.rounded else both).to(context.dtype)
+        encoding = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
+        encoding = encoding[..., offset : offset + self.dim]
+        return (encoding.to(torch.float32) if self.rounded else encoding).to(context.dtype)
 
     def latex(self, s: Symbols) -> str:
-        place = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
+        position = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
 
         def angle(power: str) -> str:
-            return f"{place} / {format_power(self.base, f'{power}/{self.dim}')}"
+            return f"{position} / {format_power(self.base, f'{power}/{self.dim}')}"
 
         if self.halves:
             half = (self.dim + 1) // 2
@@ -237,7 +237,7 @@ class Sinusoid(TPM):
             if self.first:
                 s.define(rf"\text{{features }} e \text{{ of }} {s.node.plain} \text{{ count from }} 1")
         waves = zip((r"\sin", r"\cos"), rows, strict=True)
-        cases = r" \\ ".join(rf"{wave}({angle(power)}) & {where}" for wave, (power, where) in waves)
+        cases = r" \\ ".join(rf"{wave}({angle(power)}) & {condition}" for wave, (power, condition) in waves)
         return s.indicator(rf"{s.node.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
 
 

@@ -27,7 +27,7 @@ _ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each
     "identity": (lambda x: x, ""),
 }
 ACTIVATIONS = {name: function for name, (function, _) in _ACTIVATION_TABLE.items()}
-ACTIVATION_LATEX = {name: told for name, (_, told) in _ACTIVATION_TABLE.items()}
+ACTIVATION_LATEX = {name: latex for name, (_, latex) in _ACTIVATION_TABLE.items()}
 check_activation = choice(*ACTIVATIONS)
 
 
@@ -91,10 +91,10 @@ class FeedForward(VectorMap):
         maps = {"in": (self.hidden, width), "out": (width, self.hidden)}
         if self.gated:
             maps["gate"] = (self.hidden, width)
-        found = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
+        parameters = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
         if self.bias:
-            found |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
-        return found
+            parameters |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
+        return parameters
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
@@ -194,12 +194,13 @@ class Norm(VectorMap):
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x = parents[0]
         gain, bias = context.parameters.get("gain"), context.parameters.get("bias")
-        own = None if gain is None or gain.dim() > 1 else gain  # a gain for each entry of a plate is applied apart
+        # torch's norms take one gain; where a plate has a gain for each entry, it is applied after them.
+        shared = None if gain is None or gain.dim() > 1 else gain
         if self.form == "layer":
-            scaled = functional.layer_norm(x, x.shape[-1:], own, None if own is None else bias, self.eps)
+            scaled = functional.layer_norm(x, x.shape[-1:], shared, None if shared is None else bias, self.eps)
         else:
-            scaled = functional.rms_norm(x, x.shape[-1:], own, self.eps)
-        if own is not None or gain is None:
+            scaled = functional.rms_norm(x, x.shape[-1:], shared, self.eps)
+        if shared is not None or gain is None:
             return scaled
         return gain * scaled if bias is None else gain * scaled + bias
 
@@ -281,8 +282,9 @@ class Recur(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         spread = (3 * self.dim) ** -0.5  # that of torch's own, which draws from U(-1 / sqrt(dim), 1 / sqrt(dim))
-        found = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in zip("WU", parents, strict=True)}
-        return found | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
+        maps = zip("WU", parents, strict=True)
+        parameters = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in maps}
+        return parameters | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         return tuple(Product((parent,), (self.dim, *parent.shape), has_parameter=True) for parent in parents)

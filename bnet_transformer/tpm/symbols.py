@@ -108,8 +108,8 @@ class Symbol:
 
     def with_accent(self, accent: str) -> Symbol:
         """The same under an accent, `bar` or `hat`."""
-        wide = {"bar": "overline", "hat": "widehat"}
-        return replace(self, base=rf"\{accent if len(self.base) == 1 else wide[accent]}{{{self.base}}}")
+        long_accents = {"bar": "overline", "hat": "widehat"}
+        return replace(self, base=rf"\{accent if len(self.base) == 1 else long_accents[accent]}{{{self.base}}}")
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ class Symbols:
 
     def indicator(self, statement: str) -> str:
         r"""`\mathbb{I}(\, statement \,)`: one where it is true, zero elsewhere."""
-        tall = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
-        left, right = (r"\Big(", r"\Big)") if tall else ("(", ")")
+        needs_big = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
+        left, right = (r"\Big(", r"\Big)") if needs_big else ("(", ")")
         return rf"\mathbb{{I}}{left}\, {statement} \,{right}"
 
     def delta(self, value: str | Symbol) -> str:
