@@ -175,28 +175,20 @@ def _describe_matrices(network: Network, notation: Notation, form: str) -> list[
     vector_roles = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vector_roles:
         return []
-    letters_of = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vector_roles}
-    renamed = [
-        role
-        for role, (vector, matrix) in letters_of.items()
-        if len(matrix) == 1 and matrix not in (vector, vector.upper())
-    ]
+    letters = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vector_roles}
+    renamed = [role for role, (x, X) in letters.items() if len(X) == 1 and X not in (x, x.upper())]
     roles = dict.fromkeys([vector_roles[0], *renamed])
     vectors = [Symbol(*notation.role_letter(role), word="i") for role in roles]
     matrices = [Symbol(*notation.matrix_letter(role), word="i", form=form, is_full_matrix=False) for role in roles]
     pairs = list(zip(matrices, vectors, strict=True))
     match form:
         case "row":
-            return [
-                r"\text{words are rows: } " + r", \quad ".join(f"{matrix} = {vector.T}" for matrix, vector in pairs)
-            ]
+            return [r"\text{words are rows: } " + r", \quad ".join(f"{X} = {x.T}" for X, x in pairs)]
         case "column":
-            return [
-                r"\text{words are columns: } " + r", \quad ".join(f"{matrix} = {vector}" for matrix, vector in pairs)
-            ]
+            return [r"\text{words are columns: } " + r", \quad ".join(f"{X} = {x}" for X, x in pairs)]
         case _:
             entry = rf"{matrices[0]['a']} \text{{ is feature }} a \text{{ of word }} i"
-            descriptions = [rf"{matrix['a']} \text{{ that of }} {vector}" for matrix, vector in pairs[1:]]
+            descriptions = [rf"{X['a']} \text{{ that of }} {x}" for X, x in pairs[1:]]
             return [
                 r", \quad ".join([entry, *descriptions]),
                 r"\text{indices that are repeated, and not on the left, are summed over}",

@@ -93,9 +93,8 @@ class SharedEquation:
         group, tpm, shape = self.representative.group, self.representative.tpm, self.representative.shape
         is_matrix = form in ("row", "column")
         # One matrix equation tells all words where each reads the same things in the same way.
-        is_full_matrix = (
-            is_matrix and group.word_stack is not None and not any(map(self._is_per_word, self.representative.parents))
-        )
+        is_per_word = any(map(self._is_per_word, self.representative.parents))
+        is_full_matrix = is_matrix and group.word_stack is not None and not is_per_word
         discrete = tpm.kind == "discrete"
         if is_matrix and not discrete and len(shape) != 1:
             raise UnsupportedFormError
@@ -125,11 +124,8 @@ class SharedEquation:
         elif tpm.kind == "discrete" and not symbols.is_full_matrix:
             shown = symbols.state
         else:
-            shown = (
-                str(node[FEATURE_LETTERS[: len(self.representative.shape)]])
-                if symbols.form == "einstein"
-                else node.plain
-            )
+            letters = FEATURE_LETTERS[: len(self.representative.shape)]
+            shown = str(node[letters]) if symbols.form == "einstein" else node.plain
         conditions = [slot.lhs for slot in symbols.slots]
         for idx in range(len(symbols.slots)):
             conditions += self._selector_symbols(idx).values()
@@ -193,9 +189,8 @@ class SharedEquation:
         is_matrix = word == "j" or (is_full_matrix and word == "i")
         form = "word" if discrete else form
         sup = self._superscripts(groups, inside)
-        form_symbol = self._build_symbol(
-            group, sup, word, form, is_matrix if group.word_stack is not None else is_full_matrix
-        )
+        is_full = is_matrix if group.word_stack is not None else is_full_matrix
+        form_symbol = self._build_symbol(group, sup, word, form, is_full)
         lhs_sup = self._superscripts(groups, lhs_plates)
         if group.word_stack is None or form == "word":
             lhs = str(self._build_symbol(group, lhs_sup, shown if read == "j" or WORD in parent.over else read))
@@ -262,11 +257,7 @@ def _split_slices(network: Network, specs: Sequence[NodeSpec]) -> list[list[Node
     """The slices of a template into which every arrow comes from one fixed slice, or from one at a fixed distance."""
     steps = [spec.group.step or 0 for spec in specs]
     arrows = [
-        [
-            network.graph.groups[k]
-            for parent in m.parents
-            for k in (parent.index, *(selector for _, selector in parent.pick))
-        ]
+        [network.graph.groups[k] for parent in m.parents for k in (parent.index, *dict(parent.pick).values())]
         for m in specs
     ]
     keys: list[list[int | None]] = [[] for _ in specs]

@@ -101,16 +101,15 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
             for index in component:
                 part = view_group(ground, undetermined, index)
                 if index in functional_groups and template.in_edges[index]:
-                    parts = ((b, view_group(ground, undetermined, b.parent)) for b in template.in_edges[index])
-                    incoming = (propagate_marks(ground, b, bits, cut, up=False) for b, bits in parts)
+                    parts = ((edge, view_group(ground, undetermined, edge.parent)) for edge in template.in_edges[index])
+                    incoming = (propagate_marks(ground, edge, bits, cut, up=False) for edge, bits in parts)
                     fresh = reduce(np.bitwise_or, incoming) & view_group(ground, open_, index)
                 else:
                     fresh = view_group(ground, open_, index)
                 changed |= bool((fresh & ~part).any())
                 part |= fresh
-            if not changed or (
-                len(component) == 1 and all(b.parent != component[0] for b in template.in_edges[component[0]])
-            ):
+            reads_itself = any(edge.parent == component[0] for edge in template.in_edges[component[0]])
+            if not changed or (len(component) == 1 and not reads_itself):
                 break
     return ~undetermined
 
@@ -265,11 +264,8 @@ def bayes_ball(
         for edge in (ground.template.in_edges if up else ground.template.out_edges)[index]:
             other = edge.parent if up else edge.child
             arrived = propagate_marks(ground, edge, bits, cut, up=up)
-            fresh = (
-                arrived & ~by_group[direction][other]
-                if inside is None
-                else arrived & ~by_group[direction][other] & inside[other]
-            )
+            fresh = arrived & ~by_group[direction][other]
+            fresh = fresh if inside is None else fresh & inside[other]
             if fresh.any():
                 by_group[direction][other] |= fresh
                 pending[direction][other] = pending[direction][other] | fresh if other in pending[direction] else fresh

@@ -22,10 +22,7 @@ from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, Templ
 
 MAX_NODES = 2**40
 NO_WORD = np.zeros(1, dtype=np.int64)  # the place of what has no word
-MAX_CACHED_NODES, MAX_CACHED_PARENTS = (
-    2**12,
-    64,
-)  # nodes whose parents are kept once they are asked for, where they are few
+MAX_CACHED_NODES, MAX_CACHED_PARENTS = 2**12, 64  # only short lists of parents are cached
 
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
 Indices = NDArray[Any]
@@ -134,9 +131,7 @@ class GroundGraph:
         if groups is None:
             of_stacks = {f.stem: next(self.iter_names(f)) for f in reversed(self.template.groups) if f.role == stem}
             if of_stacks:  # a role without its stack
-                allowed = ", ".join(
-                    f"{full_stem} (such as {first})" for full_stem, first in reversed(of_stacks.items())
-                )
+                allowed = ", ".join(f"{full} (such as {first})" for full, first in reversed(of_stacks.items()))
                 return UnknownNameError("node", expected="its stack before it", actual=repr(name), allowed=allowed)
             if stem == "c" and "head" in self.template.plate_sizes:
                 allowed = "heads are a plate here: all are summed, none is selected; bt.inclusion tells which matter"
@@ -222,11 +217,8 @@ class GroundGraph:
         """How many arrows lie between the nodes that a selection keeps, from one role to another; none is made."""
         stems = [group.stem for group in self.template.groups]
         edges = self._selected_edges(selection)
-        return sum(
-            self._count_arrows_of_edge(edge, selection)
-            for edge in edges
-            if roles in (None, (stems[edge.parent], stems[edge.child]))
-        )
+        counted = (edge for edge in edges if roles in (None, (stems[edge.parent], stems[edge.child])))
+        return sum(self._count_arrows_of_edge(edge, selection) for edge in counted)
 
     def _selected_edges(self, selection: NodeSelection) -> Iterator[EdgeTemplate]:
         groups = self.template.groups
@@ -246,9 +238,8 @@ class GroundGraph:
         for node in (*self.get_cut_nodes(edge.child), *self.get_partly_cut_nodes(edge.child)):
             node_indices = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
             if all(i in inner[axis] for axis, i in node_indices.items()):
-                total -= len(self._declared_arrows_between(edge, node_indices, outer)[0]) - len(
-                    self._arrows_between(edge, node_indices, outer)[0]
-                )
+                total -= len(self._declared_arrows_between(edge, node_indices, outer)[0])
+                total += len(self._arrows_between(edge, node_indices, outer)[0])
         return total
 
     def _count_word_pairs(self, edge: EdgeTemplate, i: Indices, j: Indices) -> int:
@@ -348,11 +339,8 @@ class GroundGraph:
             parent, is_read = self.template.groups[edge.parent], self.word_adjacency(edge)[node_indices.get(WORD, 0)]
             if node in self.retained_parents:
                 retained = self.retained_edge(edge)
-                is_read = (
-                    is_read & self.word_adjacency(retained)[node_indices.get(WORD, 0)]
-                    if retained is not None
-                    else is_read[:0]
-                )
+                adjacency = None if retained is None else self.word_adjacency(retained)[node_indices.get(WORD, 0)]
+                is_read = is_read[:0] if adjacency is None else is_read & adjacency
             words = np.flatnonzero(is_read).tolist()
             if not words:  # also of a parent without words
                 continue
@@ -369,9 +357,8 @@ class GroundGraph:
         outer = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
         children: list[int] = []
         for edge in self.template.out_edges[self.group_of(node).index]:
-            children.extend(
-                self._arrows_between(edge, self.select_indices(self.template.groups[edge.child]), outer)[1].tolist()
-            )
+            inner = self.select_indices(self.template.groups[edge.child])
+            children.extend(self._arrows_between(edge, inner, outer)[1].tolist())
         return children
 
 

@@ -359,9 +359,7 @@ def find_active_trail(
             deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
         ).tolist()
     )
-    predecessors = {
-        (node, True): (node, True) for node in sorted(x)
-    }  # whence the ball came; where it starts, from there
+    predecessors = {(node, True): (node, True) for node in sorted(x)}  # of a start, itself
     queue = deque(predecessors)
     while queue:
         state = queue.popleft()
