@@ -24,9 +24,9 @@ from bnet_transformer.graph.d_separation import (
     nodes_of_first_query,
     pack_cuts,
     pack_queries,
-    thin_graph,
 )
 from bnet_transformer.graph.ground_graph import GroundGraph, NodeSelection
+from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.graph.traversal import ancestors, descendants, markov_blanket
 
 if TYPE_CHECKING:

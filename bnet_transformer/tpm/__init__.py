@@ -3,13 +3,14 @@
 A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node.
 """
 
-from bnet_transformer.tpm.attention import Attention, Cayley, Read, Skew, Triangular
+from bnet_transformer.tpm.attention import Attention, Read
 from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Affine, Concat, Linear, Pool
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
 from bnet_transformer.tpm.score import Bias, Bilinear, Buckets, Dot, Normaliser, Relative, Rotary, Score
 from bnet_transformer.tpm.steps import Activation, Dropout, FeedForward, Gated, Memory, Norm, Recur, ResNet, Scale
+from bnet_transformer.tpm.volume_preserving import Cayley, Skew, Triangular
 
 __all__ = [
     "TPM",
