@@ -1,4 +1,4 @@
-"""Tensors as arrays of numpy, and what a caller gives as tensors."""
+"""Conversions between tensors and numpy arrays, and checks of tensors that a caller passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which t
 
 
 def to_numpy(value: Tensor) -> NDArray[Any]:
-    """A tensor of any device as an array: numpy has no bfloat16, so halves go as float32.
+    """A tensor of any device as an array; half precision becomes float32, since numpy has no bfloat16.
 
     >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
     [1.0, 1.0]
@@ -25,7 +25,7 @@ def to_numpy(value: Tensor) -> NDArray[Any]:
 
 
 def is_dense(value: object) -> TypeGuard[Tensor]:
-    """True for a tensor of one shape with numbers as they stand: not sparse, nested or quantised.
+    """True for a strided tensor: not sparse, nested or quantised.
 
     >>> is_dense(torch.ones(2)), is_dense(torch.ones(2).to_sparse())
     (True, False)
@@ -34,7 +34,7 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
 
 
 def copy_to_tensor(value: object) -> Tensor:
-    """Numbers of a caller as a tensor that shares no memory with them; TypeError where not all of them are to be seen.
+    """A caller's numbers as a tensor that shares no memory with them; TypeError where entries are missing or masked.
 
     >>> theirs = torch.ones(2, requires_grad=True)
     >>> ours = copy_to_tensor(theirs)

@@ -1,4 +1,4 @@
-"""Options that live in a config: a keyword that a function does not have is answered with the config that has it."""
+"""Options that belong to a config: an unknown keyword raises an error that names the config with that option."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Several processes on one net: the same script under torchrun, each process (rank) with its share of the sentences.
+"""Data parallelism under torchrun: the same script in each process (rank), each with its shard of the sentences.
 
-Every rank asks the same and gets the same whole answer. What is summed over sentences is summed over ranks; what is
-told of each sentence is put together in the order of one process.
+Every rank asks the same question and gets the full answer. Sums over sentences are all-reduced; results per sentence
+are gathered in the order of a single process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IS_SINGLE_PROCESS: ContextVar[bool] = ContextVar("by itself", default=False)
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those that work together: its rank, how many there are, its device."""
+    """This process in its group: its rank, the number of ranks, its device."""
 
     rank: int
     world_size: int
@@ -37,18 +37,18 @@ class DistributedContext:
 
     @property
     def is_main_process(self) -> bool:
-        """True in the process that writes and shows."""
+        """True in the process that writes files and prints."""
         return self.rank == 0
 
     def shard(self, sentences: S) -> S:
-        """This rank's share of a list, a tensor or a corpus: every `world`-th, from its own number on."""
+        """The shard of this rank of a list, a tensor or a corpus: items `rank`, `rank + world_size`, ..."""
         if self.world_size == 1:
             return sentences
         shard, items = slice(self.rank, None, self.world_size), cast(Any, sentences)
         return cast(S, items[shard] if isinstance(sentences, Tensor | Sequence) else items.take(shard))
 
     def global_indices(self, indices: Tensor) -> Tensor:
-        """Where sentences of the share stand among all."""
+        """The indices among all sentences of sentences of this shard."""
         return self.rank + self.world_size * indices
 
     def to_device(self, network: N) -> N:
@@ -57,7 +57,7 @@ class DistributedContext:
         return network if moved.device == self.device else cast(N, moved.to(self.device))
 
     def all_reduce(self, value: Tensor) -> Tensor:
-        """A tensor, summed over all ranks."""
+        """The sum of a tensor over all ranks."""
         if self.world_size == 1:
             return value
         total = value.detach().to(self.device, copy=True).contiguous()
@@ -65,11 +65,11 @@ class DistributedContext:
         return total.to(value.device)
 
     def any(self, flag: bool) -> bool:
-        """True where it is true in some process."""
+        """True where `flag` is true on some rank."""
         return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
     def all_gather_object(self, value: S) -> list[S]:
-        """A small thing of each rank, by rank."""
+        """A small object of each rank, in the order of ranks."""
         if self.world_size == 1:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -77,9 +77,8 @@ class DistributedContext:
         return gathered
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """What each rank has of its share, `[sentence, ...]`, put together in the order of one process.
-
-        A rank without a sentence gives anything of length zero.
+        """The rows `[sentence, ...]` of all shards, in the order of a single process. Ranks without sentences pass a
+        tensor of length 0.
         """
         if self.world_size == 1:
             return rows
@@ -96,7 +95,9 @@ class DistributedContext:
         return gathered.to(rows.device)
 
     def assert_same(self, operation: str, **values: object) -> None:
-        """Refuse a question that some rank does not ask, or asks of other data, settings or parameters."""
+        """Raise `RankMismatchError` on every rank if the ranks differ in the operation, or in the digest of one of
+        `values`.
+        """
         if self.world_size == 1:
             return
         digests = self.all_gather_object(
@@ -115,26 +116,28 @@ class DistributedContext:
                 )
 
     def barrier(self) -> None:
-        """Wait for all processes."""
+        """Wait for all ranks."""
         if self.world_size > 1:
             distributed.barrier()
 
 
 class RankMismatchError(BNetError):
-    """Ranks that ask for different things: all of them have this error, and can go on together."""
+    """Ranks that call different operations. All of them raise this error, so none waits for another, and they can
+    continue.
+    """
 
 
 SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))
 
 
 def resolve_device(device: str | torch.device | None, network: Any) -> torch.device:
-    """The device that is asked for, if this machine has it; by default that of the net."""
+    """The requested device, checked; by default that of the net."""
     resolved: torch.device = network.device if device is None else check_device(device)
     return resolved
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that this machine has, and that holds numbers."""
+    """A device that this machine has and that can hold numbers."""
     expected = "a device of this machine that computes"
     try:
         resolved = torch.device(device)
@@ -149,10 +152,11 @@ def check_device(device: Any) -> torch.device:
 
 @contextmanager
 def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
-    """The processes of this run: those of torchrun, or of a group that the caller has made; else this one alone.
+    """The process group of this run: that of torchrun, or one that the caller has initialised; otherwise this process
+    alone.
 
-    The group that is made here stays open for the next question. An error that not all ranks have alike closes it, so
-    that the others fail at once where they would wait for this one.
+    A group that is opened here stays open for the next call. An error that only some ranks raise closes it, so that the
+    others fail at once instead of waiting until the timeout.
     """
     if not is_distributed():
         yield DistributedContext(0, 1, device)
@@ -177,7 +181,7 @@ def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """What one process asks by itself under torchrun: nothing is shared, and no other rank is waited for.
+    """Under torchrun, compute in this process only: nothing is sharded, and no other rank is waited for.
 
     >>> from bnet_transformer.learning import training
     >>> with training.single_process():
@@ -193,7 +197,7 @@ def single_process() -> Iterator[None]:
 
 @dataclass
 class _ProcessGroup:
-    """The group of processes that is made here, so that it is ours to close."""
+    """The process group that this module opened, and must close."""
 
     is_open: bool = False
     failure: str = ""  # the error that closed the last one
@@ -203,7 +207,7 @@ _PROCESS_GROUP = _ProcessGroup()
 
 
 def is_distributed() -> bool:
-    """True where this process works with others: not inside `single_process`."""
+    """True where this process works with other ranks: not inside `single_process`."""
     if _IS_SINGLE_PROCESS.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
@@ -212,7 +216,7 @@ def is_distributed() -> bool:
 
 
 def _join_process_group(device: torch.device) -> DistributedContext:
-    """This process among the others, whom it waits for where it is the first time."""
+    """The context of this rank. The first call initialises the process group and waits for the other ranks."""
     if _PROCESS_GROUP.failure:
         raise _rank_failure_error(_PROCESS_GROUP.failure)
     if not distributed.is_initialized():
@@ -245,7 +249,7 @@ def _join_process_group(device: torch.device) -> DistributedContext:
 
 
 def _destroy_process_group() -> None:
-    """End the group that is made here."""
+    """Close the process group if this module opened it."""
     if _PROCESS_GROUP.is_open and distributed.is_initialized():
         distributed.destroy_process_group()
     _PROCESS_GROUP.is_open = False

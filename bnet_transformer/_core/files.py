@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and tensors with a JSON head in one safetensors file, read as written."""
+"""Atomic writes, locks, and safetensors files with a JSON header and a checksum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DigestFunction = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
 
 
 def as_path(path: object) -> Path:
-    """A path, from what people write."""
+    """`path` as a Path, or the error that says what a path is."""
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
         os.fsencode(text)
@@ -42,11 +42,10 @@ def as_path(path: object) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
+    """Yield an empty temporary file that replaces `path` when the block ends, and is deleted if the block fails.
 
-    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
-    a hidden folder of its own beside the file, for libraries write beside a file as well (safetensors does). A device
-    or a pipe is written to when the block ends.
+    The temporary file is in a hidden folder of its own next to `path`, because libraries such as safetensors create
+    temporary files next to their target as well. A device or a pipe is written when the block ends.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -83,9 +82,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Lock a file: while the block runs no other process can, and the system releases the lock of a killed one.
+    """Lock a file for the block: another process that tries fails at once, and the system releases the lock of a killed
+    process.
 
-    Temporary folders that killed writers of the file left behind are removed.
+    Temporary folders of this file that killed writers left are removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):
@@ -112,7 +112,9 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def write_tensors(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """A file of tensors, with the hash of all that is in it; `header` has its "format" and "version"."""
+    """Write tensors with a JSON header to a safetensors file, with a SHA-256 of both; `header` has "format" and
+    "version".
+    """
     signed = {**header, "sha256": _compute_sha256(header, tensors)}
     with atomic_write(path) as temporary:
         save_file(dict(tensors), temporary, metadata={METADATA_KEY: json.dumps(signed)})
@@ -125,7 +127,7 @@ def read_tensors(
     version: int,
     compute_digest: DigestFunction | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The head and the tensors of a file, every bit of it compared with its hash, which `compute_digest` makes of both."""
+    """The header and the tensors of a file; its SHA-256 (by `compute_digest`, where given) must match."""
     file_path = as_path(path)
     with open_safetensors(file_path, expected) as opened:
         header = read_header(file_path, opened, expected, file_format, version)
@@ -136,7 +138,7 @@ def read_tensors(
 
 
 def read_header(path: Path, file: Any, expected: str, file_format: str, max_version: int) -> dict[str, Any]:
-    """The JSON in the metadata of an open file, of a format and a version that this library reads."""
+    """The JSON header of an open file, of this format and at most version `max_version`."""
     header = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
     if not isinstance(header, dict) or header.get("format") != file_format:
         raise FileError(str(path), expected=expected, actual="safetensors of something else")
@@ -153,7 +155,7 @@ def read_header(path: Path, file: Any, expected: str, file_format: str, max_vers
 
 
 def has_format(path: str | os.PathLike[str], expected: str, file_format: str) -> bool:
-    """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
+    """True for a file with that format in its header. Other faults of the file are left to the reader of that format."""
     file_path = as_path(path)
     try:
         with open_safetensors(file_path, expected) as opened:
@@ -165,10 +167,11 @@ def has_format(path: str | os.PathLike[str], expected: str, file_format: str) ->
 
 @contextlib.contextmanager
 def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
-    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
+    """Open a safetensors file once, by `pread`.
 
-    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would. What is no file is
-    refused: a folder, or a pipe, which would be waited for.
+    With a memory map, the header and the tensors could come from two files that replace each other, and a file that is
+    truncated while it is read would kill the process (SIGBUS). Folders and pipes are refused: opening a pipe would
+    block.
     """
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
@@ -183,7 +186,7 @@ def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
-    """Whatever goes wrong inside is told as a FileError that names the file."""
+    """Re-raise any error of the block as a FileError that names the file."""
     try:
         yield
     except FileError:
@@ -200,7 +203,7 @@ def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of everything."""
+    """A SHA-256 of the header and of each tensor's name, dtype, shape and bytes."""
     hasher = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
@@ -213,7 +216,7 @@ Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of
 
 
 def write_file(path: str | os.PathLike[str], writers: Writers) -> None:
-    """Write a file, whole or not at all; its suffix says how."""
+    """Write a file atomically, with the content that the writer of its suffix returns."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
         actual = f"{suffix!r}" if suffix else "none"

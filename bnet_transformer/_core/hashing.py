@@ -1,4 +1,4 @@
-"""Hashes of nested Python objects, the same in every process, and seeds made of several things."""
+"""Digests of nested Python objects, the same in every process, and seeds derived from several values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HashParts = tuple[str, Iterable[Any]]
 
 
 def compute_digest(obj: object) -> str:
-    """A hash of every number, name and field, however deep it lies; mappings and sets have no order.
+    """A digest of nested data: every number, name and field. Mappings and sets are hashed without their order.
 
     >>> compute_digest({"a": [1.0, {2, 3}]}) == compute_digest({"a": [1.0, {3, 2}]}) != compute_digest({"a": [1.0, {2, 4}]})
     True
@@ -39,7 +39,7 @@ def _compute_sha256(obj: object) -> bytes:
 
 
 def _hash_parts(obj: Any) -> HashParts:
-    """What a thing is, with how many parts, and these: numbers as bytes, or a digest of each."""
+    """A header (type, length) of an object, and its parts as bytes: raw numbers, or a digest of each."""
     if type(obj) in PRIMITIVE_TYPES:
         return f"{type(obj).__name__} {obj!r}", ()
     if isinstance(obj, Tensor) and obj.layout is torch.strided:
@@ -63,7 +63,7 @@ def _hash_parts(obj: Any) -> HashParts:
 
 
 def _object_hash_parts(obj: Any) -> HashParts:
-    """By its fields, or by what it would be made of again (as `pickle` asks)."""
+    """The parts of other objects: `parts_to_hash()`, the fields of a dataclass, or what `pickle` would store."""
     name = _class_name(type(obj))
     if hasattr(type(obj), "parts_to_hash"):
         return name, map(_compute_sha256, obj.parts_to_hash())
@@ -81,10 +81,10 @@ def _object_hash_parts(obj: Any) -> HashParts:
 
 
 def _class_name(kind: type) -> str:
-    """What tells a class from others.
+    """The name of a class in a digest.
 
-    A class of this package is told by its name alone, which no other class of a declaration has: a checkpoint keeps
-    this hash, and stays readable when a class moves to another module.
+    For a class of this package it is the bare name, which is unique: checkpoints store this digest, and stay readable
+    when a class moves to another module.
     """
     is_internal = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
     return kind.__qualname__ if is_internal else f"{kind.__module__}.{kind.__qualname__}"
@@ -121,14 +121,14 @@ def derive_seed(*parts: object) -> int:
 
 
 def describe_code(function: Any) -> str:
-    """What tells another function: its name and its instructions, but not what it closes over."""
+    """The name of a function with a digest of its bytecode, without the values that it closes over."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return name if code is None else f"{name} {hashlib.sha256(_code_bytes(code)).hexdigest()[:16]}"
 
 
 def _code_bytes(code: CodeType) -> bytes:
-    """The instructions of a function with its names and constants, and of the functions inside; no line numbers."""
+    """The bytecode of a function with its names and constants, and that of nested functions; without line numbers."""
     inside = [part for part in code.co_consts if isinstance(part, CodeType)]
     plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
     instructions = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()

@@ -1,7 +1,7 @@
-"""The naming law as code: plates, roles, ground names and their parsing, and which words an arrow reaches.
+"""The naming law: roles, ground names and their parsing, plates, and the reach of an arrow (which words it joins).
 
-A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack
-with a name stands in front. Roles never end in `_digits`, so a name parses back without doubt.
+A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack with a
+name is a prefix. A role never ends in `_digits`, so parsing is unambiguous.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def join_name(stem: str, indices: Iterable[int]) -> str:
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """A ground name's stem and indices: `join_name` undone.
+    """The stem and the indices of a ground name: the inverse of `join_name`.
 
     >>> split_name("W_q_1"), split_name("enc_x_0_4"), split_name("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
@@ -81,7 +81,7 @@ def format_label(
 
 
 def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
-    """What is wrong with a role as a name, or None.
+    """What is wrong with a role as an identifier, or None.
 
     >>> find_role_fault("W_q"), find_role_fault("x_1")
     (None, "the role 'x_1', which ends in _digits")
@@ -134,7 +134,7 @@ class Reach:
 
     @property
     def is_single(self) -> bool:
-        """True where a word reads at most one word, so that the parent's value is no collection."""
+        """True where a word reads at most one word, so that the slot holds a single value and no collection."""
         return self.kind in ("same", "before", "rest", "first", "last")
 
     @property
@@ -144,7 +144,7 @@ class Reach:
 
     @property
     def is_strictly_causal(self) -> bool:
-        """True where a word reads earlier words alone."""
+        """True where a word reads only earlier words."""
         return self.kind in ("before", "earlier") or (self.kind == "mask" and self._is_lower_triangular(0))
 
     @property
@@ -158,9 +158,10 @@ class Reach:
         return _compute_matrix(self, children, parents)
 
     def count_arrows(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
-        """How many arrows words i of the child have from words j of the parent, both in order; without their table.
+        """The number of arrows from words j of the parent to words i of the child, both sorted; without a table of all
+        pairs.
 
-        >>> Reach("causal").count(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
+        >>> Reach("causal").count_arrows(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
         500000500000
         """
         if self.kind == "mask":
@@ -170,13 +171,13 @@ class Reach:
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
     def word_range(self, i: Any, parents: int) -> tuple[Any, Any]:
-        """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
+        """The first word that each word i reads and the one after the last, for arrays of any library; not for a mask."""
         return WORD_RANGES[self.kind](i, parents, self.width)
 
     def first_empty_row(self, children: int, parents: int) -> int | None:
         """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
 
-        >>> Reach("earlier").idle(3, 3), Reach("window", 1).idle(9, 4), Reach("causal").idle(10**9, 10**9)
+        >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4), Reach("causal").first_empty_row(10**9, 10**9)
         (0, 5, None)
         """
         if self.kind == "mask":
@@ -188,7 +189,7 @@ class Reach:
         return first_empty if self.kind in KINDS_WITH_WIDTH and first_empty < children else None
 
     def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
-        """Refuse word counts that the reach cannot join; `prefix` says of which arrow."""
+        """Refuse numbers of words that the reach cannot join; `prefix` names the arrow in the error."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
             expected = f"{fixed[0]} words that read {fixed[1]}"
@@ -252,7 +253,7 @@ def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.boo
 
 
 def as_reach(value: object) -> Reach:
-    """A reach from what people write: its name, a Reach, or a table of booleans; None reads every word.
+    """A `Reach` from a name, a `Reach` or a table of booleans; None reads every word.
 
     >>> as_reach("causal"), as_reach(None).kind
     (Reach(kind='causal', width=0, table=()), 'every')

@@ -1,4 +1,4 @@
-"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each family, parameters."""
+"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each group, parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_GROUPS = 50_000
 
 @dataclass(frozen=True)
 class ParentSpec:
-    """What fills one slot of a node: a family, its reach, the selectors that pick, the axes of a collection."""
+    """What fills one slot of a node: a group, its reach, the selectors that pick, the axes of a collection."""
 
     slot: str
     index: int
@@ -39,7 +39,7 @@ class ParentSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """All that readings need to know of one family besides its place in the graph."""
+    """All that readings need to know of one group besides its place in the graph."""
 
     group: NodeGroup
     tpm: TPM
@@ -94,7 +94,7 @@ class Network:
 
     @cached_property
     def functional_groups(self) -> frozenset[int]:
-        """The numbers of the families whose nodes are functions of their parents."""
+        """The numbers of the groups whose nodes are functions of their parents."""
         return frozenset(spec.group.index for spec in self.specs if spec.tpm.kind == "deterministic")
 
     @cached_property
@@ -156,21 +156,21 @@ class Network:
         )
 
     def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:
-        """How many states a discrete family has.
+        """How many states a discrete group has.
 
         Args:
-            index: The family.
+            index: The group.
             word_counts: How many words each stack has: a state may be a word that is read.
         """
         spec = self.specs[index]
         return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
-        """The stack whose words a family with a collection of words reads."""
+        """The stack whose words a group with a collection of words reads."""
         return self.specs[spec.word_parents[0].index].group.word_stack or ""
 
     def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of the graph in order, parents first, with no other families than some."""
+        """The groups of the graph in order, parents first, with no other groups than some."""
         filtered = (tuple(i for i in component if i in groups) for component in self.graph.components)
         return tuple(filter(None, filtered))
 
@@ -180,7 +180,7 @@ class Network:
         return [self.specs[index] for component in self.filter_components(needed) for index in component]
 
     def is_state(self, group: NodeGroup) -> bool:
-        """True where the role of a family passes from each slice of its stack to the next."""
+        """True where the role of a group passes from each slice of its stack to the next."""
         return (group.stack, group.role) in self._states
 
     def is_word_state(self, group: NodeGroup) -> bool:
@@ -200,7 +200,7 @@ class Network:
             )
 
     def get_spec(self, name: str) -> NodeSpec:
-        """The member of the family of that name."""
+        """The member of the group of that name."""
         return self.specs[self.graph.get_group(name).index]
 
     def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
@@ -240,7 +240,7 @@ class Network:
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
-        """The parameters of one family."""
+        """The parameters of one group."""
         return {name: self.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
 
 
@@ -270,7 +270,7 @@ def build_structure(declaration: Declaration, seed: int = 0) -> Network:
 
 
 def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
-    """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
+    """Shapes follow from parents to children; a group whose parents are in fault is passed over."""
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
     specs: list[NodeSpec] = []

@@ -1,7 +1,7 @@
 """The passes over names and arrows: declaration to templates, templates to the folded graph.
 
 First every node is unrolled over its slices and every arrow resolved to what it names; then the templates are brought
-into a topological order with recurrent groups, and cycles are reported.
+into a topological order with recurrent components, and cycles are reported.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SymbolTable:
 def declaration_to_graph(
     declaration: Declaration,
 ) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[Fault]]:
-    """The folded graph with, for each family in its order, the template that it stands for, and all faults; no graph
+    """The folded graph with, for each group in its order, the template that it stands for, and all faults; no graph
     where there is a cycle."""
     symbols, templates = SymbolTable(declaration), []
     _check_names(symbols)

@@ -69,7 +69,7 @@ class SharedEquation:
         return tuple(m.group.step or 0 for m in self.specs if _is_in_slices(self.network, m.group))
 
     def slice_label(self, groups: Sequence[NodeGroup]) -> str | None:
-        """What to call the slice of these families, one for each slice of the group.
+        """What to call the slice of these groups, one for each slice of the group.
 
         Of the node itself it is t, t+1 for a state that leaves, 0 for one that enters.
         """
@@ -158,7 +158,7 @@ class SharedEquation:
         return [self.notation.plate_indices[plate] for plate in group.plates]
 
     def _superscripts(self, groups: Sequence[NodeGroup], plates: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The superscripts of the first of some families, one for each slice of the group: stack, slice, plates."""
+        """The superscripts of the first of some groups, one for each slice of the group: stack, slice, plates."""
         slice_, group = self.slice_label(groups), groups[0]
         plate_letters = self._plate_letters(group) if plates is None else plates
         return (*self.notation.stack_superscript(group.stack), *([] if slice_ is None else [slice_]), *plate_letters)
@@ -272,7 +272,7 @@ def _split_slices(network: Network, specs: Sequence[NodeSpec]) -> list[list[Node
 
 
 def _slice_offsets(groups: Sequence[NodeGroup], steps: Sequence[int]) -> set[int]:
-    """How far these families are from the slices of the group."""
+    """How far these groups are from the slices of the group."""
     return {(group.slice or 0) - step for group, step in zip(groups, steps, strict=True)}
 
 

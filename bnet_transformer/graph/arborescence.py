@@ -1,4 +1,4 @@
-"""A best parent for each node so that no circle arises: the maximum spanning arborescence (Chu and Liu, Edmonds)."""
+"""Maximum spanning arborescences (Chu and Liu 1965; Edmonds 1967): the best acyclic choice of one parent for each node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 
 def best_parents(weight: NDArray[np.float64]) -> list[int]:
-    """The parent of each node, -1 for a root: as few roots as can be, and of those the greatest total weight.
+    """The parent of each node, -1 for a root, `[node]`: as few roots as possible, and of those choices the largest
+    total weight.
 
     `weight[i, j]` is that of an arrow from j to i, NaN where there is none; the diagonal does not count.
 
@@ -24,7 +25,7 @@ def best_parents(weight: NDArray[np.float64]) -> list[int]:
 
 
 def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
-    """The parent of each node in the best arborescence from a root that reaches every node."""
+    """The parent of each node in the maximum arborescence from `root` that reaches every node."""
     parent: NDArray[np.int64] = table.argmax(axis=1)
     parent[root] = root
     pointers = parent

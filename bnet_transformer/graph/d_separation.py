@@ -1,9 +1,7 @@
-"""Separation: which nodes tell of each other, given others. Many questions at once, each on a bit of its own.
+"""D-separation by the Bayes ball, for many queries at once: each query is one bit of a 64-bit lane.
 
-Balls roll along arrows (Shachter 1998): past a node that is not given, and back up from one that is. A set of nodes is
-an array of bits for each family, so that one step along a bundle of arrows is one array operation. A question names few
-words and heads, and those that it does not name are alike: mapping each word to the greatest kept one at or before it
-takes arrows to arrows, so the balls need only the graph of the words named, their next ones and both ends.
+A set of nodes is an array of bits for each node group, so one step along an edge template is one array operation. The
+queries run on a thinned graph, which has only the words and heads that they need.
 """
 
 from __future__ import annotations
@@ -41,8 +39,10 @@ class SeparationQuery:
 def are_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int] = ()
 ) -> NDArray[np.bool_]:
-    """For each question, whether it is so. `functional_groups` are families whose nodes their parents determine: what is given
-    then closes under what it determines (D-separation: Geiger, Verma and Pearl 1990), as does what is set.
+    """For each query, whether its `x` and `y` are separated.
+
+    `functional_groups` are the groups whose nodes are functions of their parents. `given`, and the nodes that `do`
+    sets, are then closed under what they determine (D-separation).
     """
     separated = np.zeros(len(queries), dtype=bool)
     start = 0
@@ -78,7 +78,7 @@ def _are_chunk_separated(
 
 
 def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
-    """The nodes that what is given determines, itself among them; with no `functional_groups`, itself alone."""
+    """The given nodes and all that they determine; without `functional_groups` the given nodes only."""
     if not functional_groups:
         return given
     # what is not determined: a root counts as free, whatever its TPM
@@ -106,7 +106,7 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
 
 
 def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
-    """`[node, lanes]`: the bit of each question at its nodes."""
+    """`[node, lanes]`: the bit of each query, set at its nodes."""
     bits: Bits = np.zeros((len(ground), -(-count // LANE_BITS)), dtype=np.uint64)
     pairs = [(node, query) for query, ids in enumerate(nodes) for node in ids]
     if pairs:
@@ -119,7 +119,7 @@ def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]
 def pack_cuts(
     ground: GroundGraph, small: GroundGraph, cut_nodes: Sequence[Iterable[int]], partly_cut: Sequence[Iterable[int]]
 ) -> CutMarks:
-    """What surgery took of a graph, as bits of a smaller one, in which each question has these numbers for it."""
+    """The surgery of `ground` as bits of a smaller graph, in which each query has these numbers for the cut nodes."""
     nodes, partial = (pack_queries(small, len(cut_nodes), numbers) for numbers in (cut_nodes, partly_cut))
     return CutMarks(split_bits_by_group(small, nodes), split_bits_by_group(small, partial & ~nodes), ground)
 
@@ -133,8 +133,8 @@ def bayes_ball(
     within: Bits | None = None,
     goal: Bits | None = None,
 ) -> Bits:
-    """`[node, lanes]`: where the balls come that start at `start`; they stay inside `within`, and may stop once each
-    question that has a `goal` has come to it.
+    """`[node, lanes]`: the nodes that a ball from `start` reaches. It stays inside `within`, and may stop once every
+    query that has a `goal` has reached it.
     """
     groups = range(len(ground.template.groups))
     visited = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
@@ -173,18 +173,18 @@ def bayes_ball(
 
 
 def split_bits_by_group(ground: GroundGraph, bits: Bits) -> dict[int, Bits]:
-    """The bits of each family that has some."""
+    """The bits of each group that has some, `[*plates, word, lanes]`."""
     nodes = np.flatnonzero(bits.any(axis=-1))
     groups = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
     return {index: view_group(ground, bits, index) for index in groups.tolist()}
 
 
 def view_group(ground: GroundGraph, bits: Bits, index: int) -> Bits:
-    """The part of a family, `[*plates, word, lanes]`."""
+    """The bits of one group, `[*plates, word, lanes]`, as a view."""
     low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
     return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
 
 
 def nodes_of_first_query(bits: Bits) -> Ids:
-    """The nodes at which the first question has its bit."""
+    """The nodes with the bit of the first query."""
     return np.flatnonzero(bits[:, 0] & np.uint64(1))

@@ -1,6 +1,6 @@
 """The ground graph of a sentence: one node for each word (and head, ...), numbered, and lazy.
 
-Nodes are integers: a family's nodes lie side by side, its plates in row-major order, the word innermost. Arrows are
+Nodes are integers: a group's nodes lie side by side, its plates in row-major order, the word innermost. Arrows are
 computed when asked for, as integer arrays, and only those that the question needs.
 """
 
@@ -27,14 +27,14 @@ MAX_CACHED_NODES, MAX_CACHED_PARENTS = 2**12, 64  # only short lists of parents 
 Ids = NDArray[Any]  # int32, or int64 past 2^31 nodes
 Indices = NDArray[Any]
 IndexSequence = Sequence[int] | NDArray[Any]
-RetainedParents = Mapping[int, tuple[Reach, ...]]  # the families that a node still reads, each by these reaches
+RetainedParents = Mapping[int, tuple[Reach, ...]]  # the groups that a node still reads, each by these reaches
 
 
 @dataclass(frozen=True)
 class NodeSelection:
     """A part of the ground graph: the slices, the words of each stack, the indices of other plates; None is all.
 
-    `slices` keeps what those slices read and compute; `weights=False` leaves out the wordless families.
+    `slices` keeps what those slices read and compute; `weights=False` leaves out the wordless groups.
     """
 
     slices: Collection[int] | None = None
@@ -78,7 +78,7 @@ class GroundGraph:
 
         Args:
             nodes: All nodes that lose their incoming arrows.
-            retained_parents: All nodes that keep some of theirs, with the bundles that they keep; those of this graph by default.
+            retained_parents: All nodes that keep some of theirs, with the edge templates that they keep; those of this graph by default.
         """
         ground = copy(self)
         ground._apply_surgery(nodes, self.retained_parents if retained_parents is None else retained_parents)
@@ -94,7 +94,7 @@ class GroundGraph:
         self._parents_cache: dict[int, list[int]] = {}
 
     def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
-        """Some nodes, by the number of their family."""
+        """Some nodes, by the number of their group."""
         groups: dict[int, list[int]] = {}
         for node in nodes:
             groups.setdefault(self.group_of(node).index, []).append(node)
@@ -106,7 +106,7 @@ class GroundGraph:
         return int(self.offsets[-1])
 
     def axes(self, group: NodeGroup) -> tuple[str, ...]:
-        """The plates that index a family's nodes, in order: others, then the word."""
+        """The plates that index a group's nodes, in order: others, then the word."""
         return group.plates if group.word_stack is None else (*group.plates, WORD)
 
     def id(self, name: object) -> int:
@@ -114,12 +114,12 @@ class GroundGraph:
         return self.ravel_index(*self.parse_name(name))
 
     def ravel_index(self, group: NodeGroup, index: Sequence[int]) -> int:
-        """The number of the node of a family at an index."""
+        """The number of the node of a group at an index."""
         steps = compute_strides(self.shapes[group.index])
         return int(self.offsets[group.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
 
     def parse_name(self, name: object) -> tuple[NodeGroup, tuple[int, ...]]:
-        """The family of a node and its index there: `q_0_2` is word 2 of the family `q_0`."""
+        """The group of a node and its index there: `q_0_2` is word 2 of the group `q_0`."""
         parsed = self.template.parse_name(name, self.word_counts)
         if parsed is None:
             raise self._unknown_node_error(name)
@@ -151,7 +151,7 @@ class GroundGraph:
         return join_name(group.name, index)
 
     def unravel_index(self, node: int) -> tuple[NodeGroup, tuple[int, ...]]:
-        """The family of a node and its index there: what `locate` finds by name."""
+        """The group of a node and its index there: what `locate` finds by name."""
         group = self.group_of(node)
         offset, index = int(node) - int(self.offsets[group.index]), []
         for stride in compute_strides(self.shapes[group.index]):
@@ -160,11 +160,11 @@ class GroundGraph:
         return group, tuple(index)
 
     def group_of(self, node: int) -> NodeGroup:
-        """The family of a node."""
+        """The group of a node."""
         return self.template.groups[int(np.searchsorted(self.offsets, node, side="right")) - 1]
 
     def iter_names(self, group: NodeGroup) -> Iterator[str]:
-        """The names of a family's nodes, in the order of their numbers."""
+        """The names of a group's nodes, in the order of their numbers."""
         stems = [group.name]
         for size in self.shapes[group.index]:
             stems = [f"{stem}_{i}" for stem in stems for i in range(size)]
@@ -178,7 +178,7 @@ class GroundGraph:
     # what is there
 
     def is_selected(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> bool:
-        """True where a selection keeps a family (some of its nodes at least)."""
+        """True where a selection keeps a group (some of its nodes at least)."""
         if not selection.weights and group.index in self.template.word_independent:
             return False
         if selection.slices is None or group.step is None:
@@ -190,7 +190,7 @@ class GroundGraph:
         return bool(steps & set(selection.slices))
 
     def select_indices(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> dict[str, Indices]:
-        """For each of a family's axes, the indices that a selection keeps."""
+        """For each of a group's axes, the indices that a selection keeps."""
         indices = {}
         for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
             selected = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
@@ -198,7 +198,7 @@ class GroundGraph:
         return indices
 
     def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
-        """The numbers of a family's nodes that a selection keeps."""
+        """The numbers of a group's nodes that a selection keeps."""
         indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
         nodes: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
@@ -253,15 +253,15 @@ class GroundGraph:
         return edge.reaches[0].count_arrows(i, j, n, self.word_counts[parent.word_stack])
 
     def get_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a family whose incoming arrows are gone."""
+        """The nodes of a group whose incoming arrows are gone."""
         return self.cut_nodes_by_group.get(group, [])
 
     def get_partly_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a family that keep some of their incoming arrows."""
+        """The nodes of a group that keep some of their incoming arrows."""
         return self.partly_cut_by_group.get(group, [])
 
     def retained_edge(self, edge: EdgeTemplate) -> EdgeTemplate | None:
-        """What stays of a bundle at the nodes that keep some of their arrows; None where nothing does."""
+        """What stays of a edge template at the nodes that keep some of their arrows; None where nothing does."""
         reaches = self.retained_parents[self.get_partly_cut_nodes(edge.child)[0]].get(edge.parent)
         return None if reaches is None else replace(edge, reaches=reaches)
 
@@ -270,7 +270,7 @@ class GroundGraph:
         return dict(zip(self.axes(group), index, strict=True))
 
     def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
-        """`[words of the child, words of the parent]`, 1 where a family has none: which pairs an arrow joins."""
+        """`[words of the child, words of the parent]`, 1 where a group has none: which pairs an arrow joins."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
@@ -287,7 +287,7 @@ class GroundGraph:
     def _arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids]:
-        """The arrows of a bundle between some indices of its child and of its parent, after surgery."""
+        """The arrows of a edge template between some indices of its child and of its parent, after surgery."""
         sources, targets, reads = self._declared_arrows_between(edge, child_indices, parent_indices)
         cut, rows = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
         if not cut and not rows:
@@ -322,7 +322,7 @@ class GroundGraph:
         return sources, targets, reads
 
     def parents(self, node: int) -> list[int]:
-        """The parents of a node, in the order of its family's arrows."""
+        """The parents of a node, in the order of its group's arrows."""
         parents = self._parents_cache.get(node)
         if parents is None:
             parents = self._compute_parents(node)

@@ -1,7 +1,7 @@
 """Structure queries by name, of the ground graph of a sentence and of the folded graph of a net alike.
 
-A folded node stands for all nodes of a family, in every sentence. What the folded graph separates, each ground graph
-separates, given all nodes of the given families. A trail of the folded graph need not be active in a ground graph.
+A folded node stands for all nodes of a group, in every sentence. What the folded graph separates, each ground graph
+separates, given all nodes of the given groups. A trail of the folded graph need not be active in a ground graph.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Separation:
 
 
 class StructureQueries:
-    """What `BNet` and `Sentence` answer from the graph alone; a node of a net is a family: all its nodes.
+    """What `BNet` and `Sentence` answer from the graph alone; a node of a net is a group: all its nodes.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4)
@@ -120,7 +120,7 @@ class StructureQueries:
 
     @property
     def _functional_groups(self) -> frozenset[int]:
-        """The numbers of the families whose nodes are functions of their parents."""
+        """The numbers of the groups whose nodes are functions of their parents."""
         raise NotImplementedError
 
     def parents(self, name: str) -> list[str]:
@@ -238,7 +238,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.find_minimal_separator("x_0_0", "x_1_1")
+        >>> s.minimal_separator("x_0_0", "x_1_1")
         ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
         """
         query = self._build_query(x, y)
@@ -256,7 +256,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> print(s.find_active_trail("q_0_0", "k_0_1"))
+        >>> print(s.active_trail("q_0_0", "k_0_1"))
         q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
         """
         return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
@@ -270,7 +270,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.has_path("x_0_1", "x_1_2"), s.has_path("q_0_1", "x_1_2")
+        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
         (True, False)
         """
         return has_path(self._graph, self._graph.id(x), self._graph.id(y))
@@ -285,7 +285,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.find_minimal_cut("c", "x_1_0")
+        >>> s.minimal_cut("c", "x_1_0")
         ['W_k_0', 'W_v_0', 'q_0_0']
         """
         source, target = self._graph.id(x), self._graph.id(y)
@@ -310,7 +310,7 @@ class StructureQueries:
         return SeparationQuery(ids["x"], ids["y"], ids["given"])
 
     def _closure_groups(self, deterministic: bool) -> frozenset[int]:
-        """The families under which the given nodes are closed."""
+        """The groups under which the given nodes are closed."""
         check_choice("deterministic", deterministic, (True, False))
         return self._functional_groups if deterministic else frozenset()
 

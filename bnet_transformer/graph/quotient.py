@@ -1,4 +1,4 @@
-"""Shrinking: boxes of nodes become single nodes; what the shrunk graph is, on plain arrays."""
+"""Quotient graphs: boxes of nodes are contracted to single nodes, and parallel arrows are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ARROWS = 10_000_000  # that are shrunk
 
 @dataclass(frozen=True)
 class Quotient(Drawable):
-    """A shrunk graph: `arrows[k]` joins boxes, `counts[k]` says how many ground arrows it stands for."""
+    """A quotient graph: `arrows[k]` joins two boxes and stands for `counts[k]` ground arrows."""
 
     boxes: tuple[str, ...]
     arrows: NDArray[np.int64]

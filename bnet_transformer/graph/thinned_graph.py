@@ -15,8 +15,8 @@ THINNABLE_REACHES = ("same", "every", "causal", "first", "last")  # the maps of 
 
 @dataclass(frozen=True)
 class ThinnedGraph:
-    """A smaller ground graph for each question, all of one size: `kept[q][axis]` are the indices that question q keeps
-    of an axis, a plate or the words of a stack.
+    """A smaller ground graph for each query, all of one size: `retained[q][axis]` are the indices of an axis (a plate,
+    or the words of a stack) that query q retains.
     """
 
     ground: GroundGraph
@@ -24,7 +24,7 @@ class ThinnedGraph:
     retained: tuple[dict[tuple[str, str], Sequence[int]], ...]
 
     def to_thinned(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
-        """The nodes of each question as numbers of the smaller graph."""
+        """The node ids of each query in the smaller graph."""
         thinned = []
         for ids, retained in zip(nodes, self.retained, strict=True):
             numbers = []
@@ -36,19 +36,19 @@ class ThinnedGraph:
         return thinned
 
     def to_full(self, node: int, query: int = 0) -> int:
-        """The number in the full graph of a node of the smaller one."""
+        """The id in the full graph of a node of the smaller one."""
         group, index = self.ground.unravel_index(node)
         retained = self.retained[query]
         return self.full.ravel_index(group, [retained[axis][i] for axis, i in zip(_axes(group), index, strict=True)])
 
     def apply_surgery(self) -> GroundGraph:
-        """The smaller graph of the first question, without the arrows that the full one has lost."""
+        """The smaller graph of the first query, with the surgery of the full graph."""
         cut, rows = (self.to_thinned([nodes])[0] for nodes in (self.full.cut_nodes, self.full.retained_parents))
         return self.ground.surgery(cut, dict(zip(rows, self.full.retained_parents.values(), strict=True)))
 
 
 def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
-    """The smaller graphs for questions that name these nodes."""
+    """The smaller graphs for queries that name these nodes."""
     full_sizes = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
     full_sizes |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
     named_by_query = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]
@@ -70,7 +70,7 @@ def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGr
 
 
 def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]:
-    """So many of the indices of an axis, these among them, in order."""
+    """`size` indices of an axis in order, the required ones among them."""
     if size == full_size:
         return range(full_size)
     more = (i for i in range(full_size) if i not in required)
@@ -78,8 +78,9 @@ def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]
 
 
 def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
-    """The indices that must be kept of an axis: of words those named, both ends, and the one after each; of a plate
-    those named and one more."""
+    """The indices of an axis that must be retained: of words, those named, both ends, and the one after each; of a
+    plate, those named and one more.
+    """
     if axis[0] == WORD:
         return {i for word in (0, *named, size - 1) for i in (word, word + 1) if i < size}
     spare = next((i for i in range(size) if i not in named), None)
@@ -87,7 +88,7 @@ def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[
 
 
 def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
-    """The words that cannot be thinned, for a reach among them tells words apart by more than their order."""
+    """The words that cannot be thinned: a reach among them depends on more than the order of words."""
     axes = set()
     for edge in ground.template.edges:
         child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]

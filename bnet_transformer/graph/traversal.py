@@ -1,7 +1,7 @@
-"""Walks over the ground graph: how marks move along bundles of arrows; ancestors, the Markov blanket, an order.
+"""Walks over the ground graph: how marks move along edge templates; ancestors, the Markov blanket, an order.
 
-A set of nodes is an array of marks for each family, `[*plates, word, lanes]`, of booleans or of bits, so that one step
-along a bundle of arrows is one array operation.
+A set of nodes is an array of marks for each group, `[*plates, word, lanes]`, of booleans or of bits, so that one step
+along a edge template is one array operation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ancestors(
     Args:
         ground: The ground graph.
         nodes: Where the walk starts.
-        blocked_groups: Families above whose nodes it does not go, be they among those where it starts or not.
+        blocked_groups: Groups above whose nodes it does not go, be they among those where it starts or not.
         blocked_nodes: Nodes above which it does not go.
     """
     return _transitive_closure(ground, nodes, up=True, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
@@ -49,7 +49,7 @@ def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
 
 
 def topological_order(ground: GroundGraph) -> Ids:
-    """All nodes, parents before children; within a recurrent group word after word."""
+    """All nodes, parents before children; within a recurrent component word after word."""
     parts: list[Ids] = []
     for component in ground.template.components:
         groups = [ground.template.groups[index] for index in component]
@@ -71,7 +71,7 @@ def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:
 
 
 def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
-    """Which nodes of each family are among some: `[*plates, word, 1]`."""
+    """Which nodes of each group are among some: `[*plates, word, 1]`."""
     marked = {}
     for group, ids in ground.split_by_group(nodes).items():
         marked[group] = np.zeros((*ground.shapes[group], 1), dtype=bool)
@@ -81,7 +81,7 @@ def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
 
 @dataclass(frozen=True)
 class CutMarks:
-    """What surgery took, by family: all arrows into the nodes marked in `cut_nodes`, and into those marked in `partly_cut` all
+    """What surgery took, by group: all arrows into the nodes marked in `cut_nodes`, and into those marked in `partly_cut` all
     but the ones that the `ground` graph keeps there."""
 
     cut_nodes: Mapping[int, Marks]
@@ -140,7 +140,7 @@ def find_reachable(
 
 
 def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: CutMarks, *, up: bool) -> Marks:
-    """The marks of one family moved along a bundle of arrows, less those that surgery took.
+    """The marks of one group moved along a edge template, less those that surgery took.
 
     Args:
         ground: The ground graph.
@@ -164,7 +164,7 @@ def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: 
 
 
 def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """The bits of one family moved along a bundle of arrows; broadcasts to the shape of the other family."""
+    """The bits of one group moved along a edge template; broadcasts to the shape of the other group."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     source, target = (child, parent) if up else (parent, child)
     dropped = tuple(k for k, plate in enumerate(source.plates) if plate not in target.plates)
@@ -182,7 +182,7 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """`[..., word, lanes]` moved from word to word by the reaches of a bundle."""
+    """`[..., word, lanes]` moved from word to word by the reaches of a edge template."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     if parent.word_stack is None or not edge.reaches:
         return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits

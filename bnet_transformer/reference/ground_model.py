@@ -31,7 +31,7 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 class GroundModel:
     """A sentence with all that is settled about it.
 
-    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each family of `Given` nodes;
+    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each group of `Given` nodes;
     `do` a value (a state, where the node is discrete) for each node that is set, `attention_rows` a row of attention for each
     that reads by one. Nodes are ground ids.
     """
@@ -43,7 +43,7 @@ class GroundModel:
     attention_rows: Mapping[int, Tensor] = field(default_factory=dict)
 
     def spec(self, node: int) -> NodeSpec:
-        """The family of a node, as it was declared."""
+        """The group of a node, as it was declared."""
         return self.network.specs[self.ground.group_of(node).index]
 
     def count_states(self, node: int) -> int:
@@ -191,7 +191,7 @@ def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
 
 
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
-    """What a node still reads that reads by a row: the families of its values and its residual, with their reaches."""
+    """What a node still reads that reads by a row: the groups of its values and its residual, with their reaches."""
     assert isinstance(spec.tpm, Attention)
     retained: dict[int, tuple[Reach, ...]] = {}
     for parent in spec.parents:

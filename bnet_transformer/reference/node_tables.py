@@ -78,7 +78,7 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
 
 
 def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
-    """`P(j | i)` of a family that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
+    """`P(j | i)` of a group that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
     evidence = get_fixed(model, evidence)
     base, shape = int(model.ground.offsets[spec.group.index]), model.ground.shapes[spec.group.index]
     parent = next(parent for parent in spec.parents if WORD in parent.over or dict(parent.pick).get(WORD) is not None)
@@ -104,7 +104,7 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices that decide all of some nodes, and the families of which each node has that of its own word beside
+    """The choices that decide all of some nodes, and the groups of which each node has that of its own word beside
     them; None where nodes depend on other choices. `ancestor_choices` has the choices that decide each node."""
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     groups = set()
@@ -119,7 +119,7 @@ def split_choices(
 
 
 def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
-    """True where a discrete family stands above some families."""
+    """True where a discrete group stands above some groups."""
     return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
 
 

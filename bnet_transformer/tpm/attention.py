@@ -102,7 +102,7 @@ class Attention(_ScoredAttention):
     `"queries"` the word is its key: it takes q., k, v. and mixes by a softmax over the queries that reach it.
     The mix may be of x itself: let x fill the slot v.
 
-    >>> Attention().takes(), Attention(over="queries", residual=True).takes()
+    >>> Attention().get_slots(), Attention(over="queries", residual=True).get_slots()
     (('q', 'k.', 'v.'), ('q.', 'k', 'v.', 'x'))
     """
 
@@ -199,7 +199,7 @@ class Read(_ScoredAttention):
 
     A child that picks word `j` of the values makes attention *marginal*: `x'_i = v_j` with probability `P(j | i)`.
 
-    >>> Read().takes(), Read().kind
+    >>> Read().get_slots(), Read().kind
     (('q', 'k.'), 'discrete')
     """
 

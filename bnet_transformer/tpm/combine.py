@@ -105,7 +105,7 @@ class Add(TPM):
     """The sum of its parents, all of one shape; of a single parent it is a copy.
 
     >>> import torch
-    >>> Add().value(At(), torch.ones(2), torch.ones(2))
+    >>> Add().value(EvalContext(), torch.ones(2), torch.ones(2))
     tensor([2., 2.])
     """
 
@@ -139,7 +139,7 @@ class Concat(TPM):
     With `mapped=False` there is no `W_o`: the heads' vectors stand side by side. Heads may stand in several `plates`:
     in groups, and in each group several.
 
-    >>> Concat().takes(), Concat(mapped=False).takes()
+    >>> Concat().get_slots(), Concat(mapped=False).get_slots()
     (('W_o.', 'a.'), ('a.',))
     """
 
@@ -207,7 +207,7 @@ class Concat(TPM):
 class Pool(TPM):
     """One vector from a collection: the mean or the sum of the words that are read.
 
-    >>> Pool().takes()
+    >>> Pool().get_slots()
     ('x.',)
     """
 

@@ -102,7 +102,7 @@ class Patches(CheckedDataclass):
 class Start(VectorMap):
     """The first word has a vector of its own, `u`; every other is passed on: `x_0 = u`, `x_i = e_i`.
 
-    >>> Start().value(At({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
+    >>> Start().value(EvalContext({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
     tensor([9., 1., 1.])
     """
 
@@ -199,7 +199,7 @@ class Sinusoid(TPM):
     1, so that the even features, which have the sines, start with the second. `rounded=True` rounds to float32, as a
     table that is stored so.
 
-    >>> Sinusoid(6).value(At(word=torch.tensor(0)))
+    >>> Sinusoid(6).value(EvalContext(word=torch.tensor(0)))
     tensor([0., 1., 0., 1., 0., 1.])
     """
 

@@ -156,7 +156,7 @@ class Score(CheckedDataclass, abc.ABC):
 class Dot(Score):
     """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base`, or a `Rotary`, turns q by i and k by j.
 
-    >>> Dot(None).against(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
+    >>> Dot(None).score_keys(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
     tensor([2., 2.])
     """
 
@@ -276,7 +276,7 @@ class Bilinear(Score):
 class Normaliser(CheckedDataclass):
     """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
 
-    >>> Normaliser().weights(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
+    >>> Normaliser().normalise(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
     tensor([0.5000, 0.5000, 0.0000])
     """
 
@@ -331,7 +331,7 @@ class Bias(CheckedDataclass, abc.ABC):
 class Relative(Bias):
     """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
 
-    >>> Relative(1).bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
+    >>> Relative(1).compute_bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
     tensor([0., 1., 1.])
     """
 
@@ -363,7 +363,7 @@ class Buckets(Bias):
 
     Half of the buckets are for the words behind; not `two_sided`, all are for those before, as under a causal mask.
 
-    >>> Buckets(4, furthest=8).bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
+    >>> Buckets(4, furthest=8).compute_bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
     tensor([1., 0., 3., 3.])
     """
 

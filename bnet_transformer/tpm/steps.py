@@ -41,7 +41,7 @@ def activation_latex(activation: str, argument: str | Symbol) -> str:
 class Activation(VectorMap):
     """`s(x)`, entry by entry.
 
-    >>> Activation("relu").value(At(), torch.tensor([-1.0, 2.0]))
+    >>> Activation("relu").value(EvalContext(), torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
 
@@ -59,7 +59,7 @@ class Activation(VectorMap):
 class Scale(VectorMap):
     """`factor x`.
 
-    >>> Scale(0.5).value(At(), torch.tensor([2.0]))
+    >>> Scale(0.5).value(EvalContext(), torch.tensor([2.0]))
     tensor([1.])
     """
 
@@ -240,7 +240,7 @@ def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -
 class Dropout(VectorMap):
     """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
 
-    >>> Dropout(0.1).value(At(), torch.ones(2))
+    >>> Dropout(0.1).value(EvalContext(), torch.ones(2))
     tensor([1., 1.])
     """
 
@@ -306,7 +306,7 @@ class Recur(TPM):
 class Memory(VectorMap):
     """`forget * cell + input * candidate`, entry by entry: what is kept of a cell, and what is added to it.
 
-    >>> Memory().value(At(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
+    >>> Memory().value(EvalContext(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
     tensor([4.])
     """
 
@@ -327,7 +327,7 @@ class Memory(VectorMap):
 class Gated(VectorMap):
     """`g * s(x)`, entry by entry: what a gate lets through.
 
-    >>> Gated("relu").value(At(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
+    >>> Gated("relu").value(EvalContext(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
     tensor([0., 1.])
     """
 

@@ -129,7 +129,7 @@ class Cayley(TPM):
     `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `B` is what of `Z^T A Z / sqrt(d)`
     stands below the diagonal, `C = B - B^T`, A any matrix. A word that is absent leaves C as if it were not there.
 
-    >>> Cayley().takes()
+    >>> Cayley().get_slots()
     ('z.', 'A')
     """
 
