@@ -140,7 +140,7 @@ def format_value(value: object, width: int = 160) -> str:
 
 
 def _safe_repr(value: object) -> str:
-    """The `repr` of a value, or its type where `repr` fails: deeply nested lists, very long integers, foreign classes."""
+    """The `repr` of a value, or its type where `repr` fails: nested lists, very long integers, foreign classes."""
     try:
         return repr(value)
     except Exception:

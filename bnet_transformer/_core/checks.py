@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the value in the type that is used, or raises an error that says what was expected."""
+"""Checks of arguments: each returns the value in the type that is used, or raises an error with what was expected."""
 
 from __future__ import annotations
 

@@ -84,6 +84,8 @@ class DistributedContext:
             return rows
         headers = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
         longest, shape, dtype = max(headers, key=lambda header: header[0])
+        # Collectives need one shape on all ranks: shards are padded to the longest, then interleaved as `shard` cut
+        # them.
         padded = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
         if len(rows):
             padded[: len(rows)] = rows.detach()

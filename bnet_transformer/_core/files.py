@@ -54,6 +54,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     Path(folder, "a.txt").read_text()
     'whole'
     """
+    # The data is on the disk (fsync) before `replace` renames the file, and a rename within one file system is atomic:
+    # after a crash there is either the old file or the new one.
     destination = as_path(path)
     try:
         is_stream = destination.exists() and not destination.is_file() and not destination.is_dir()
@@ -95,6 +97,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     ...
     bnet_transformer.errors.FileError: ...
     """
+    # An advisory lock (flock) on a file next to `path`; unlike a file that only exists, it cannot outlive its process.
     folder = str(path.parent)
     try:
         lock = FileLock(f"{path}.lock").acquire(timeout=0)
@@ -155,7 +158,7 @@ def read_header(path: Path, file: Any, expected: str, file_format: str, max_vers
 
 
 def has_format(path: str | os.PathLike[str], expected: str, file_format: str) -> bool:
-    """True for a file with that format in its header. Other faults of the file are left to the reader of that format."""
+    """True for a file with that format in its header; other faults of the file are left to the reader of the format."""
     file_path = as_path(path)
     try:
         with open_safetensors(file_path, expected) as opened:

@@ -70,8 +70,10 @@ def format_label(
 ) -> str:
     """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
 
-    >>> format_label("x", slice=1, word=2, token="sat"), format_label("q", stack="enc", slice=0, plates=(3,), word=12), format_label("c")
-    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
+    >>> format_label("x", slice=1, word=2, token="sat"), format_label("c")
+    ('x₂¹ "sat"', 'c')
+    >>> format_label("q", stack="enc", slice=0, plates=(3,), word=12)
+    'enc q₁₂⁰⁽³⁾'
     """
     above = "" if slice is None else str(slice).translate(_SUPERSCRIPTS)
     above += "".join(f"⁽{str(index).translate(_SUPERSCRIPTS)}⁾" for index in plates)
@@ -171,14 +173,15 @@ class Reach:
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
     def word_range(self, i: Any, parents: int) -> tuple[Any, Any]:
-        """The first word that each word i reads and the one after the last, for arrays of any library; not for a mask."""
+        """The first word that each word i reads and the one after the last, for any array library; not for a mask."""
         return WORD_RANGES[self.kind](i, parents, self.width)
 
     def first_empty_row(self, children: int, parents: int) -> int | None:
         """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
 
-        >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4), Reach("causal").first_empty_row(10**9, 10**9)
-        (0, 5, None)
+        >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4)
+        (0, 5)
+        >>> Reach("causal").first_empty_row(10**9, 10**9)
         """
         if self.kind == "mask":
             empty = np.flatnonzero(~self.matrix(children, parents).any(1))
@@ -240,7 +243,7 @@ def _check_table(value: object) -> tuple[tuple[bool, ...], ...]:
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 
-@lru_cache(maxsize=64, typed=True)  # of each type apart, so that numbers that are not whole are always looked at
+@lru_cache(maxsize=64, typed=True)  # typed: 3.0 must not hit the entry of 3, but be refused
 def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
     reach.check_word_counts(check_int("children", children, minimum=0), check_int("parents", parents, minimum=0))
     check_memory("the matrix of a reach", children * parents, "fewer words")

@@ -101,6 +101,7 @@ class DeferredScalars:
         if numbers.device.type != "cuda":
             self._pending.append((numbers.detach().clone(), None))
             return
+        # A copy into pinned memory does not block the host; the event says when the numbers are there.
         pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         pinned.copy_(numbers.detach(), non_blocking=True)
         copied = torch.cuda.Event()

@@ -1,6 +1,6 @@
-"""The language in which an architecture is declared: nodes with a TPM, the arrows into them, plates, stacks.
+"""The declaration language: nodes with a TPM, the arrows into them, plates, stacks.
 
-A declaration is plain data. Every reading of the package starts from it, and none knows an architecture by name.
+A declaration is plain data. All other parts of the package start from it, and none knows an architecture by name.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def as_arrow(parent: object) -> Arrow:
 
 
 def check_vocabulary(words: object) -> tuple[str, ...]:
-    """A vocabulary: different words, none empty."""
+    """A vocabulary as a tuple of distinct words, none empty."""
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise BNetError("vocabulary", expected="a list of different words", actual=words)
     vocabulary = check_sequence("vocabulary", words, str)

@@ -1,10 +1,8 @@
-"""`save` and `load`: a net as one safetensors file, checked on the way out and distrusted on the way in.
+"""`save` and `load`: a net as one safetensors file, checked when it is written and untrusted when it is read.
 
-Its declaration is plain JSON data: every dataclass by its class and fields, every value of the type it had.
-
-A dataclass is `{"class": name, field: value, ...}`, the name alone for classes of this package and `module:Class` for
-others; a tuple is a JSON list; a list, a mapping and a float that is not finite are `{"list": ...}`, `{"dict": ...}`
-and `{"float": ...}`.
+The declaration is JSON: a dataclass is `{"class": name, field: value, ...}`, with the bare name for classes of this
+package and `module:Class` for others. A tuple is a JSON list; a list, a mapping and a float that is not finite are
+`{"list": ...}`, `{"dict": ...}` and `{"float": ...}`.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ STORABLE_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def save(network: Network, path: str | os.PathLike[str]) -> None:
-    """Write a net to one safetensors file, whole or not at all; it refuses a net that `load` would not give back."""
+    """Write a net to one safetensors file, atomically. A net that `load` would not restore exactly is refused."""
     tensors, metadata = _serialize(network)
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
 def to_bytes(network: Network) -> bytes:
-    """The file that `save` writes."""
+    """The content of the file that `save` writes."""
     return save_bytes(*_serialize(network))
 
 
@@ -84,7 +82,7 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     """The net that `save` wrote.
 
     A class from outside the package is imported only if `trust` names it (`"module:Class"`) or its module; True trusts
-    the file entirely, as one trusts a program. Anything wrong with the file is a FileError.
+    the whole file, which then can run code. Any fault of the file is a FileError.
     """
     file_path = as_path(path)
     if not isinstance(trust, bool | Collection):
@@ -95,7 +93,9 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
 
 
 def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
-    """The JSON that tells all but the parameters, proved to read back as the declaration that it is."""
+    """The JSON header: all but the parameters. It is parsed again and compared with the declaration before it is
+    written.
+    """
     try:
         library = importlib.metadata.version(METADATA_KEY)
     except importlib.metadata.PackageNotFoundError:
@@ -120,7 +120,7 @@ def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of the seed, the declaration, the tokenizer and every tensor."""
+    """A SHA-256 of the seed, the declaration, the tokenizer and every tensor."""
     tokenizer = [header["tokenizer"]] if "tokenizer" in header else []
     hasher = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *tokenizer]).encode())
     for name in sorted(tensors):
@@ -131,7 +131,7 @@ def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
-    """The net without its parameters, its declaration checked as any other."""
+    """The net without its parameters; its declaration passes all checks."""
     data = header["declaration"]
     trusted = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else tuple(trust)
     untrusted = [
@@ -177,7 +177,7 @@ CLASS_REGISTRY: dict[str, type] = {
 
 
 def to_json_data(value: object, location: str) -> Any:
-    """A value as JSON data; refuses what would not come back as it is."""
+    """A value as JSON data; values that JSON would not restore are refused."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | str | int):
@@ -216,7 +216,7 @@ def _format_class_name(kind: type, location: str) -> str:
 
 
 def find_untrusted_classes(data: object) -> Iterator[str]:
-    """The import paths of all classes in JSON data that are not of this package (of its registry or its models)."""
+    """The import paths of all classes in JSON data outside the registry and `bnet_transformer.models`."""
     stack = [data]
     while stack:
         part = stack.pop()
@@ -230,7 +230,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 
 def from_json_data(data: object, location: str) -> Any:
-    """The value of JSON data. It imports the classes that are named: ask `find_untrusted_classes` first."""
+    """The value of JSON data. It imports the classes that are named: call `find_untrusted_classes` first."""
     if isinstance(data, list):
         return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
     if not isinstance(data, dict):
@@ -262,7 +262,7 @@ def _build_object(data: dict[str, Any], location: str) -> Any:
 
 
 def _find_class(name: object, location: str) -> type:
-    """The class of that name or import path, a dataclass."""
+    """The dataclass of that name or import path."""
     if not isinstance(name, str):
         raise FileError(location, expected="the name of a class", actual=name)
     module, colon, path = name.partition(":")

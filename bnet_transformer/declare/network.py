@@ -1,4 +1,4 @@
-"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each group, parameters."""
+"""The net: a checked declaration, its folded graph, a spec (TPM, parents, shapes) for each node group, parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_GROUPS = 50_000
 
 @dataclass(frozen=True)
 class ParentSpec:
-    """What fills one slot of a node: a group, its reach, the selectors that pick, the axes of a collection."""
+    """What fills one slot of a node: the parent group, its reach, the selectors that pick, the axes of a collection."""
 
     slot: str
     index: int
@@ -39,7 +39,7 @@ class ParentSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """All that readings need to know of one group besides its place in the graph."""
+    """A node group with its TPM, parents, shape and parameters."""
 
     group: NodeGroup
     tpm: TPM
@@ -57,7 +57,7 @@ class NodeSpec:
 
     @cached_property
     def word_parents(self) -> tuple[ParentSpec, ...]:
-        """The inputs that are collections of words."""
+        """The parents that are collections of words."""
         return tuple(parent for parent in self.parents if WORD in parent.over)
 
     @cached_property
@@ -68,9 +68,9 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Network:
-    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading.
+    """A declaration with its parameters; `parameters` maps `prefix.name` to a tensor, with the plates as leading dims.
 
-    `tokenizer` reads text for the net; without one, text is split on spaces.
+    `tokenizer` reads text for the net; without one, text is split at spaces.
     """
 
     declaration: Declaration
@@ -94,17 +94,17 @@ class Network:
 
     @cached_property
     def functional_groups(self) -> frozenset[int]:
-        """The numbers of the groups whose nodes are functions of their parents."""
+        """The indices of the groups whose nodes are functions of their parents."""
         return frozenset(spec.group.index for spec in self.specs if spec.tpm.kind == "deterministic")
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shape of every parameter, plates leading."""
+        """The shape of every parameter, plates first."""
         return {name: shape for name, (shape, _) in self.parameter_specs.items()}
 
     @cached_property
     def parameter_specs(self) -> dict[str, tuple[Shape, Parameter]]:
-        """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
+        """The shape (plates first) and the `Parameter` of every parameter that the TPMs require."""
         parameter_specs: dict[str, tuple[Shape, Parameter]] = {}
         for spec in self.specs:
             plates = tuple(self.graph.plate_sizes[plate] for plate in spec.group.plates)
@@ -114,7 +114,7 @@ class Network:
 
     @cached_property
     def logit_names(self) -> frozenset[str]:
-        """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
+        """The names of the logits of discrete nodes; -inf is a probability of 0."""
         return frozenset(
             f"{spec.param_prefix}.logits"
             for spec in self.specs
@@ -143,48 +143,48 @@ class Network:
 
     @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:
-        """The discrete members that something reads."""
+        """The discrete specs that have children."""
         out_edges = self.graph.out_edges
         return tuple(spec for spec in self.specs if spec.tpm.kind == "discrete" and out_edges[spec.group.index])
 
     @cached_property
     def unconditional_logit_names(self) -> tuple[str, ...]:
-        """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
+        """The logits to which no weights of parents are added: their rows are probabilities as they are."""
         weighted = {m.param_prefix for m in self.specs if "weight" in m.parameters}
         return tuple(
             name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in weighted
         )
 
     def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:
-        """How many states a discrete group has.
+        """The number of states of a discrete group.
 
         Args:
             index: The group.
-            word_counts: How many words each stack has: a state may be a word that is read.
+            word_counts: The number of words of each stack: a state may be a word that is read.
         """
         spec = self.specs[index]
         return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
-        """The stack whose words a group with a collection of words reads."""
+        """The stack whose words a group reads as a collection."""
         return self.specs[spec.word_parents[0].index].group.word_stack or ""
 
     def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of the graph in order, parents first, with no other groups than some."""
+        """The components of the graph in order, parents first, restricted to `groups`."""
         filtered = (tuple(i for i in component if i in groups) for component in self.graph.components)
         return tuple(filter(None, filtered))
 
     def ancestral_specs(self, spec: NodeSpec) -> list[NodeSpec]:
-        """A member and all its ancestors, parents first."""
+        """A spec and all its ancestors, parents first."""
         needed = self.graph.ancestral_set([spec.group.index])
         return [self.specs[index] for component in self.filter_components(needed) for index in component]
 
     def is_state(self, group: NodeGroup) -> bool:
-        """True where the role of a group passes from each slice of its stack to the next."""
+        """True where the role of a group passes from slice to slice of its stack."""
         return (group.stack, group.role) in self._states
 
     def is_word_state(self, group: NodeGroup) -> bool:
-        """True for a state of the words of its own stack, without plates."""
+        """True for a state over the words of its own stack, without other plates."""
         return self.is_state(group) and group.word_stack == group.stack and not group.plates
 
     @cached_property
@@ -200,11 +200,11 @@ class Network:
             )
 
     def get_spec(self, name: str) -> NodeSpec:
-        """The member of the group of that name."""
+        """The spec of the group of that name."""
         return self.specs[self.graph.get_group(name).index]
 
     def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
-        """The same net with other parameters (those named; the others stay); their `check_finite` are looked at or not."""
+        """The same net with the named parameters replaced; `check_finite=False` allows NaN and infinity."""
         given = check_mapping("parameters", parameters)
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
@@ -213,7 +213,7 @@ class Network:
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
-        """What a hash of the net is made of: all else that it holds follows from these."""
+        """The parts that determine a net, for its digest."""
         tokenizer = self.tokenizer
         fields = (
             None
@@ -240,12 +240,12 @@ class Network:
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
-        """The parameters of one group."""
+        """The parameters of one group, by their names in the TPM."""
         return {name: self.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
 
 
 def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
-    """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
+    """A net from its declaration: all faults are reported at once; parameters are initialised by `seed` or given."""
     network = build_structure(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
@@ -253,7 +253,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 
 
 def build_structure(declaration: Declaration, seed: int = 0) -> Network:
-    """The net of a declaration, checked, before it has parameters: no size costs memory here."""
+    """The net of a declaration, checked, without parameters: no size allocates memory here."""
     count = len(declaration.nodes)
     for stack in declaration.stacks:
         count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
@@ -270,7 +270,9 @@ def build_structure(declaration: Declaration, seed: int = 0) -> Network:
 
 
 def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
-    """Shapes follow from parents to children; a group whose parents are in fault is passed over."""
+    """The spec of each group, and the faults. Shapes follow from parents to children; the children of a group with a
+    fault are skipped.
+    """
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
     specs: list[NodeSpec] = []
@@ -311,7 +313,7 @@ def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tup
 
 
 def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
-    """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
+    """The shape and parameters that a TPM declares, checked: the TPM may be a user's."""
     name = type(tpm).__name__
     if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
         raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", actual=tpm.kind)
@@ -337,7 +339,7 @@ def _describe_parents(
     shapes: Mapping[NodeTemplate, Shape],
     faults: list[Fault],
 ) -> list[Parent] | None:
-    """What the TPM is told of its parents; None where one of them is in fault."""
+    """The parents as the TPM receives them; None where one of them has a fault."""
     if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
         return None
     tpm_parents = []
@@ -357,7 +359,7 @@ def _describe_parents(
 
 
 def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
-    """Each fault once, not once for each slice."""
+    """Faults without repetitions for each slice."""
     unique: dict[tuple[str, str, str], Fault] = {}
     for fault in faults:
         unique.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
@@ -365,7 +367,9 @@ def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
 
 
 def _initialize_parameters(network: Network) -> dict[str, Tensor]:
-    """Starting parameters; each has a generator of its own, so that one more node changes no other."""
+    """Initial parameters. Each has its own generator, seeded by its name, so that adding a node changes no other
+    parameter.
+    """
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
     check_memory(
@@ -391,7 +395,7 @@ def check_parameters(
     *,
     check_finite: bool = True,
 ) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or (where `check_finite` matter) not finite.
+    """Refuse parameters that are missing, of another shape, not floating, or (with `check_finite`) not finite.
 
     Logits (`logit_names`) may be -inf, but not all logits of a row.
     """
@@ -417,7 +421,7 @@ def check_parameters(
 
 
 def as_network(net: object) -> Network:
-    """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
+    """The network of a `BNet` or a `Network`; anything else is refused."""
     network = getattr(net, "network", net)
     if not isinstance(network, Network):
         raise BNetError("net", expected="a net", actual=net)

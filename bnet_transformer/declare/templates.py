@@ -1,8 +1,4 @@
-"""The passes over names and arrows: declaration to templates, templates to the folded graph.
-
-First every node is unrolled over its slices and every arrow resolved to what it names; then the templates are brought
-into a topological order with recurrent components, and cycles are reported.
-"""
+"""From a declaration to the folded graph: unroll slices, resolve names, sort topologically, report cycles."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, Templ
 
 @dataclass(frozen=True)
 class TemplateParent:
-    """One arrow, resolved: the template it comes from, its reach, and the discrete templates that pick."""
+    """A resolved arrow: the parent's template, the reach, and the discrete templates that pick."""
 
     template: NodeTemplate
     reach: Reach
@@ -27,7 +23,7 @@ class TemplateParent:
 
 @dataclass(eq=False)
 class NodeTemplate:
-    """A node at one slice, with its arrows resolved; `None` stands for an arrow that could not be."""
+    """A node at one slice with its resolved arrows; `None` stands for an arrow that did not resolve."""
 
     stack: str
     slice: int | None
@@ -51,7 +47,7 @@ class NodeTemplate:
         return names
 
     def iter_slots(self) -> Iterator[tuple[str, TemplateParent]]:
-        """What fills each slot, of the arrows that could be resolved."""
+        """Each slot with its parent, for the arrows that resolved."""
         for slot, parent in zip(self.slots, self.parents, strict=False):
             if parent is not None:
                 yield slot, parent
@@ -59,7 +55,7 @@ class NodeTemplate:
 
 @dataclass
 class SymbolTable:
-    """The declared roles: who stands where, for resolving names."""
+    """The declared roles and templates, for resolving names, and the faults so far."""
 
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
@@ -70,15 +66,14 @@ class SymbolTable:
         self.outside_nodes = {node.role: node for node in self.declaration.nodes}
 
     def add_fault(self, node: str, expected: str, actual: str) -> None:
-        """Note a fault."""
+        """Record a fault."""
         self.faults.append(Fault(node, expected, actual))
 
 
 def declaration_to_graph(
     declaration: Declaration,
 ) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[Fault]]:
-    """The folded graph with, for each group in its order, the template that it stands for, and all faults; no graph
-    where there is a cycle."""
+    """The folded graph, the template of each group in its order, and all faults; no graph where there is a cycle."""
     symbols, templates = SymbolTable(declaration), []
     _check_names(symbols)
     for stack, slice_, step, node in _unroll_slices(declaration):
@@ -148,7 +143,7 @@ def _check_names(symbols: SymbolTable) -> None:
 
 
 def _resolve_word_stack(symbols: SymbolTable, stack: str, step: int | None, node: Node) -> str | None:
-    """The stack whose words a node is over: its own (`word`), another's (`enc.word`), or none."""
+    """The stack whose words a node is over: its own (`word`), another one (`enc.word`), or None."""
     for plate in node.plates:
         other, dot, name = plate.rpartition(".")
         if name == WORD and dot and other in symbols.stacks:
@@ -176,7 +171,7 @@ def _check_plates(symbols: SymbolTable) -> None:
 
 
 def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
-    """A node's plates but the word, in the declaration's order."""
+    """A node's plates without the word, in the order of the declaration."""
     order = [plate.name for plate in symbols.declaration.plates]
     name = join_name(join_stem(stack, node.role), () if slice_ is None else (slice_,))
     outside = any(node is other for other in symbols.declaration.nodes)
@@ -239,7 +234,7 @@ def _check_pick(
 def _resolve_role(
     symbols: SymbolTable, child: NodeTemplate, reference: str, slice_: str | int | None
 ) -> NodeTemplate | None:
-    """The template that `role` or `stack.role` names, seen from a child."""
+    """The template that `role` or `stack.role` names, from the position of a child."""
     stack_name, dot, role = reference.rpartition(".")
     if dot and stack_name not in symbols.stacks:
         names = ", ".join(repr(name) for name in symbols.stacks)
@@ -266,7 +261,7 @@ def _resolve_role(
 def _resolve_slice(
     symbols: SymbolTable, child: NodeTemplate, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
 ) -> int | None:
-    """The slice of a role that an arrow comes from; None where the role has none, -1 after a fault."""
+    """The slice that an arrow comes from; None where the role has no slices, -1 after a fault."""
     if all(node.role != role for node in stack.slice):
         if rule is not None:
             symbols.add_fault(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
@@ -293,7 +288,7 @@ def _resolve_slice(
 
 
 def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[Fault]]:
-    """The templates in a topological order, in groups (of one, or of those that read each other); the cycles."""
+    """The components (strongly connected) in topological order, and the faults of invalid cycles."""
     import networkx as nx
 
     position = {template: k for k, template in enumerate(templates)}
@@ -319,7 +314,7 @@ def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[
 
 
 def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, str]]:
-    """The parents of a template: what fills its slots, and what picks."""
+    """The parents of a template: those that fill its slots, and those that pick."""
     for slot, parent in child.iter_slots():
         yield parent.template, parent.reach, slot
         for _, selector in parent.pick:
@@ -327,9 +322,11 @@ def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, st
 
 
 def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
-    """The order within a group that reads itself, word after word; None where a word would wait for itself."""
+    """The order of a recurrent component within one word; None where a word would depend on itself."""
     import networkx as nx
 
+    # Words are computed one after another. Only arrows that may join a word to itself order the nodes of one word;
+    # strictly causal arrows read words that are already known.
     graph = nx.DiGraph()
     graph.add_nodes_from(component)
     for child in component:
@@ -364,7 +361,7 @@ def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTem
 
 
 def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
-    """Faults of arity, of single slots that would get a collection and the reverse, and of reaches without words."""
+    """Faults of arity, of single slots that receive a collection and the reverse, and of reaches without words."""
     faults: list[Fault] = []
     for child in templates:
         slots = child.node.tpm.get_slots()
@@ -383,7 +380,7 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
 
 
 def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[Fault]:
-    """A word is picked by a node that reads exactly these words: of the same stack, by the same reach."""
+    """A selector of words must read exactly the words that it picks from: the same stack, by the same reach."""
     template = parent.template
     for plate, selector in parent.pick:
         reads = {(s.template.word_stack, s.reach) for s in selector.parents if s is not None and not s.reach.is_single}
@@ -413,7 +410,7 @@ def _find_slot_faults(child: NodeTemplate, prefix: str, slot: str, parent: Templ
 
 
 def collection_axes(child: NodeTemplate, parent: TemplateParent) -> tuple[str, ...]:
-    """The axes over which a slot receives a collection: the parent's plates that the child lacks, then words."""
+    """The axes of the collection in a slot: the parent's plates that the child lacks, then words."""
     template, picked = parent.template, {plate for plate, _ in parent.pick}
     plates = tuple(plate for plate in template.plates if plate not in child.plates and plate not in picked)
     words = template.word_stack is not None and not parent.reach.is_single and WORD not in picked

@@ -1,9 +1,9 @@
-r"""Which letters stand for what: roles, plates, stacks, sets of words, masks; no two things share one.
+r"""Notation: distinct letters for roles, plates, stacks, sets of words and masks.
 
-A role with a one-letter part shows that letter, the rest as subscripts (`W_q` is `W_q`, `cross_q` is
-`q_{\mathrm{cross}}`); any other stands upright (`\mathrm{norm1}`). A matrix of all words has the capital
-letter; a bold one where that means something else, a spare one where another role has it. `describe_notation` says below the
-equations what the letters stand for: what the indices run over, and how words stand in matrices.
+A role with a one-letter part uses that letter, with the rest as subscripts (`W_q` is `W_q`, `cross_q` is
+`q_{\mathrm{cross}}`); any other role is upright (`\mathrm{norm1}`). The matrix of all words has the capital letter: a
+bold one where the capital has another meaning, a spare one where another role has it. `describe_notation` writes the
+definitions below the equations: the ranges of indices, and how words stand in matrices.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Notation:
 
     @cached_property
     def _capitals(self) -> dict[str, Letter]:
-        """The letter of the matrix of all words, for roles whose own letter is small."""
+        """The letter of the matrix of all words, for roles with a lowercase letter."""
         taken = set(self._role_letters.values())
         letters = {base.upper() for base, _ in taken}
         spare = [letter for letter in SPARE_CAPITALS if letter not in letters]
@@ -55,7 +55,7 @@ class Notation:
         return capitals
 
     def role_letter(self, role: str) -> Letter:
-        """The letter and subscripts of one word's value, and of what has no words."""
+        """The letter and subscripts of one word's value, or of a value without words."""
         return self._role_letters[role]
 
     def matrix_letter(self, role: str) -> Letter:
@@ -87,7 +87,7 @@ class Notation:
 
     @cached_property
     def mask_tables(self) -> dict[Reach, int]:
-        """The tables that serve as masks, numbered."""
+        """The tables that are masks, numbered."""
         reaches = [parent.reach for spec in self.network.specs for parent in spec.parents]
         return {reach: k for k, reach in enumerate(dict.fromkeys(r for r in reaches if r.kind == "mask"))}
 
@@ -113,7 +113,7 @@ class Notation:
 
 
 def format_upright(name: str) -> str:
-    """A name of several letters, as an equation shows it."""
+    """A name of several letters, upright."""
     return rf"\mathrm{{{escape_latex(name)}}}"
 
 
@@ -127,7 +127,7 @@ def _parse_role(role: str) -> Letter:
 
 
 def describe_notation(network: Network, notation: Notation, form: str) -> list[str]:
-    """What the letters of a net stand for."""
+    """The definitions of a net's letters."""
     lines = [_describe_stack(network, notation, stack) for stack in network.declaration.stacks]
     used = [plate for plate in network.graph.plate_sizes if any(plate in f.plates for f in network.graph.groups)]
     for plate in used:
@@ -158,7 +158,7 @@ def _describe_stack(network: Network, notation: Notation, stack: Stack) -> str:
 
 
 def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
-    """Who is read by a table: in full where it is small."""
+    """The words that a mask reads: in full for small masks."""
     name = notation.mask_set(reach)
     if len(reach.table) > 6:
         size = rf"{len(reach.table)} \times {len(reach.table[0])}"
@@ -171,7 +171,7 @@ def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
 
 
 def _describe_matrices(network: Network, notation: Notation, form: str) -> list[str]:
-    """How words stand in a matrix, said of the first that there is, and of those that have another letter."""
+    """How words stand in a matrix, for the first role, and for those with another letter."""
     vector_roles = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vector_roles:
         return []
@@ -196,7 +196,7 @@ def _describe_matrices(network: Network, notation: Notation, form: str) -> list[
 
 
 def _describe_first_words(network: Network, notation: Notation) -> list[str]:
-    """Of what a first word reads nothing."""
+    """The parents that a first word does not read (reach `rest`)."""
     read = {(m.group.role, parent.index) for m in network.specs for parent in m.parents if parent.reach.kind == "rest"}
     pairs = dict.fromkeys((role, network.graph.groups[k].role) for role, k in sorted(read))
     symbols = [
@@ -207,7 +207,7 @@ def _describe_first_words(network: Network, notation: Notation) -> list[str]:
 
 
 def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
-    """What a word before the first one is worth, where one is read."""
+    """The value of the word before the first, where it is read."""
     read = {parent.index for m in network.specs for parent in m.parents if parent.reach.kind == "before"}
     roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
     return [f"{Symbol(*notation.role_letter(role), word='-1')} = 0" for role in roles]

@@ -1,8 +1,7 @@
-"""From a declaration to the rows of its equations: slices whose equations are equal are told once.
+"""From a net to the rows of its equations; slices with equal equations share one row.
 
-A template is a node of the declaration. Its slices differ in nothing but the number t, unless an arrow comes from
-another slice at some of them than at the others. A group of slices becomes the symbols that its TPM writes with, and
-from these one row.
+The slices of a node template differ only in the number t, unless an arrow comes from another slice at some of them than
+at the others. The slices that share an equation become the `Symbols` with which their TPM writes it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def equations(network: Network, form: str = "word") -> Equations:
 
 @dataclass(frozen=True)
 class SharedEquation:
-    """The members, one a slice, that one equation tells; `is_partial` where they are not all of the template."""
+    """The specs, one for each slice, that share an equation; `is_partial` where the template has further slices."""
 
     network: Network
     notation: Notation
@@ -60,18 +59,18 @@ class SharedEquation:
 
     @property
     def representative(self) -> NodeSpec:
-        """The member whose parents and shapes stand for all."""
+        """The first spec, whose parents and shapes stand for all."""
         return self.specs[0]
 
     @property
     def slices(self) -> tuple[int, ...]:
-        """The slices told: none for a node of the prologue, the epilogue or outside the stacks."""
+        """The slices of the equation; empty for a node of the prologue, the epilogue or outside the stacks."""
         return tuple(m.group.step or 0 for m in self.specs if _is_in_slices(self.network, m.group))
 
     def slice_label(self, groups: Sequence[NodeGroup]) -> str | None:
-        """What to call the slice of these groups, one for each slice of the group.
+        """The superscript for the slice of these groups, one for each slice of the equation.
 
-        Of the node itself it is t, t+1 for a state that leaves, 0 for one that enters.
+        For the node itself it is t, t+1 for a state that leaves the slice, 0 for one that enters.
         """
         group, steps = groups[0], self.slices
         if group.slice is None:
@@ -89,7 +88,7 @@ class SharedEquation:
         return str(group.slice)
 
     def build_symbols(self, form: str) -> Symbols:
-        """What the TPM is given to write with in one form."""
+        """The symbols of the equation in one form."""
         group, tpm, shape = self.representative.group, self.representative.tpm, self.representative.shape
         is_matrix = form in ("row", "column")
         # One matrix equation tells all words where each reads the same things in the same way.
@@ -133,7 +132,7 @@ class SharedEquation:
         return f"P({shown}{bar})"
 
     def _is_per_word(self, parent: ParentSpec) -> bool:
-        """True where word i reads, or is picked by, something that is its own."""
+        """True where word i reads, or is picked by, something that is specific to word i."""
         specs = self.network.specs
         parent_spec = specs[parent.index]
         is_picked = any(axis == WORD or specs[k].group.word_stack is not None for axis, k in parent.pick)
@@ -158,13 +157,13 @@ class SharedEquation:
         return [self.notation.plate_indices[plate] for plate in group.plates]
 
     def _superscripts(self, groups: Sequence[NodeGroup], plates: Sequence[str] | None = None) -> tuple[str, ...]:
-        """The superscripts of the first of some groups, one for each slice of the group: stack, slice, plates."""
+        """The superscripts of the first of some groups, one for each slice of the equation: stack, slice, plates."""
         slice_, group = self.slice_label(groups), groups[0]
         plate_letters = self._plate_letters(group) if plates is None else plates
         return (*self.notation.stack_superscript(group.stack), *([] if slice_ is None else [slice_]), *plate_letters)
 
     def _selector_symbols(self, idx: int) -> dict[str, str]:
-        """What picks in an input, along each axis."""
+        """The selector of a parent along each axis."""
         graph, symbols = self.network.graph, {}
         for number, (axis, _) in enumerate(self.representative.parents[idx].pick):
             groups = [graph.groups[m.parents[idx].pick[number][1]] for m in self.specs]
@@ -214,7 +213,7 @@ class SharedEquation:
         )
 
     def _describe_reach(self, reach: Reach, group: NodeGroup) -> tuple[str, str, str]:
-        """Which words are read: as a subscript (`k_.` for all), as a condition on j, and how many they are."""
+        """The words that are read: as a subscript (`k_.` for all), as a condition on j, and their number."""
         stack, width = group.word_stack or "", reach.width
         count = self.notation.word_count(stack)
         match reach.kind:
@@ -240,7 +239,7 @@ class SharedEquation:
 
 
 def share_equations(network: Network, notation: Notation) -> list[SharedEquation]:
-    """Every template with its slices, in the order of the graph; equal slices side by side."""
+    """Every template with its slices, in the order of the graph; slices that share an equation are joined."""
     templates: dict[tuple[str, str, object], list[NodeSpec]] = {}
     for spec in network.specs:
         group = spec.group
@@ -254,7 +253,7 @@ def share_equations(network: Network, notation: Notation) -> list[SharedEquation
 
 
 def _split_slices(network: Network, specs: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
-    """The slices of a template into which every arrow comes from one fixed slice, or from one at a fixed distance."""
+    """The slices of a template by their arrows: each comes from one fixed slice, or from one at a fixed distance."""
     steps = [spec.group.step or 0 for spec in specs]
     arrows = [
         [network.graph.groups[k] for parent in m.parents for k in (parent.index, *dict(parent.pick).values())]
@@ -272,7 +271,7 @@ def _split_slices(network: Network, specs: Sequence[NodeSpec]) -> list[list[Node
 
 
 def _slice_offsets(groups: Sequence[NodeGroup], steps: Sequence[int]) -> set[int]:
-    """How far these groups are from the slices of the group."""
+    """The distances of these groups from the slices of the equation."""
     return {(group.slice or 0) - step for group, step in zip(groups, steps, strict=True)}
 
 
@@ -281,7 +280,7 @@ def _is_in_slices(network: Network, group: NodeGroup) -> bool:
 
 
 def render_equation(shared: SharedEquation, form: str) -> tuple[Equation, list[str]]:
-    """One row, and what must be said below the equations; word by word where the form has no words for it."""
+    """One row, and the definitions that it needs; for one word where the form cannot express it."""
     spec = shared.representative
     wordless = spec.group.word_stack is None and all(
         shared.network.specs[parent.index].group.word_stack is None for parent in spec.parents

@@ -1,4 +1,4 @@
-"""Maximum spanning arborescences (Chu and Liu 1965; Edmonds 1967): the best acyclic choice of one parent for each node."""
+"""Maximum spanning arborescences (Chu and Liu 1965; Edmonds 1967): the best acyclic choice of parents."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ def best_parents(weight: NDArray[np.float64]) -> list[int]:
     >>> best_parents(np.array([[0, 3.0, 1], [2, 0, 1], [1, 4, 0]]))
     [1, -1, 1]
     """
+    # A root is a node whose parent is an added node n. Such an arrow weighs less than any difference between two
+    # choices of the other arrows, so the maximum has as few of them as possible.
     n = len(weight)
     table = np.full((n + 1, n + 1), -np.inf)
     table[:n, :n] = np.where(np.isnan(weight), -np.inf, weight)
@@ -30,10 +32,13 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     parent[root] = root
     pointers = parent
     for _ in range(len(table).bit_length()):
-        pointers = pointers[pointers]  # twice as many steps up: in the end all stand at the root, or in a circle
+        pointers = pointers[pointers]  # 2^k steps up: in the end every pointer is the root or lies on a cycle
     unreached = np.flatnonzero(pointers != root)
     if not len(unreached):
         return parent
+    # Edmonds (1967): if the greedy choice has a cycle, some maximum arborescence breaks it at exactly one node, where
+    # an arrow enters. Contract the cycle, charge each entering arrow for the arrow of the cycle that it replaces,
+    # recurse.
     path = [int(unreached[0])]
     while int(parent[path[-1]]) not in path:
         path.append(int(parent[path[-1]]))
@@ -41,7 +46,7 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     inside = np.zeros(len(table), dtype=bool)
     inside[cycle] = True
     outer = np.flatnonzero(~inside)
-    into = table[cycle] - table[cycle, parent[cycle]][:, None]  # what it costs to enter the circle at a node
+    into = table[cycle] - table[cycle, parent[cycle]][:, None]  # the change of weight if the cycle is entered there
     reduced = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
     reduced[:-1, :-1] = table[np.ix_(outer, outer)]
     reduced[-1, :-1] = into[:, outer].max(axis=0)

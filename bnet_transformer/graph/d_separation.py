@@ -81,7 +81,9 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
     """The given nodes and all that they determine; without `functional_groups` the given nodes only."""
     if not functional_groups:
         return given
-    # what is not determined: a root counts as free, whatever its TPM
+    # D-separation (Geiger, Verma and Pearl 1990): a node is determined if it is given, or is a function of parents that
+    # are all determined. Computed is the complement, by a least fixed point: a node that is not given is undetermined
+    # if it is no function, has no incoming arrow (a root is free, whatever its TPM), or has an undetermined parent.
     template, undetermined, open_ = ground.template, np.zeros_like(given), ~given
     for index, bits in cut.cut_nodes.items():
         part = view_group(ground, open_, index)
@@ -136,6 +138,12 @@ def bayes_ball(
     """`[node, lanes]`: the nodes that a ball from `start` reaches. It stays inside `within`, and may stop once every
     query that has a `goal` has reached it.
     """
+    # The Bayes ball (Shachter 1998). A ball that goes up (came from a child) passes a node that is not blocked, to its
+    # parents and children. A ball that goes down passes it to its children, and bounces off a given node to its
+    # parents: the collider is open. `blocked` are the determined nodes, `given` those that are given: a determined node
+    # lets no ball pass, but only evidence opens a collider. x and y are separated if no ball from x reaches y. Groups
+    # are in topological order, so taking the last (up) or the first (down) pending group collects all balls that arrive
+    # there before it is expanded.
     groups = range(len(ground.template.groups))
     visited = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
     by_group = {name: [view_group(ground, bits, index) for index in groups] for name, bits in visited.items()}

@@ -1,7 +1,7 @@
-"""The ground graph of a sentence: one node for each word (and head, ...), numbered, and lazy.
+"""The ground graph of a sentence: one integer node for each word (and head, ...) of each node group; arrows on demand.
 
-Nodes are integers: a group's nodes lie side by side, its plates in row-major order, the word innermost. Arrows are
-computed when asked for, as integer arrays, and only those that the question needs.
+The nodes of a group are consecutive integers, its plates in row-major order with the word innermost. Arrows are
+computed as integer arrays when they are needed, and only those between the selected nodes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RetainedParents = Mapping[int, tuple[Reach, ...]]  # the groups that a node stil
 
 @dataclass(frozen=True)
 class NodeSelection:
-    """A part of the ground graph: the slices, the words of each stack, the indices of other plates; None is all.
+    """A part of the ground graph: slices, the words of each stack, the indices of other plates; None selects all.
 
-    `slices` keeps what those slices read and compute; `weights=False` leaves out the wordless groups.
+    A selected slice includes what it reads and what it computes; `weights=False` leaves out the groups without words.
     """
 
     slices: Collection[int] | None = None
@@ -47,9 +47,10 @@ ALL_NODES = NodeSelection()
 
 
 class GroundGraph:
-    """The ground graph: names, counts, arrows as arrays, and the questions that need only structure.
+    """The ground graph: names, counts, arrows as arrays, parents and children.
 
-    After surgery no arrow leads into the nodes of `cut_nodes`; those of `retained_parents` keep some of theirs.
+    After surgery no arrow leads into the nodes of `cut_nodes`; the nodes of `retained_parents` keep some of their
+    arrows.
     """
 
     def __init__(
@@ -74,18 +75,19 @@ class GroundGraph:
     def surgery(
         self, nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents] | None = None
     ) -> GroundGraph:
-        """The same nodes without the arrows into some: what `do` leaves.
+        """The same nodes without the arrows into some of them, as `do` requires.
 
         Args:
             nodes: All nodes that lose their incoming arrows.
-            retained_parents: All nodes that keep some of theirs, with the edge templates that they keep; those of this graph by default.
+            retained_parents: All nodes that keep some of their arrows, with the groups and reaches that they still
+                read; those of this graph by default.
         """
         ground = copy(self)
         ground._apply_surgery(nodes, self.retained_parents if retained_parents is None else retained_parents)
         return ground
 
     def _apply_surgery(self, cut_nodes: Iterable[int], retained_parents: Mapping[int, RetainedParents]) -> None:
-        """Take the arrows into the nodes of `cut_nodes`, and from those of `retained_parents` what they do not keep."""
+        """Set which nodes lose all their incoming arrows, and which keep the arrows of `retained_parents` only."""
         self.cut_nodes, self.retained_parents = frozenset(cut_nodes), dict(retained_parents)
         self.cut_nodes_by_group = self.split_by_group(self.cut_nodes)
         self.partly_cut_by_group = self.split_by_group(
@@ -94,7 +96,7 @@ class GroundGraph:
         self._parents_cache: dict[int, list[int]] = {}
 
     def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
-        """Some nodes, by the number of their group."""
+        """The nodes of each group, by the index of the group."""
         groups: dict[int, list[int]] = {}
         for node in nodes:
             groups.setdefault(self.group_of(node).index, []).append(node)
@@ -106,15 +108,15 @@ class GroundGraph:
         return int(self.offsets[-1])
 
     def axes(self, group: NodeGroup) -> tuple[str, ...]:
-        """The plates that index a group's nodes, in order: others, then the word."""
+        """The axes of a group's nodes, in order: its plates, then the word."""
         return group.plates if group.word_stack is None else (*group.plates, WORD)
 
     def id(self, name: object) -> int:
-        """The number of the node of that name, or the error with near matches."""
+        """The id of the node of that name, or the error with near matches."""
         return self.ravel_index(*self.parse_name(name))
 
     def ravel_index(self, group: NodeGroup, index: Sequence[int]) -> int:
-        """The number of the node of a group at an index."""
+        """The id of the node of a group at an index."""
         steps = compute_strides(self.shapes[group.index])
         return int(self.offsets[group.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
 
@@ -151,7 +153,7 @@ class GroundGraph:
         return join_name(group.name, index)
 
     def unravel_index(self, node: int) -> tuple[NodeGroup, tuple[int, ...]]:
-        """The group of a node and its index there: what `locate` finds by name."""
+        """The group of a node and its index there, from its id."""
         group = self.group_of(node)
         offset, index = int(node) - int(self.offsets[group.index]), []
         for stride in compute_strides(self.shapes[group.index]):
@@ -164,7 +166,7 @@ class GroundGraph:
         return self.template.groups[int(np.searchsorted(self.offsets, node, side="right")) - 1]
 
     def iter_names(self, group: NodeGroup) -> Iterator[str]:
-        """The names of a group's nodes, in the order of their numbers."""
+        """The names of a group's nodes, in the order of their ids."""
         stems = [group.name]
         for size in self.shapes[group.index]:
             stems = [f"{stem}_{i}" for stem in stems for i in range(size)]
@@ -178,7 +180,7 @@ class GroundGraph:
     # what is there
 
     def is_selected(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> bool:
-        """True where a selection keeps a group (some of its nodes at least)."""
+        """True where a selection has some nodes of a group."""
         if not selection.weights and group.index in self.template.word_independent:
             return False
         if selection.slices is None or group.step is None:
@@ -190,7 +192,7 @@ class GroundGraph:
         return bool(steps & set(selection.slices))
 
     def select_indices(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> dict[str, Indices]:
-        """For each of a group's axes, the indices that a selection keeps."""
+        """The selected indices of each axis of a group."""
         indices = {}
         for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
             selected = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
@@ -198,7 +200,7 @@ class GroundGraph:
         return indices
 
     def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
-        """The numbers of a group's nodes that a selection keeps."""
+        """The ids of the selected nodes of a group."""
         indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
         nodes: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
@@ -206,7 +208,7 @@ class GroundGraph:
         return nodes
 
     def count_nodes(self, selection: NodeSelection = ALL_NODES) -> int:
-        """How many nodes a selection keeps."""
+        """The number of selected nodes."""
         return sum(
             math.prod(len(index) for index in self.select_indices(group, selection).values())
             for group in self.template.groups
@@ -214,7 +216,9 @@ class GroundGraph:
         )
 
     def count_arrows(self, selection: NodeSelection = ALL_NODES, roles: tuple[str, str] | None = None) -> int:
-        """How many arrows lie between the nodes that a selection keeps, from one role to another; none is made."""
+        """The number of arrows between selected nodes, from one role to another where `roles` are given; no arrow is
+        computed.
+        """
         stems = [group.stem for group in self.template.groups]
         edges = self._selected_edges(selection)
         counted = (edge for edge in edges if roles in (None, (stems[edge.parent], stems[edge.child])))
@@ -243,7 +247,7 @@ class GroundGraph:
         return total
 
     def _count_word_pairs(self, edge: EdgeTemplate, i: Indices, j: Indices) -> int:
-        """How many pairs of these words an arrow joins."""
+        """The number of pairs of these words that an edge joins."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
             return len(i) * len(j)
@@ -253,15 +257,15 @@ class GroundGraph:
         return edge.reaches[0].count_arrows(i, j, n, self.word_counts[parent.word_stack])
 
     def get_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a group whose incoming arrows are gone."""
+        """The nodes of a group that lost all incoming arrows."""
         return self.cut_nodes_by_group.get(group, [])
 
     def get_partly_cut_nodes(self, group: int) -> list[int]:
-        """The nodes of a group that keep some of their incoming arrows."""
+        """The nodes of a group that lost some of their incoming arrows."""
         return self.partly_cut_by_group.get(group, [])
 
     def retained_edge(self, edge: EdgeTemplate) -> EdgeTemplate | None:
-        """What stays of a edge template at the nodes that keep some of their arrows; None where nothing does."""
+        """The part of an edge template that partly cut nodes retain; None where they retain nothing."""
         reaches = self.retained_parents[self.get_partly_cut_nodes(edge.child)[0]].get(edge.parent)
         return None if reaches is None else replace(edge, reaches=reaches)
 
@@ -270,7 +274,9 @@ class GroundGraph:
         return dict(zip(self.axes(group), index, strict=True))
 
     def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
-        """`[words of the child, words of the parent]`, 1 where a group has none: which pairs an arrow joins."""
+        """`[words of the child, words of the parent]`: the pairs that an edge joins; the size is 1 for a group without
+        words.
+        """
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
@@ -279,7 +285,7 @@ class GroundGraph:
         return pairs[0] if len(pairs) == 1 else np.logical_or.reduce(pairs)
 
     def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
-        """For each arrow of the folded graph, the numbers of the parents and children that it joins."""
+        """For each edge template, the ids of the parents and of the children that its arrows join."""
         for edge in self._selected_edges(selection):
             inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
             yield edge, *self._arrows_between(edge, inner, outer)
@@ -287,7 +293,7 @@ class GroundGraph:
     def _arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids]:
-        """The arrows of a edge template between some indices of its child and of its parent, after surgery."""
+        """The arrows of an edge between some indices of its child and of its parent, after surgery."""
         sources, targets, reads = self._declared_arrows_between(edge, child_indices, parent_indices)
         cut, rows = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
         if not cut and not rows:
@@ -302,7 +308,7 @@ class GroundGraph:
     def _declared_arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids, tuple[Indices, Indices]]:
-        """Parents and children as the declaration joins them, and the words of either, which repeat for each plate."""
+        """Parents and children before surgery, and the word indices of both, which repeat for each plate."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         child_words, parent_words = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
         i, j = self.word_adjacency(edge)[np.ix_(child_words, parent_words)].nonzero()
@@ -322,7 +328,7 @@ class GroundGraph:
         return sources, targets, reads
 
     def parents(self, node: int) -> list[int]:
-        """The parents of a node, in the order of its group's arrows."""
+        """The parents of a node, in the order of its group's edges."""
         parents = self._parents_cache.get(node)
         if parents is None:
             parents = self._compute_parents(node)
@@ -331,7 +337,7 @@ class GroundGraph:
         return parents.copy()
 
     def _compute_parents(self, node: int) -> list[int]:
-        """The parents, without an array for each: `_pairs` takes three times as long for the few of one node."""
+        """The parents of one node by Python integers: for few parents three times as fast as by arrays."""
         if node in self.cut_nodes:
             return []
         node_indices, parents = self._indices_by_axis(node), list[int]()
@@ -363,7 +369,7 @@ class GroundGraph:
 
 
 def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:
-    """The wanted indices of an axis, each once, in order."""
+    """The selected indices of an axis, unique and sorted."""
     index = np.unique(np.asarray(indices, dtype=np.int64))
     if len(index) and not 0 <= index[0] <= index[-1] < size:
         raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", actual=index.tolist())
@@ -371,7 +377,7 @@ def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:
 
 
 def compute_strides(shape: Sequence[int]) -> list[int]:
-    """By how much the number of a node grows with each of its indices."""
+    """The strides of a row-major shape, in nodes."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
@@ -382,7 +388,9 @@ def _common_indices(axis: str, child_indices: Mapping[str, Indices], parent_indi
 
 
 def _is_in_slices(child: NodeGroup, parent: NodeGroup, slices: set[int], depth: Mapping[str, int]) -> bool:
-    """True where an arrow belongs to one of `slices`: what computes a slice's nodes, or enters or leaves the stack."""
+    """True where an arrow belongs to one of `slices`: it computes a node of the slice, or enters or leaves the stack
+    there.
+    """
     step = child.step if child.step is not None else parent.step
     if step is None:
         return True

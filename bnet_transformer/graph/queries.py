@@ -1,4 +1,4 @@
-"""Structure queries by name, of the ground graph of a sentence and of the folded graph of a net alike.
+"""Structure queries by name, for the ground graph of a sentence and the folded graph of a net.
 
 A folded node stands for all nodes of a group, in every sentence. What the folded graph separates, each ground graph
 separates, given all nodes of the given groups. A trail of the folded graph need not be active in a ground graph.
@@ -46,7 +46,7 @@ class Trail:
 
     @property
     def colliders(self) -> tuple[str, ...]:
-        """The nodes at which two arrows meet; they are open by what is given."""
+        """The nodes at which two arrows meet; conditioning opens them."""
         steps = zip(self.nodes[1:], self.forward, self.forward[1:], strict=False)
         return tuple(node for node, into, out in steps if into and not out)
 
@@ -120,7 +120,7 @@ class StructureQueries:
 
     @property
     def _functional_groups(self) -> frozenset[int]:
-        """The numbers of the groups whose nodes are functions of their parents."""
+        """The indices of the groups whose nodes are functions of their parents."""
         raise NotImplementedError
 
     def parents(self, name: str) -> list[str]:
@@ -295,7 +295,7 @@ class StructureQueries:
         return None if nodes is None else self._format_names(nodes)
 
     def _build_query(self, x: Names, y: Names, given: Names = ()) -> SeparationQuery:
-        """A question of separation by node numbers. A node on two sides is an error."""
+        """A separation query on node ids. A node on two sides is an error."""
         parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
         ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
         for one, other in (("x", "y"), ("x", "given"), ("y", "given")):
@@ -346,9 +346,12 @@ def has_path(ground: GroundGraph, x: int, y: int) -> bool:
 def find_active_trail(
     ground: GroundGraph, query: SeparationQuery, functional_groups: Collection[int] = ()
 ) -> Trail | None:
-    """A shortest active trail from x to y given others, or None where they are separated (with these `functional_groups`)."""
+    """A shortest active trail from x to y given others, or None where they are separated."""
     if are_separated(ground, [query], functional_groups)[0]:
         return None
+    # Breadth-first search over (node, direction), the states of the Bayes ball, finds a shortest trail. A collider is
+    # open if it is given or an ancestor of a given node: the detour of the ball to that descendant is no part of a
+    # trail.
     thinned = thin_graph(ground, [query.nodes])
     small = thinned.apply_surgery()
     x, y, given = (set(thinned.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
@@ -383,11 +386,10 @@ def find_active_trail(
 
 
 def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[int]) -> list[int] | None:
-    """A set of nodes that separates x from y and of which no part does; None where an arrow joins them.
-
-    It is the part of their ancestors that balls from x meet, and of that part what balls from y meet
-    (van der Zander and Liskiewicz 2020).
-    """
+    """A set of nodes that separates x from y and of which no proper subset does; None where an arrow joins them."""
+    # Van der Zander and Liskiewicz (2020), "Finding minimal d-separators in linear time": if any set separates x from
+    # y, so does the set of their other ancestors. Of it, only the nodes that balls from x reach are needed, and of
+    # these only those that balls from y reach; what remains is minimal.
     ancestral = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
     inside, cut = (
         pack_queries(ground, 1, [ancestral]),
@@ -405,14 +407,13 @@ def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[
 
 
 def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_LIMIT) -> list[int] | None:
-    """A smallest set of nodes that every path of arrows from x to y meets; None where an arrow joins them.
-
-    It is sought among few words first: a smallest cut of a part of the graph that cuts the whole is a smallest one.
-    """
+    """A smallest set of nodes that every directed path from x to y meets; None where an arrow joins them."""
     import networkx as nx
 
     if y in ground.children(x):
         return None
+    # Menger's theorem: a minimum node cut by max-flow. It starts with few words: the cut of a subgraph is a lower
+    # bound, so one that also cuts the full graph is a minimum there.
     count, max_words = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
     while True:
         graph = _build_path_graph(ground, x, y, count, limit)
@@ -423,7 +424,7 @@ def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_L
 
 
 def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limit: int) -> nx.DiGraph:
-    """The arrows on paths from x to y among the first words and those of x and y."""
+    """The arrows on directed paths from x to y, among the first words and those of x and y."""
     import networkx as nx
 
     words_of_stack = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}

@@ -1,6 +1,6 @@
-"""The folded graph: one group for each node template and slice, with its plates, and the arrows between groups.
+"""The folded graph: one node group for each node template and slice, with its plates, and the edges between groups.
 
-It knows no sentence yet: the word plate has no size here. `GroundGraph` adds the words.
+It has no sentence, so the word plate has no size. `GroundGraph` adds the words.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class EdgeTemplate:
-    """All arrows from one group to another: for a shared plate the same index, for a plate of the parent alone
-    every index, for words the union of the reaches (one for each slot of the child that the parent fills)."""
+    """All arrows from one group to another: for a shared plate the same index, for a plate of the parent alone every
+    index, for words the union of the reaches (one for each slot of the child that the parent fills).
+    """
 
     parent: int
     child: int
@@ -52,7 +53,11 @@ class EdgeTemplate:
 
 @dataclass(frozen=True)
 class TemplateGraph:
-    """Groups and edge templates. Groups stand in topological order, recurrent components side by side."""
+    """Node groups and edge templates.
+
+    Groups are in topological order; those of a recurrent component are adjacent. `components` are the strongly
+    connected components in that order.
+    """
 
     groups: tuple[NodeGroup, ...]
     edges: tuple[EdgeTemplate, ...]
@@ -62,14 +67,14 @@ class TemplateGraph:
 
     @cached_property
     def without_plates(self) -> TemplateGraph:
-        """The same graph with one node for each group: plates and words are gone, and with them the reaches."""
+        """The same graph with one node for each group: without plates, words and reaches."""
         groups = tuple(replace(group, plates=(), word_stack=None) for group in self.groups)
         edges = tuple(replace(edge, reaches=()) for edge in self.edges)
         return TemplateGraph(groups, edges, {}, self.slices, self.components)
 
     @cached_property
     def word_stacks(self) -> tuple[str, ...]:
-        """The stacks over whose words some group lies, in their order; none in a net without words."""
+        """The stacks with a group over their words, in order; none in a net without words."""
         used = {group.word_stack for group in self.groups}
         return tuple(stack for stack in self.slices if stack in used)
 
@@ -91,19 +96,19 @@ class TemplateGraph:
 
     @cached_property
     def in_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
-        """For each group, the arrows that come in."""
+        """The incoming edges of each group."""
         return _collect_edges(len(self.groups), ((edge.child, edge) for edge in self.edges))
 
     @cached_property
     def out_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
-        """For each group, the arrows that go out."""
+        """The outgoing edges of each group."""
         return _collect_edges(len(self.groups), ((edge.parent, edge) for edge in self.edges))
 
     @cached_property
     def word_independent(self) -> frozenset[int]:
-        """The weights: groups that are not over words and descend from none that is (`W_q_0`, `c`).
+        """The weights: groups that are not over words and have no ancestor that is (`W_q_0`, `c`).
 
-        A net without words has none: there is nothing that they were the weights of.
+        A net without words has no weights in this sense.
         """
         independent: set[int] = set()
         for group in self.groups if self.word_stacks else ():
@@ -114,25 +119,25 @@ class TemplateGraph:
 
     @cached_property
     def recurrent(self) -> frozenset[int]:
-        """The groups whose words are computed one after another: they read themselves, or each other in a group."""
+        """The groups whose words are computed one after another: they read themselves, or each other in a component."""
         in_cycle = {index for component in self.components if len(component) > 1 for index in component}
         return frozenset(in_cycle | {edge.child for edge in self.edges if edge.child == edge.parent})
 
     def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """The groups from which arrows lead to some; one of these is among them only if it leads to one of these.
+        """The groups from which edges lead to `groups`; these are included only where one leads to another.
 
         Args:
-            groups: Where the walk starts.
-            blocked_groups: Groups above which it does not go, be they among those where it starts or not.
+            groups: Where the search starts.
+            blocked_groups: Groups whose parents are not visited, even if the search starts there.
         """
         return self._transitive_closure(groups, True, blocked_groups)
 
     def descendants(self, groups: Iterable[int]) -> set[int]:
-        """The groups to which arrows lead from some; one of these is among them only if one of these leads to it."""
+        """The groups to which edges lead from `groups`; these are included only where one leads to another."""
         return self._transitive_closure(groups, False, ())
 
     def ancestral_set(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """Some groups and all their ancestors: see `ancestors`."""
+        """`groups` and all their ancestors."""
         start = set(groups)
         return start | self.ancestors(start, blocked_groups)
 
@@ -149,7 +154,7 @@ class TemplateGraph:
         return closure
 
     def get_group(self, name: str) -> NodeGroup:
-        """The group of that name, or the error with near matches; the name of one node is told as such."""
+        """The group of that name, or the error with near matches; the name of a single node has its own message."""
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
@@ -160,16 +165,16 @@ class TemplateGraph:
             raise UnknownNameError("family", expected="the name of a family", actual=actual, allowed=allowed) from None
 
     def find_group_of_node(self, name: object) -> NodeGroup | None:
-        """The group of which that is the name of one node: `q_0` of `q_0_2`."""
+        """The group of a single node by its name: `q_0` for `q_0_2`."""
         parsed = self.parse_name(name, {})
         return parsed[0] if parsed and parsed[1] else None
 
     def parse_name(self, name: object, word_counts: Mapping[str, int]) -> tuple[NodeGroup, tuple[int, ...]] | None:
-        """The group of the node of that name and its index there, where there is one.
+        """The group of a node and its index there, or None.
 
         Args:
             name: The name of a node: `q_0_2` is word 2 of the group `q_0`.
-            word_counts: How many words each stack has; any number where it does not say.
+            word_counts: The number of words of each stack; unlimited for stacks that are missing.
         """
         stem, indices = split_name(name) if isinstance(name, str) else ("", ())
         for group in self.by_stem.get(stem, ()):

@@ -49,6 +49,10 @@ class ThinnedGraph:
 
 def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
     """The smaller graphs for queries that name these nodes."""
+    # Words and heads that a query does not name are interchangeable. The map of each word to the greatest retained word
+    # at or before it takes arrows to arrows for the reaches of THINNABLE_REACHES, if the named words, the word after
+    # each and both ends are retained; likewise for a plate with one index more than those named. So a trail is active
+    # in the full graph exactly if its image is in the thinned one, and the cost does not grow with the sentence.
     full_sizes = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
     full_sizes |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
     named_by_query = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]

@@ -1,7 +1,7 @@
-"""Walks over the ground graph: how marks move along edge templates; ancestors, the Markov blanket, an order.
+"""Traversal of the ground graph: marks that move along edge templates; ancestors, Markov blanket, topological order.
 
 A set of nodes is an array of marks for each group, `[*plates, word, lanes]`, of booleans or of bits, so that one step
-along a edge template is one array operation.
+along an edge template is one array operation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ Marks = NDArray[Any]  # [*plates, word, lanes]: booleans in one lane, or a bit o
 def ancestors(
     ground: GroundGraph, nodes: Iterable[int], blocked_groups: Collection[int] = (), blocked_nodes: Iterable[int] = ()
 ) -> list[int]:
-    """Every node from which a path of arrows leads to one of `nodes`, those left out.
+    """Every node from which a path of arrows leads to one of `nodes`, without `nodes` themselves.
 
     Args:
         ground: The ground graph.
-        nodes: Where the walk starts.
-        blocked_groups: Groups above whose nodes it does not go, be they among those where it starts or not.
-        blocked_nodes: Nodes above which it does not go.
+        nodes: Where the search starts.
+        blocked_groups: Groups whose parents are not visited, even if the search starts there.
+        blocked_nodes: Nodes whose parents are not visited.
     """
     return _transitive_closure(ground, nodes, up=True, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
 
 
 def descendants(ground: GroundGraph, nodes: Iterable[int]) -> list[int]:
-    """Every node to which a path of arrows leads from one of `nodes`, those left out."""
+    """Every node to which a path of arrows leads from one of `nodes`, without `nodes` themselves."""
     return _transitive_closure(ground, nodes, up=False)
 
 
@@ -49,7 +49,7 @@ def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
 
 
 def topological_order(ground: GroundGraph) -> Ids:
-    """All nodes, parents before children; within a recurrent component word after word."""
+    """All nodes, parents before children; a recurrent component is ordered word by word."""
     parts: list[Ids] = []
     for component in ground.template.components:
         groups = [ground.template.groups[index] for index in component]
@@ -65,13 +65,13 @@ def topological_order(ground: GroundGraph) -> Ids:
 
 
 def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:
-    """Some nodes and all their ancestors, parents before children."""
+    """`nodes` and all their ancestors, parents before children."""
     needed = {*nodes, *ancestors(ground, nodes)}
     return [node for node in topological_order(ground).tolist() if node in needed]
 
 
 def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
-    """Which nodes of each group are among some: `[*plates, word, 1]`."""
+    """The marks of `nodes` in each of their groups, `[*plates, word, 1]`."""
     marked = {}
     for group, ids in ground.split_by_group(nodes).items():
         marked[group] = np.zeros((*ground.shapes[group], 1), dtype=bool)
@@ -81,8 +81,9 @@ def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
 
 @dataclass(frozen=True)
 class CutMarks:
-    """What surgery took, by group: all arrows into the nodes marked in `cut_nodes`, and into those marked in `partly_cut` all
-    but the ones that the `ground` graph keeps there."""
+    """The surgery by group: nodes in `cut_nodes` lose all incoming arrows, nodes in `partly_cut` all but those that
+    `ground` retains.
+    """
 
     cut_nodes: Mapping[int, Marks]
     partly_cut: Mapping[int, Marks]
@@ -114,13 +115,15 @@ def find_reachable(
     blocked_groups: Collection[int] = (),
     blocked_nodes: Iterable[int] = (),
 ) -> dict[int, Marks]:
-    """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
+    """The marks of every node that a path of at least one arrow joins to the marked nodes, upwards or downwards."""
     blocked = mark_nodes(ground, blocked_nodes)
     cut = CutMarks(
         mark_nodes(ground, ground.cut_nodes),
         mark_nodes(ground, ground.retained_parents.keys() - ground.cut_nodes),
         ground,
     )
+    # Groups are in topological order: the last (up) or first (down) pending group has received all its marks, unless it
+    # is in a recurrent component, which is repeated until nothing is new.
     reached: dict[int, Marks] = {}
     frontier = dict(roots)
     while frontier:
@@ -140,14 +143,14 @@ def find_reachable(
 
 
 def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: CutMarks, *, up: bool) -> Marks:
-    """The marks of one group moved along a edge template, less those that surgery took.
+    """The marks of one group moved along an edge template, after surgery.
 
     Args:
         ground: The ground graph.
-        edge: The arrows.
+        edge: The edge template.
         marks: The marked nodes, `[*plates, word, lanes]`, of the child going up, of the parent going down.
-        cut: What surgery took.
-        up: Whether the walk goes from children to parents.
+        cut: The surgery.
+        up: Whether to go from children to parents.
     """
     cut_marks = [marks_of[edge.child] for marks_of in (cut.cut_nodes, cut.partly_cut) if edge.child in marks_of]
     if not cut_marks:
@@ -164,7 +167,7 @@ def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: 
 
 
 def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """The bits of one group moved along a edge template; broadcasts to the shape of the other group."""
+    """The marks of one group moved along an edge template; broadcasts to the shape of the other group."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     source, target = (child, parent) if up else (parent, child)
     dropped = tuple(k for k, plate in enumerate(source.plates) if plate not in target.plates)
@@ -182,7 +185,7 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """`[..., word, lanes]` moved from word to word by the reaches of a edge template."""
+    """`[..., word, lanes]` moved between words by the reaches of an edge."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     if parent.word_stack is None or not edge.reaches:
         return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
@@ -194,7 +197,7 @@ def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
-    """What n words of a child send to m words of the parent that they read (up), or the other way."""
+    """The marks of n words of a child moved to the m words of the parent that they read (up), or the other way."""
     if reach.kind == "same":
         return bits
     if reach.kind == "every":
@@ -214,7 +217,9 @@ def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> 
 
 
 def _reduce_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
-    """The marks of each range of words: of two runs that cover it, the greatest power of two long (a sparse table)."""
+    """The marks of each range of words, `[..., range, lanes]`."""
+    # A sparse table: a range of length l is covered by two runs of length 2^k <= l, which may overlap since OR is
+    # idempotent. O(n log n) for all ranges.
     reduced = np.zeros((*bits.shape[:-2], len(low), bits.shape[-1]), dtype=bits.dtype)
     length, run = high - low, 1
     while (length >= run).any():
@@ -227,7 +232,7 @@ def _reduce_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
 
 @lru_cache(maxsize=64)
 def _unique_rows(reach: Reach, n: int, m: int, up: bool) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """The different rows of who reads whom, and which row each word has."""
+    """The distinct rows of a mask, and the row that each word has."""
     pairs = reach.matrix(n, m)
     rows, inverse = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
     return rows, inverse.reshape(-1)

@@ -1,4 +1,4 @@
-"""The ground model: a sentence with its interventions, and the parents and choices of its nodes."""
+"""The ground model: a sentence with its interventions, and the parents and open choices of its nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnet_transformer.tpm import Attention
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """What `do` sets a node to that reads by a row of its own in place of `P(j | i)`: `weights[j]`, for all words."""
+    """An intervention on an attention node: `weights[j]`, for all words, replace `P(j | i)`."""
 
     weights: Tensor
 
@@ -29,11 +29,11 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 
 @dataclass(frozen=True)
 class GroundModel:
-    """A sentence with all that is settled about it.
+    """A sentence with its inputs and interventions.
 
     `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each group of `Given` nodes;
-    `do` a value (a state, where the node is discrete) for each node that is set, `attention_rows` a row of attention for each
-    that reads by one. Nodes are ground ids.
+    `do` the value (for a discrete node the state) of each node that is set; `attention_rows` the row of each node whose
+    attention is set. Nodes are ground ids.
     """
 
     network: Network
@@ -43,15 +43,15 @@ class GroundModel:
     attention_rows: Mapping[int, Tensor] = field(default_factory=dict)
 
     def spec(self, node: int) -> NodeSpec:
-        """The group of a node, as it was declared."""
+        """The spec of a node."""
         return self.network.specs[self.ground.group_of(node).index]
 
     def count_states(self, node: int) -> int:
-        """How many states a discrete node has."""
+        """The number of states of a discrete node."""
         return self.network.count_states(self.ground.group_of(node).index, self.ground.word_counts)
 
     def surgery(self, interventions: Interventions) -> GroundModel:
-        """The same sentence with more nodes set; of what is told of one node, the last counts."""
+        """The same sentence with further interventions; a later intervention on a node replaces the earlier one."""
         if not interventions:
             return self
         do = {node: value for node, value in self.do.items() if node not in interventions}
@@ -65,10 +65,10 @@ class GroundModel:
 def find_slot_parents(
     model: GroundModel, spec: NodeSpec, index: tuple[int, ...], parent: ParentSpec, states: Mapping[int, Tensor]
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The ground parents that fill one slot of a node: the axes of the collection, the ids, the words read.
+    """The ground parents that fill one slot of a node: the shape of the collection, the ids, the words read.
 
-    An id of -1 stands for a word that is not there, whose value is zero (or state 0): the one before the first, or
-    one that a selector picks out of reach (which has probability zero).
+    An id of -1 stands for a missing word, whose value is zero (or state 0): the one before the first, or one that a
+    selector picks out of reach (which has probability zero).
     """
     ground, parent_group = model.ground, model.network.specs[parent.index].group
     node_indices = dict(zip(ground.axes(spec.group), index, strict=True))
@@ -106,7 +106,7 @@ def _selected_entry(
     plate: str,
     states: Mapping[int, Tensor],
 ) -> int | None:
-    """The entry along a plate that a selector picks, if one does."""
+    """The entry along a plate that a selector picks, or None without a selector."""
     selector = dict(parent.pick).get(plate)
     if selector is None:
         return None
@@ -124,7 +124,9 @@ def _selected_entry(
 def evaluation_order(
     model: GroundModel, node: int, computed: Mapping[int, object], states: Mapping[int, Tensor]
 ) -> list[int]:
-    """The nodes on which a value depends, itself last, that are not known yet; a node with a state needs no parent."""
+    """The nodes that a value depends on and that are not computed yet, parents first, the node itself last. A node with
+    a state needs no parent.
+    """
     order: list[int] = []
     visited: set[int] = set()
     stack = [(node, False)]
@@ -146,7 +148,7 @@ def parents(model: GroundModel, node: int) -> list[int]:
 
 
 def attention_parents(model: GroundModel, node: int) -> list[int]:
-    """The parents of a node on which its reading `P(j | i)` depends."""
+    """The parents of a node that `P(j | i)` depends on."""
     spec, _ = locate_node(model, node)
     slots = spec.tpm.attention_slots() if node not in model.attention_rows else ()
     groups = {parent_spec.index for parent_spec in spec.parents if parent_spec.slot in slots}
@@ -159,8 +161,9 @@ def attention_parents(model: GroundModel, node: int) -> list[int]:
 def find_open_choices(
     model: GroundModel, nodes: Iterable[int], fixed: Mapping[int, Tensor], *, include_ancestors: bool = False
 ) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`; `include_ancestors` adds those that decide
-    their distributions in turn."""
+    """The discrete random nodes without a fixed state that determine the values of `nodes`, sorted; `include_ancestors`
+    adds those that determine their distributions.
+    """
     discrete = frozenset(m.group.index for m in model.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in model.do]
     blocked_groups, blocked_nodes = ((), ()) if include_ancestors else (discrete, fixed)
@@ -170,7 +173,7 @@ def find_open_choices(
 
 
 def find_readable_words(model: GroundModel, node: int) -> list[int]:
-    """The words that a node may read whose state is a word."""
+    """The words that a node whose state is a word can read."""
     spec, index = locate_node(model, node)
     parent = spec.word_parents[0]
     words = model.ground.word_counts[model.network.get_source_stack(spec)]
@@ -180,18 +183,18 @@ def find_readable_words(model: GroundModel, node: int) -> list[int]:
 
 
 def get_fixed(model: GroundModel, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The evidence that says outright what a random node came to."""
+    """The evidence that fixes the state or value of a random node."""
     return {node: observed for node, observed in evidence.items() if is_fixed(model, node, observed)}
 
 
 def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
-    """True where evidence says outright what a random node came to."""
+    """True where evidence fixes the state or value of a random node."""
     kind = model.spec(node).tpm.kind
     return kind == "continuous" or (kind == "discrete" and not observed.is_floating_point())
 
 
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
-    """What a node still reads that reads by a row: the groups of its values and its residual, with their reaches."""
+    """The groups (values and residual), with their reaches, that an attention node still reads when its row is set."""
     assert isinstance(spec.tpm, Attention)
     retained: dict[int, tuple[Reach, ...]] = {}
     for parent in spec.parents:
@@ -201,7 +204,7 @@ def _retained_reaches(spec: NodeSpec) -> RetainedParents:
 
 
 def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...]]:
-    """The member to which a node belongs, and its index there."""
+    """The spec of a node, and its index in the group."""
     group, index = model.ground.unravel_index(node)
     return model.network.specs[group.index], index
 

@@ -1,4 +1,4 @@
-"""Answers of the reference about one node or node group: distributions, attention, and the choices they depend on."""
+"""Distributions and attention of single nodes by the reference, with the choices that they depend on."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
 
 
 def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
-    """`P(j | i)` of a group that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
+    """`P(j | i)` of a group whose nodes depend on the same choices: `[*states, *plates, word, word]`."""
     evidence = get_fixed(model, evidence)
     base, shape = int(model.ground.offsets[spec.group.index]), model.ground.shapes[spec.group.index]
     parent = next(parent for parent in spec.parents if WORD in parent.over or dict(parent.pick).get(WORD) is not None)
@@ -104,8 +104,9 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices that decide all of some nodes, and the groups of which each node has that of its own word beside
-    them; None where nodes depend on other choices. `ancestor_choices` has the choices that decide each node."""
+    """The choices shared by all nodes, and the groups of which each node depends on the choice of its own word; None
+    where nodes depend on other choices. `ancestor_choices` has the choices that determine each node.
+    """
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     groups = set()
     for node, choices in ancestor_choices.items():
@@ -119,12 +120,12 @@ def split_choices(
 
 
 def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
-    """True where a discrete group stands above some groups."""
+    """True where a discrete group is an ancestor of some groups."""
     return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
 
 
 def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
-    """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
+    """`[word, word]`: whether an arrow lets word i of a group read word j, along any of its plates."""
     ground, group = model.ground, spec.group
     read_groups = {parent.index for parent in spec.word_parents}
     edges = [edge for edge in ground.template.in_edges[group.index] if edge.parent in read_groups]
@@ -144,7 +145,7 @@ def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
 def expected_attention(
     model: GroundModel, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
-    """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
+    """The words that a node reads and `P(j | i, evidence)`: its attention, averaged by the posterior of the choices."""
     fixed = get_fixed(model, evidence)
     choices = find_open_choices(model, [*attention_parents(model, node), *evidence], fixed, include_ancestors=True)
     words: list[int] = []
@@ -163,7 +164,7 @@ def expected_attention(
 
 
 def find_single_parents(model: GroundModel, node: int) -> set[int]:
-    """The parents of a node that fill a slot of a single parent (its query, its residual)."""
+    """The parents of a node that fill a single slot (its query, its residual)."""
     group, index = model.ground.unravel_index(node)
     spec = model.network.specs[group.index]
     single = [parent_spec for parent_spec in spec.parents if not parent_spec.over and not parent_spec.pick]

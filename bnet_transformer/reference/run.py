@@ -18,9 +18,9 @@ from bnet_transformer.tpm import Attention, EvalContext
 
 
 class ReferenceRun:
-    """One full course of events: `states` says what each random node came to; the rest follows.
+    """One run: `states` has the state of each random node, all other values follow.
 
-    `enumerate_values` has the values of nodes so far; what is put there counts as a node's value.
+    `values` caches the values of nodes; a value that is written there replaces the computed one.
     """
 
     def __init__(self, model: GroundModel, states: Mapping[int, Tensor]) -> None:
@@ -60,14 +60,14 @@ class ReferenceRun:
         return value
 
     def _mix_by_row(self, node: int) -> Tensor:
-        """The mix of an attention by the row that was set."""
+        """The value of an attention node whose row is set."""
         spec, index = locate_node(self.model, node)
         assert isinstance(spec.tpm, Attention)
         context, *parents = self._tpm_arguments(spec, index, spec.tpm.mixed_slots())
         return spec.tpm.mix(self.model.attention_rows[node][context.read_indices["v."]], *parents)
 
     def distribution(self, node: int) -> Distribution:
-        """`P(node | its parents)`, a delta for what is given or set."""
+        """`P(node | its parents)`; a delta for inputs and for nodes that are set."""
         from pyro.distributions import Delta
 
         spec, index = locate_node(self.model, node)
@@ -90,14 +90,14 @@ class ReferenceRun:
         return distribution
 
     def log_prob(self, node: int) -> Tensor:
-        """`log P(what a random node came to | its parents)`."""
+        """`log P(state | parents)` of a random node."""
         log_prob: Tensor = self.distribution(node).log_prob(self.states[node]).double()
         if bool(log_prob.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a log probability that is a number", actual="NaN")
         return log_prob
 
     def attention(self, node: int) -> tuple[list[int], Tensor] | None:
-        """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
+        """The words that a node reads and `P(j | i)` over them; None where its TPM has no such distribution."""
         spec, index = locate_node(self.model, node)
         if node in self.model.attention_rows:
             parent = next(parent for parent in spec.parents if parent.slot == "v.")
@@ -114,7 +114,9 @@ class ReferenceRun:
     def _tpm_arguments(
         self, spec: NodeSpec, index: tuple[int, ...], slots: tuple[str, ...] | None = None
     ) -> tuple[EvalContext, *tuple[Tensor, ...]]:
-        """What the TPM of a node sees: where it stands, then the value in each slot (of `slots`, the rest empty)."""
+        """The arguments of a node's TPM: the context, then the value in each slot (of `slots` only, the others are
+        empty).
+        """
         read_indices, mask, arguments = {}, {}, []
         device = self.model.network.device
         for parent in spec.parents:

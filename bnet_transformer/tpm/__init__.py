@@ -1,6 +1,9 @@
-"""The TPMs: one small final class for each kind of conditional distribution, over one abstract base.
+"""TPMs: one small final class for each kind of conditional distribution, over one abstract base (`base`).
 
-A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node.
+A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node. `roots` are
+inputs and weights, `combine` linear maps and sums, `steps` word-wise functions, `score` and `attention` attention,
+`random` discrete and continuous nodes, `volume_preserving` Cayley and triangular maps. `field_checks` checks their
+options, `symbols` writes their equations.
 """
 
 from bnet_transformer.tpm.attention import Attention, Read

@@ -18,7 +18,9 @@ T = TypeVar("T", Parent, Tensor)
 
 
 class _ScoredAttention(TPM):
-    """What `Attention` and `Read` share: from score, bias and normaliser to the weights of the words read."""
+    """The common part of `Attention` and `Read`: score, bias and normaliser give the weights of the words that are
+    read.
+    """
 
     score: Annotated[Score, instance_of(Score, "a score", "Dot(), Bilinear(), or a Score of yours")]
     over: Annotated[str, choice("keys", "queries")]
@@ -31,14 +33,14 @@ class _ScoredAttention(TPM):
         return (*pair, *self.score.extra_slots, *(("b",) if self.bias else ()))
 
     def attention_parents(self, parents: tuple[T, ...]) -> tuple[T, ...]:
-        """The parents that fill `reading_slots`."""
+        """The parents that fill `attention_slots`."""
         return parents
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         return self.normaliser.normalise(*self.scores(context, *parents)) if self.has_attention else None
 
     def scores(self, context: EvalContext, *parents: Tensor) -> tuple[Tensor, Tensor]:
-        """The scores of the words read, before they are normalised, and the mask of who is read."""
+        """The scores before normalisation, and the mask of the words that are read: `[..., m]` each."""
         query, key, *extra = self.attention_parents(parents)
         i, j = context.word, context.read_indices[self._read_slot]
         table = extra.pop() if self.bias else None
@@ -58,11 +60,11 @@ class _ScoredAttention(TPM):
 
     @property
     def _read_slot(self) -> str:
-        """The slot of the words read."""
+        """The slot of the collection of words."""
         return self.attention_slots()[1 if self.over == "keys" else 0]
 
     def _check_parents(self, parents: tuple[Parent, ...]) -> Parent:
-        """Refuse shapes that cannot be scored; the parent of the words read."""
+        """Refuse shapes that cannot be scored. Returns the parent whose words are read."""
         query, key, *extra = self.attention_parents(parents)
         read = key if self.over == "keys" else query
         check_single_axis(read)
@@ -139,7 +141,7 @@ class Attention(_ScoredAttention):
         return self.mix(self.normaliser.normalise(*self.scores(context, *parents)), *parents)
 
     def mix(self, weights: Tensor, *parents: Tensor) -> Tensor:
-        """`sum_j v_j w_j (+ x)` for these weights of the words; of the parents it reads `mixed_slots`."""
+        """`sum_j v_j w_j (+ x)` for weights `[..., m]` of the words; of the parents only `mixed_slots` are read."""
         v = parents[2]
         if v.dim() > 2 and v.shape[-3] == 1 and weights.dim() >= v.dim() - 1:  # all words read the same values
             mix = weights @ v.squeeze(-3)
@@ -148,7 +150,7 @@ class Attention(_ScoredAttention):
         return mix + parents[-1] if self.residual else mix
 
     def mixed_slots(self) -> tuple[str, ...]:
-        """The slots that are mixed or added: all but those on which `P(j | i)` depends."""
+        """The slots that are mixed or added: those that `P(j | i)` does not depend on."""
         return tuple(slot for slot in self.get_slots() if slot not in self.attention_slots())
 
     def latex(self, s: Symbols) -> str:
@@ -169,7 +171,7 @@ class Attention(_ScoredAttention):
         return s.equals((f"{value} {v}" if s.form == "row" else f"{v} {value}") + residual)
 
     def _word_latex(self, s: Symbols, read: str) -> str:
-        """The chapter's own telling: the mix of values under the attention TPM, which is their mean given i."""
+        """The mix for one word: the expectation of the values under the attention distribution."""
         v, total = s["v."], s.sum("v.")
         if self.normaliser.kind != "softmax":
             scores, name = self._scores_latex(s)

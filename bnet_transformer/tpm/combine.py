@@ -1,4 +1,4 @@
-"""Linear maps, sums and gatherings: `W x + b`, parents added, heads summed through `W_o`, words pooled."""
+"""Linear maps, sums and pooling: `W x + b`, parents added, heads summed through `W_o`, words pooled."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Affine(_LinearMap):
 
 
 def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
-    """`W x (+ b)` for one vector or a batch of them."""
+    """`W x (+ b)` for one vector or a batch of them, `[..., out]`."""
     if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
     y = torch.einsum("...oi,...i->...o", W, x)
@@ -239,7 +239,7 @@ def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
-    """The pooled collection as the form of `s` shows it, its feature under `letter`."""
+    """The pooled collection in the form of `s`, its feature index being `letter`."""
     factor = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
     x = s.of(slot, letter)
     if s.form in ("word", "einstein") or s.index_letters(slot) != "j":

@@ -1,4 +1,4 @@
-"""What is random: the categorical, the codebook under a selector (with `Select`, which is not), and the Normal."""
+"""Random nodes: `Categorical`, `Codebook`, `Normal`; and `Select`, the deterministic choice by a selector."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ class Normal(TPM):
         return self.log_density(context, squared_distance(value, mean), mean.shape[-1])
 
     def log_density(self, context: EvalContext, square: Tensor, num_entries: int | Tensor) -> Tensor:
-        """The log density of so many numbers at a squared distance from their mean."""
+        """The log density of `num_entries` numbers at a squared distance from their mean."""
         log_sigma = context["log_sigma"]
         log_scale = num_entries * (log_sigma + 0.5 * math.log(2 * math.pi))
         log_density: Tensor = -0.5 * (-2 * log_sigma).exp() * square - log_scale
@@ -317,8 +317,7 @@ class Normal(TPM):
 
 
 def squared_distance(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """`|a - b|^2` of vectors, or of all numbers along some dims; the way back makes one tensor, where a difference and
-    its square make three."""
+    """`|a - b|^2` along some dims. Backward, `mse_loss` allocates one tensor, `(a - b) ** 2` three."""
     a, b = torch.broadcast_tensors(a, b)
     return functional.mse_loss(a, b, reduction="none").sum(dims)
 
@@ -350,7 +349,7 @@ def _state_range_latex(state: str, n: int) -> str:
 
 
 def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
-    """The Dirichlet on a row of a table, where there is one (a row of logits stands for its softmax)."""
+    """Define the Dirichlet prior of a row of a table, where there is one (a row of logits stands for its softmax)."""
     if prior is not None:
         alpha = format_number(prior)
         distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"

@@ -1,5 +1,6 @@
-"""Nodes whose value comes from outside: from the sentence (`Given`), the parameter store (`Weight`), or the
-position (`Sinusoid`, `Positions`); what makes words vectors (`Embed`), and images words (`Patches`, `Start`)."""
+"""Nodes without computed parents: inputs (`Given`), parameters (`Weight`), positions (`Sinusoid`, `Positions`);
+embeddings of words (`Embed`) and of image patches (`Patches`, `Start`).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ from bnet_transformer.tpm.symbols import FEATURE_LETTERS, Symbols, format_multip
 class Patches(CheckedDataclass):
     """How an image `[channel, row, column]` is cut into words: patches of `high` rows and `wide` columns, row by row.
 
-    Word 0 is of no patch (it gathers the image, and is given as zeros); rows and columns that fill no patch are left.
+    Word 0 is no patch (it gathers the image, and its input is zero); rows and columns that fill no patch are dropped.
 
     >>> Patches(channels=3, rows=8, columns=8, high=4, wide=4).tokens
     ('[CLS]', '0,0', '0,1', '1,0', '1,1')
@@ -63,27 +64,27 @@ class Patches(CheckedDataclass):
 
     @property
     def num_patch_rows(self) -> int:
-        """How many patches stand below each other."""
+        """The number of patches in a column of the image."""
         return self.rows // self.high
 
     @property
     def num_patch_columns(self) -> int:
-        """How many patches stand side by side."""
+        """The number of patches in a row of the image."""
         return self.columns // self.wide
 
     @property
     def words(self) -> int:
-        """How many words an image has, its first among them."""
+        """The number of words of an image, with the first."""
         return 1 + self.num_patch_rows * self.num_patch_columns
 
     @property
     def features(self) -> int:
-        """How many numbers a patch has."""
+        """The number of features of a patch."""
         return self.channels * self.high * self.wide
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """What the words are called: by the row and the column of their patch."""
+        """The names of the words: the row and the column of each patch."""
         return ("[CLS]", *(f"{i},{j}" for i in range(self.num_patch_rows) for j in range(self.num_patch_columns)))
 
     def patchify(self, image: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class Patches(CheckedDataclass):
 @final
 @dataclass(frozen=True)
 class Start(VectorMap):
-    """The first word has a vector of its own, `u`; every other is passed on: `x_0 = u`, `x_i = e_i`.
+    """The first word has a learnable vector `u`; every other word is copied: `x_0 = u`, `x_i = e_i`.
 
     >>> Start().value(EvalContext({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
     tensor([9., 1., 1.])

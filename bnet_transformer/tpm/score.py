@@ -1,4 +1,4 @@
-"""The parts of attention: scores (how much word i asks for word j), rotary positions, biases, normalisers."""
+"""The parts of attention: scores (similarity of query and key), rotary positions, biases by distance, normalisers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # p
 @final
 @dataclass(frozen=True)
 class Rotary(CheckedDataclass):
-    """Features e and e + w/2 of the first w of word i turn by the angle `i f_e`, `f_e = base^(-2e/w) / factor`.
+    """Rotary positions (RoPE): features e and e + w/2 of the first w of word i rotate by the angle `i f_e`, `f_e =
+    base^(-2e/w) / factor`.
 
-    `width` is w, by default all features; those behind it stay as they are. With `bands=(low, high, length)` only slow
-    turns are divided by the factor: those of less than `low` turns in `length` words, not those of more than `high`,
-    and the ones between in part, as in Llama 3.
+    `width` is w, by default all features; the others are not rotated. With `bands=(low, high, length)` the factor
+    applies by frequency, as in Llama 3: to features with fewer than `low` rotations in `length` words in full, to those
+    with more than `high` not at all, and in between in part.
 
     >>> Rotary(100.0, factor=2.0).frequencies(4)
     tensor([0.5000, 0.0500], dtype=torch.float64)
@@ -68,7 +69,7 @@ class Rotary(CheckedDataclass):
             )
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
-        """The angles by which the pairs of a vector turn from one word to the next."""
+        """The rotation angle of each pair of features from one word to the next, `[width / 2]`."""
         rotary_width = self.width or width
         pairs = torch.arange(rotary_width // 2, device=device, dtype=torch.float64)
         frequency = self.base ** (-2 * pairs / rotary_width)
@@ -79,7 +80,9 @@ class Rotary(CheckedDataclass):
         return (unscaled + (1 - unscaled) / self.factor) * frequency
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors `[..., d]` of words at these positions, turned; `cache` keeps what turns them for the next ones."""
+        """Vectors `[..., d]` of words at these positions, rotated; `cache` keeps the cosines and sines."""
+        # RoPE (Su et al. 2021): q_i and k_j rotate by i f and j f, so their product depends on j - i only. The angle is
+        # computed in float64: in half precision neighbouring positions of a long sentence coincide.
         rotary_width = self.width or x.shape[-1]
         cached = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
         entry = next((entry for entry in cached if entry[0] is position), None)
@@ -92,7 +95,7 @@ class Rotary(CheckedDataclass):
         return torch.cat([a * cos - b * sin, b * cos + a * sin, passed], -1)
 
     def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
-        """Say in LaTeX what the turn of word i is."""
+        """Define the rotation of word i in LaTeX."""
         rotary_width = self.width or width
         angle = rf"i / {format_power(self.base, f'2e/{rotary_width}')}"
         if self.bands is not None:
@@ -110,7 +113,7 @@ class Rotary(CheckedDataclass):
 
 
 def _check_bands(_: str, bands: object) -> tuple[float, float, int]:
-    """Two growing numbers of turns and a number of words."""
+    """Two increasing numbers of rotations, and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
         raise BNetError("rotary bands", expected="(low, high, length)", actual=bands)
     low = check_float("low of the rotary bands", bands[0], above=0)
@@ -138,7 +141,7 @@ class Score(CheckedDataclass, abc.ABC):
         """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
 
     def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...] | None:
-        """The matrix products of the scores of one word, from its own vector and those it reads; None if not said."""
+        """The matrix products of the scores of one word, from its own vector and those it reads; None if unknown."""
         return None
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
@@ -179,7 +182,7 @@ class Dot(Score):
             self.rope.check_width(width, query.name, query.form)
 
     def get_scale(self, width: int) -> float:
-        """The scale for keys of that width."""
+        """The scale for keys of width `width`."""
         return width**-0.5 if self.scale is None else self.scale
 
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
@@ -230,7 +233,7 @@ class Dot(Score):
         return rf"{rot}({read_symbol})^\top {rot}({self_symbol})"
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors of words at these positions, turned where there are rotary positions."""
+        """Vectors of words at these positions, rotated where there are rotary positions."""
         return x if self.rope is None else self.rope.rotate(x, position, cache)
 
 
@@ -283,7 +286,7 @@ class Normaliser(CheckedDataclass):
     kind: Annotated[str, named("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
 
     def normalise(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """`[..., m]` over the words that the mask reads; the others weigh nothing."""
+        """The weights `[..., m]` of the words in the mask; all others have weight 0."""
         if self.kind == "softmax":
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
         weights = scores.sigmoid() if self.kind == "sigmoid" else scores
@@ -295,20 +298,20 @@ class Normaliser(CheckedDataclass):
 
 @dataclass(frozen=True)
 class Bias(CheckedDataclass, abc.ABC):
-    """A bias `b[d(j - i)]`, from a parent `b` of `width` numbers."""
+    """A bias by distance, `b[d(j - i)]`, from a parent `b` of `width` numbers."""
 
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """How many numbers its parent has."""
+        """The number of entries of its parent."""
 
     @abc.abstractmethod
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
+        """`[..., m]`: the bias of query i and keys j, or (`from_key`) of key i and queries j."""
 
     @abc.abstractmethod
     def index_latex(self, s: Symbols, distance: str) -> str:
-        """Which number a distance has, in LaTeX; its definition goes to the symbols."""
+        """The index of a distance in LaTeX; its definition is added to the symbols."""
 
     def check_table(self, b: Parent) -> None:
         """Refuse a table of another width."""
@@ -358,10 +361,10 @@ class Relative(Bias):
 @final
 @dataclass(frozen=True)
 class Buckets(Bias):
-    """A bias by distance in `count` buckets (Raffel et al. 2020): small distances have one each, larger ones share
-    buckets that widen like logarithms, and all from `furthest` on share the last.
+    """A bias by distance in `count` buckets (Raffel et al. 2020): small distances have a bucket each, larger ones share
+    buckets that grow logarithmically, and all from `furthest` on share the last.
 
-    Half of the buckets are for the words behind; not `two_sided`, all are for those before, as under a causal mask.
+    Half of the buckets are for later words; with `two_sided=False` all are for earlier words, as under a causal mask.
 
     >>> Buckets(4, furthest=8).compute_bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
     tensor([1., 0., 3., 3.])
@@ -384,19 +387,19 @@ class Buckets(Bias):
 
     @property
     def _buckets_per_side(self) -> int:
-        """How many buckets one side has."""
+        """The number of buckets of one side."""
         return self.count // 2 if self.two_sided else self.count
 
     @property
     def _max_exact(self) -> int:
-        """How many distances of a side have a bucket of their own."""
+        """The number of distances of a side that have a bucket each."""
         return self._buckets_per_side // 2
 
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
         return Relative(self.furthest).compute_bias(b[..., self._distance_buckets(b.device)], i, j, from_key=from_key)
 
     def _distance_buckets(self, device: torch.device) -> Tensor:
-        """The bucket of every distance from -furthest to furthest, in float32, as models are trained."""
+        """The bucket of every distance from -furthest to furthest, computed in float32 as in training of T5."""
         distance = torch.arange(-self.furthest, self.furthest + 1, device=device)
         magnitude = distance.abs() if self.two_sided else (-distance).clamp(min=0)
         fraction = (magnitude.clamp(min=self._max_exact).float() / self._max_exact).log() / math.log(

@@ -1,4 +1,4 @@
-"""The word-wise steps: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
+"""Word-wise functions: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Scale(VectorMap):
 @final
 @dataclass(frozen=True)
 class FeedForward(VectorMap):
-    """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; without biases if so asked.
+    """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; `bias=False` omits the biases.
 
     >>> sorted(FeedForward(32).parameters(Parent("x", (8,))))
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
@@ -264,7 +264,7 @@ class Dropout(VectorMap):
 @final
 @dataclass(frozen=True)
 class Recur(TPM):
-    """`s(W x + U h + b)`: x is the word, h what came of the words before it.
+    """`s(W x + U h + b)`, with the word x and the previous state h.
 
     >>> sorted(Recur(3).parameters(Parent("x", (2,)), Parent("h", (3,))))
     ['U', 'W', 'bias']
@@ -304,7 +304,7 @@ class Recur(TPM):
 @final
 @dataclass(frozen=True)
 class Memory(VectorMap):
-    """`forget * cell + input * candidate`, entry by entry: what is kept of a cell, and what is added to it.
+    """`forget * cell + input * candidate`, entry by entry: the cell update of an LSTM.
 
     >>> Memory().value(EvalContext(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
     tensor([4.])
@@ -325,7 +325,7 @@ class Memory(VectorMap):
 @final
 @dataclass(frozen=True)
 class Gated(VectorMap):
-    """`g * s(x)`, entry by entry: what a gate lets through.
+    """`g * s(x)`, entry by entry.
 
     >>> Gated("relu").value(EvalContext(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
     tensor([0., 1.])

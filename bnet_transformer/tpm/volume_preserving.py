@@ -111,7 +111,7 @@ class Triangular(VectorMap):
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         (x,) = parents
         L = unpack_lower(context["packed"], x.shape[-1])
-        W = L if self.side == "lower" else L.mT
+        W = L if self.side == "lower" else L.mT  # the Jacobian, I + diag(s') W, is triangular with ones on its diagonal
         return x + ACTIVATIONS[self.activation](apply_linear(W, x, context["bias"] if self.bias else None))
 
     def latex(self, s: Symbols) -> str:
@@ -161,12 +161,13 @@ class Cayley(TPM):
         return torch.einsum("...m,...md->...d", is_self.to(mixed.dtype), mixed)
 
     def mix(self, read_indices: Tensor, mask: Tensor | None, z: Tensor, A: Tensor) -> Tensor:
-        """All words of the collection after the mix, `[..., m, d]`; without a mask all of them are there.
+        """All words of the collection after the mix, `[..., m, d]`; without a mask all are present.
 
-        `Cay(C) = 2 (I + C)^-1 - I`, so that one linear system with the words as its right-hand side is enough. It is
-        made and solved in float64, for C grows with the squares of the words and the 1 beside it must not be lost;
-        words come out as NaN where there is no solution, or C is not finite or too large for that.
+        Words are NaN where the linear system has no solution, or C is not finite or too large for float64.
         """
+        # I - C = 2 I - (I + C), so Cay(C) = 2 (I + C)^-1 - I, and one linear system with the words as right-hand sides
+        # is enough. C is skew-symmetric in both forms, so I + C is regular and Cay(C) orthogonal (Cayley 1846). In
+        # float64, because C grows with the square of the words and must not absorb the 1 of I + C.
         Z, A = z.double(), A.double()
         if mask is not None:
             Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
