@@ -24,7 +24,7 @@ def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
         number = None if is_bool or getattr(value, "ndim", 0) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):
         number = None
-    if number is None or number < minimum or number.bit_length() > 1024:  # no float holds more
+    if number is None or number < minimum or number.bit_length() > 1024:  # above, no float can hold it
         bound = "" if number is None or number < minimum else ", below 2^1024"
         raise BNetError(subject, expected=f"a whole number of at least {minimum}{bound}", actual=value)
     return number
@@ -46,7 +46,7 @@ def check_sequence(
     try:
         for item in None if isinstance(value, str | bytes | Mapping) else value:  # type: ignore[attr-defined]
             items.append(item if convert is None else convert(item))
-            if not isinstance(items[-1], item_type):  # the first wrong one tells, for a list may have no end
+            if not isinstance(items[-1], item_type):  # stop at the first: the iterable may be infinite
                 raise TypeError
     except TypeError as error:
         raise BNetError(subject, expected=f"a list of {item_type.__name__}", actual=value) from error

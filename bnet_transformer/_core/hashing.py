@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 
-PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # told in full by their repr
+PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # hashed by their repr
 HashParts = tuple[str, Iterable[Any]]
 
 

@@ -27,7 +27,8 @@ def enable_gradients() -> Iterator[None]:
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
-    is_cpu_default = torch.get_default_device().type == "cpu"  # the mode that sets it is asked at every operation
+    # Only if needed: a device context is a torch function mode, which every operation pays for.
+    is_cpu_default = torch.get_default_device().type == "cpu"
     with torch.inference_mode(False), torch.enable_grad(), nullcontext() if is_cpu_default else torch.device("cpu"):
         yield
 

@@ -82,7 +82,7 @@ class Network:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        if any(value.is_inference() for value in self.parameters.values()):  # such a tensor never has a gradient
+        if any(value.is_inference() for value in self.parameters.values()):  # inference tensors never require gradients
             with torch.inference_mode(False):
                 cloned = {name: value.clone() for name, value in self.parameters.items()}
             object.__setattr__(self, "parameters", cloned)
@@ -209,7 +209,7 @@ class Network:
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.logit_names, check_finite=check_finite)
-        merged = {name: merged[name] for name in self.shapes}  # in the order of the net, whatever that of a file is
+        merged = {name: merged[name] for name in self.shapes}  # in the order of the net
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
@@ -234,7 +234,7 @@ class Network:
                 raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=target)
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a device
             expected, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
             raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
@@ -303,7 +303,7 @@ def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tup
         prefix = group.stem if node.shared else group.name
         fields = tuple(parents), tuple(tpm_parents), shape, prefix, node.scope, parameters
         specs.append(NodeSpec(group, node.tpm, *fields))
-    first: dict[str, NodeSpec] = {}  # slices that share their parameters must want the same ones
+    first: dict[str, NodeSpec] = {}  # slices that share their parameters must declare the same ones
     for spec in specs:
         previous = first.setdefault(spec.param_prefix, spec)
         if previous.parameters != spec.parameters:

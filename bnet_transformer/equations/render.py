@@ -91,7 +91,7 @@ class SharedEquation:
         """The symbols of the equation in one form."""
         group, tpm, shape = self.representative.group, self.representative.tpm, self.representative.shape
         is_matrix = form in ("row", "column")
-        # One matrix equation tells all words where each reads the same things in the same way.
+        # One matrix equation holds for all words where each reads the same parents in the same way.
         is_per_word = any(map(self._is_per_word, self.representative.parents))
         is_full_matrix = is_matrix and group.word_stack is not None and not is_per_word
         discrete = tpm.kind == "discrete"

@@ -106,7 +106,7 @@ class Equations:
         return " \\\\\n".join(lines)
 
 
-# how equations stand on a page
+# layout of equations on a page
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s]")
 _WIDTH_TABLE = {  # of commands that are neither letters nor relations

@@ -87,7 +87,7 @@ class Separation:
 
     @property
     def dependence(self) -> float | None:
-        """The greater of the two tests; None where none was asked for."""
+        """The greater of the two tests; None where none was computed."""
         return max((test for test in (self.over_choices, self.over_roots) if test is not None), default=None)
 
     def __bool__(self) -> bool:
@@ -150,7 +150,7 @@ class StructureQueries:
         return self._format_names(self._graph.children(self._graph.id(name)))
 
     def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes.
+        """All nodes from which a path of arrows leads to one of these nodes.
 
         Args:
             *names: Nodes.
@@ -163,7 +163,7 @@ class StructureQueries:
         return self._format_names(ancestors(self._graph, map(self._graph.id, names)))
 
     def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes.
+        """All nodes to which a path of arrows leads from one of these nodes.
 
         Args:
             *names: Nodes.
@@ -191,7 +191,8 @@ class StructureQueries:
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
         """Whether the graph separates x from y given others; what the folded graph separates, every sentence does.
 
-        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
+        Separation implies independence; the converse can fail where TPMs are deterministic. Roots, such as words and
+        weights, count as free.
 
         Args:
             x: A node, or several.
@@ -246,7 +247,7 @@ class StructureQueries:
         return None if nodes is None else self._format_names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
+        """A shortest active trail from x to y, given others; None where they are separated.
 
         Args:
             x: A node, or several.

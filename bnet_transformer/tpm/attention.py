@@ -100,9 +100,9 @@ class _ScoredAttention(TPM):
 class Attention(_ScoredAttention):
     """`x'_i = sum_j v_j P(j | i)` with `P(j | i) = normaliser_j(score(q_i, k_j))`, `+ x_i` with `residual`.
 
-    Parents q, k., v. (then the score's matrix A, a bias table b, the residual x, as they are asked for). Over
-    `"queries"` the word is its key: it takes q., k, v. and mixes by a softmax over the queries that reach it.
-    The mix may be of x itself: let x fill the slot v.
+    Parents q, k., v. (then, where they are used, the score's matrix A, a bias table b, the residual x). Over
+    `"queries"` the node's word is the key: it takes q., k, v. and mixes by a softmax over the queries that reach it.
+    To mix x itself, let x fill the slot v.
 
     >>> Attention().get_slots(), Attention(over="queries", residual=True).get_slots()
     (('q', 'k.', 'v.'), ('q.', 'k', 'v.', 'x'))

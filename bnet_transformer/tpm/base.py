@@ -1,13 +1,13 @@
-"""What every TPM is: the conditional distribution of one ground node given its parents' values.
+"""The base class of TPMs: the conditional distribution of one ground node given its parents' values.
 
-A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` in front. Of its values it may
-assume this, and nothing else:
+A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` for leading dims. It may assume
+this about its values, and nothing else:
 
 - a slot named `x` holds the value of one parent: `[..., *shape]`;
-- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis stands before the
-  shape: `[..., m, *shape]`; `at.mask["k."]` (`[..., m]`) tells which of the m are read (all, in a ground node);
+- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis is before the shape:
+  `[..., m, *shape]`; `context.mask["k."]` (`[..., m]`) is true for those of the m that are read (all, in one node);
 - a last slot named `*x` holds any number of parents;
-- parameters come as `at["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
+- parameters are `context["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
 - leading dims broadcast against each other, so `torch.einsum("...oi,...i->...o", W, x)` serves one node and a batch.
 """
 

@@ -136,8 +136,8 @@ class Add(TPM):
 class Concat(TPM):
     """`sum_h W_o^h a^h (+ b) (+ x)`: heads concatenated and mapped by `W_o = [W_o^1 ... W_o^K]`; no selector.
 
-    With `mapped=False` there is no `W_o`: the heads' vectors stand side by side. Heads may stand in several `plates`:
-    in groups, and in each group several.
+    With `mapped=False` there is no `W_o`: the heads' vectors are concatenated. Heads may be over several `plates`, such
+    as groups and the heads of each group.
 
     >>> Concat().get_slots(), Concat(mapped=False).get_slots()
     (('W_o.', 'a.'), ('a.',))

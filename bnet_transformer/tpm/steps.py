@@ -102,9 +102,7 @@ class FeedForward(VectorMap):
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation]
-        hidden = activate(
-            self._linear(context, "gate" if self.gated else "in", parents[0])
-        )  # what it is made of goes at once
+        hidden = activate(self._linear(context, "gate" if self.gated else "in", parents[0]))
         return self._linear(context, "out", hidden * self._linear(context, "in", parents[0]) if self.gated else hidden)
 
     def latex(self, s: Symbols) -> str:

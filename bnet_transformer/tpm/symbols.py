@@ -1,17 +1,16 @@
 r"""The symbols in which a TPM writes its own LaTeX equation, in any of the four forms.
 
-`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. What it may use:
+`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. It may use:
 
-- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is told word by word in
-  every form, for in the other forms `s["x"]` stops the telling. That is all that a TPM of your own needs:
+- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is written for one word in
+  every form, because `s["x"]` refuses the other forms. A TPM of your own needs no more:
 
       def latex(self, s: Symbols) -> str:
           return s.equals(rf"\sigma({s['g']}) \odot {s['x']}")
 
-- `s.of("x")` is the same value as the form shows it: `x_i^t`, a matrix `X^t` whose rows (or columns) are
-  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` say `W x`, `+ b` and
-  the indicator in all forms at once, so that most TPMs are one line; `s.form` tells the forms apart where that
-  is not enough.
+- `s.of("x")` is the same value in the requested form: `x_i^t`, a matrix `X^t` whose rows (or columns) are
+  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` write `W x`, `+ b` and
+  the indicator in all forms at once, so that most TPMs are one line; `s.form` is the form where that is not enough.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MAX_CORRELATION = 2.0**45  # the largest entry of C beside which float64 keeps t
 
 
 def packed_size(dim: int) -> int:
-    """How many entries of a matrix stand below its diagonal."""
+    """The number of entries below the diagonal of a matrix."""
     return dim * (dim - 1) // 2
 
 
@@ -126,8 +126,8 @@ class Triangular(VectorMap):
 class Cayley(TPM):
     """`Z Cay(C)`, `Cay(C) = (I - C)(I + C)^-1`, of all words of a sentence as the columns of Z.
 
-    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `B` is what of `Z^T A Z / sqrt(d)`
-    stands below the diagonal, `C = B - B^T`, A any matrix. A word that is absent leaves C as if it were not there.
+    `"skew"`: `C = Z^T A Z` with A skew-symmetric (a `Skew` node). `"arbitrary"`: `C = B - B^T`, with `B` the part of
+    `Z^T A Z / sqrt(d)` below the diagonal, for any matrix A. A masked word changes nothing for the others.
 
     >>> Cayley().get_slots()
     ('z.', 'A')
@@ -148,7 +148,7 @@ class Cayley(TPM):
         return (width,)
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
-        """`A z`, `Z^T A Z`; of the system its factors, counted as the product of two such matrices, then the rest."""
+        """`A z`, `Z^T A Z`; for the linear system its factors (counted as one product of C by C), then its solution."""
         z, A = parents
         (width,) = z.shape
         pairs = Product((z, A), z.shape, over=(z, z))
@@ -170,14 +170,14 @@ class Cayley(TPM):
         # float64, because C grows with the square of the words and must not absorb the 1 of I + C.
         Z, A = z.double(), A.double()
         if mask is not None:
-            Z = Z.masked_fill(~mask[..., None], 0.0)  # then C is 0 there too
+            Z = Z.masked_fill(~mask[..., None], 0.0)  # so C is 0 in its row and column
         C = self.correlation(read_indices, Z, A)
         one = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
         solution, info = torch.linalg.solve_ex(one + C.mT, Z)
         is_invalid = (info != 0) | (C.abs().amax((-2, -1)) > MAX_CORRELATION)
         solution = solution.masked_fill(is_invalid[..., None, None], torch.nan)
         mixed: Tensor = (2 * solution - Z).to(z.dtype)
-        return mixed.contiguous()  # solve leaves it column by column
+        return mixed.contiguous()  # solve returns it in column-major order
 
     def correlation(self, read_indices: Tensor, z: Tensor, A: Tensor) -> Tensor:
         """C, `[..., m, m]`."""
