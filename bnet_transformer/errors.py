@@ -1,6 +1,4 @@
-"""The errors of the package, all of one base class: each names its subject, what was expected, what came and what is
-allowed.
-"""
+"""The errors of the package: each names its subject, what was expected, what came and what is allowed."""
 
 from __future__ import annotations
 
@@ -131,11 +129,11 @@ class FileError(BNetError):
 
 
 def format_value(value: object, width: int = 160) -> str:
-    """`value` as an error message shows it, of at most `width` characters: strings as they are, other values (and
-    strings with invisible characters) by their `repr`.
+    """`value` as a message shows it, at most `width` long: a string as it is, others, or invisible characters, by
+    `repr`.
     """
-    plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
-    text = str(value) if plain else _safe_repr(value)
+    is_plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
+    text = str(value) if is_plain else _safe_repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

@@ -94,7 +94,7 @@ def set_frozen(instance: object, **checked: object) -> None:
 
 def check_choice(subject: str, value: object, options: Iterable[object]) -> None:
     """Refuse a `value` that is not one of `options`. Types must agree: True is not 1."""
-    listed = tuple(options)
-    if not any(value is option or (type(value) is type(option) and value == option) for option in listed):
-        allowed = ", ".join(repr(option) for option in listed)
+    choices = tuple(options)
+    if not any(value is option or (type(value) is type(option) and value == option) for option in choices):
+        allowed = ", ".join(repr(option) for option in choices)
         raise BNetError(subject, expected="one of the allowed values", actual=value, allowed=allowed)

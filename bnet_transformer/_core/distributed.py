@@ -77,8 +77,8 @@ class DistributedContext:
         return gathered
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """The rows `[sentence, ...]` of all shards, in the order of a single process. Ranks without sentences pass a
-        tensor of length 0.
+        """The rows `[sentence, ...]` of all shards, in the order of a single process; a rank without rows passes length
+        0.
         """
         if self.world_size == 1:
             return rows
@@ -97,9 +97,7 @@ class DistributedContext:
         return gathered.to(rows.device)
 
     def assert_same(self, operation: str, **values: object) -> None:
-        """Raise `RankMismatchError` on every rank if the ranks differ in the operation, or in the digest of one of
-        `values`.
-        """
+        """Raise `RankMismatchError` on every rank if the ranks differ in the operation or in a digest of `values`."""
         if self.world_size == 1:
             return
         digests = self.all_gather_object(
@@ -124,9 +122,7 @@ class DistributedContext:
 
 
 class RankMismatchError(BNetError):
-    """Ranks that call different operations. All of them raise this error, so none waits for another, and they can
-    continue.
-    """
+    """Ranks that call different operations. Every rank raises it, so none waits for another, and all can continue."""
 
 
 SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))

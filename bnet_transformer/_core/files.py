@@ -195,8 +195,8 @@ def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
     except FileError:
         raise
     except DeclarationError as error:
-        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
-        raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{more}") from error
+        suffix = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{suffix}") from error
     except SafetensorError as error:
         raise FileError(str(path), expected=expected, actual=f"no sound safetensors file: {error}") from error
     except BNetError as error:

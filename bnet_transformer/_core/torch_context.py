@@ -1,6 +1,4 @@
-"""Isolation from the caller's torch state (gradients, random numbers), and scalars that are read from a device with a
-delay.
-"""
+"""Isolation from the caller's torch state (gradients, random numbers), and scalars that are read with a delay."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ def enable_gradients() -> Iterator[None]:
 
 @contextmanager
 def fork_torch_rng(device: torch.device) -> Iterator[None]:
-    """Restore the caller's random state after the block. One thread at a time: the random state, and Pyro's handlers
-    while a model runs, are global to the process.
+    """Restore the caller's random state after the block.
+
+    One thread at a time: the random state, and Pyro's handlers while a model runs, are global to the process.
 
     >>> before = torch.get_rng_state()
     >>> with fork_torch_rng(torch.device("cpu")):
@@ -78,8 +77,7 @@ def seed_rngs(seed: int, device: torch.device) -> None:
 
 
 class DeferredScalars:
-    """A queue of scalars that are read `lag` steps later, so that the host does not wait for the device; on the CPU the
-    lag is 0.
+    """A queue of scalars that are read `lag` steps later, so that the host does not wait for the device.
 
     >>> deferred = DeferredScalars(lag=1)
     >>> for step in range(3):

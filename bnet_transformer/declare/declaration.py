@@ -194,6 +194,6 @@ def check_vocabulary(words: object) -> tuple[str, ...]:
     if not vocabulary or not all(vocabulary):
         raise BNetError("vocabulary", expected="words, none empty", actual="an empty word" if vocabulary else "no word")
     if len(set(vocabulary)) != len(vocabulary):
-        twice = next(word for word, count in Counter(vocabulary).items() if count > 1)
-        raise BNetError("vocabulary", expected="different words", actual=f"{twice!r} twice")
+        duplicate = next(word for word, count in Counter(vocabulary).items() if count > 1)
+        raise BNetError("vocabulary", expected="different words", actual=f"{duplicate!r} twice")
     return vocabulary

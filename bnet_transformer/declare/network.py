@@ -270,8 +270,9 @@ def build_structure(declaration: Declaration, seed: int = 0) -> Network:
 
 
 def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
-    """The spec of each group, and the faults. Shapes follow from parents to children; the children of a group with a
-    fault are skipped.
+    """The spec of each group, and the faults. Shapes follow from parents to children.
+
+    The children of a group with a fault are skipped.
     """
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
@@ -353,8 +354,8 @@ def _describe_parents(
             return None
         over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
-        reads = (parent.word_stack or "", spec.reach) if WORD in spec.over else None
-        tpm_parents.append(Parent(parent.name, shape, states, over, reads))
+        stack_reach = (parent.word_stack or "", spec.reach) if WORD in spec.over else None
+        tpm_parents.append(Parent(parent.name, shape, states, over, stack_reach))
     return tpm_parents
 
 

@@ -305,8 +305,8 @@ def _build_equation(shared: SharedEquation, form: str, left: str, right: str) ->
     index = shared.slice_label([m.group for m in shared.specs])
     name = group.stem if index is None else f"{group.stem}_{steps.get(index, index)}"
     kinds = [type(spec.tpm).__name__, spec.tpm.kind, *(["learnable"] if spec.learnable else [])]
-    plates = [*(["slice"] if shared.slices else []), *group.plates, *(["word"] if group.word_stack is not None else [])]
-    note = ", ".join(kinds) + (f"; for each {', '.join(plates)}" if plates else "")
+    axes = [*(["slice"] if shared.slices else []), *group.plates, *(["word"] if group.word_stack is not None else [])]
+    note = ", ".join(kinds) + (f"; for each {', '.join(axes)}" if axes else "")
     note += "; one draw for the whole corpus" if spec.scope == "corpus" else ""
     return Equation(name, left, right, spec.tpm.kind, form, shared.slices if shared.is_partial else (), note)
 

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 
 def best_parents(weight: NDArray[np.float64]) -> list[int]:
-    """The parent of each node, -1 for a root, `[node]`: as few roots as possible, and of those choices the largest
-    total weight.
+    """The parent of each node, -1 for a root: as few roots as possible, and of those choices the largest total weight.
 
     `weight[i, j]` is that of an arrow from j to i, NaN where there is none; the diagonal does not count.
 
@@ -43,20 +42,20 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
     while int(parent[path[-1]]) not in path:
         path.append(int(parent[path[-1]]))
     cycle = np.array(path[path.index(int(parent[path[-1]])) :])
-    inside = np.zeros(len(table), dtype=bool)
-    inside[cycle] = True
-    outer = np.flatnonzero(~inside)
-    into = table[cycle] - table[cycle, parent[cycle]][:, None]  # the change of weight if the cycle is entered there
+    in_cycle = np.zeros(len(table), dtype=bool)
+    in_cycle[cycle] = True
+    outer = np.flatnonzero(~in_cycle)
+    gain = table[cycle] - table[cycle, parent[cycle]][:, None]  # the change of weight if the cycle is entered there
     reduced = np.full((len(outer) + 1, len(outer) + 1), -np.inf)
     reduced[:-1, :-1] = table[np.ix_(outer, outer)]
-    reduced[-1, :-1] = into[:, outer].max(axis=0)
+    reduced[-1, :-1] = gain[:, outer].max(axis=0)
     reduced[:-1, -1] = table[np.ix_(outer, cycle)].max(axis=1)
     np.fill_diagonal(reduced, -np.inf)
     contracted = _arborescence(reduced, int(np.flatnonzero(outer == root)[0]))
     parents: NDArray[np.int64] = parent.copy()
     for k, node in enumerate(outer):
-        inner = table[node, cycle].argmax()
-        parents[node] = cycle[inner] if contracted[k] == len(outer) else outer[contracted[k]]
+        best = table[node, cycle].argmax()
+        parents[node] = cycle[best] if contracted[k] == len(outer) else outer[contracted[k]]
     entry = outer[contracted[-1]]
-    parents[cycle[into[:, entry].argmax()]] = entry
+    parents[cycle[gain[:, entry].argmax()]] = entry
     return parents

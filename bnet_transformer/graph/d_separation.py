@@ -73,8 +73,8 @@ def _are_chunk_separated(
     )
     blocked = deterministic_closure(thinned.ground, given, cut, functional_groups)
     y &= ~blocked
-    hit = np.bitwise_or.reduce(bayes_ball(thinned.ground, x, given, blocked, cut, goal=y) & y, axis=0)
-    return ~np.unpackbits(hit.view(np.uint8), bitorder="little")[:count].astype(bool)
+    reached = np.bitwise_or.reduce(bayes_ball(thinned.ground, x, given, blocked, cut, goal=y) & y, axis=0)
+    return ~np.unpackbits(reached.view(np.uint8), bitorder="little")[:count].astype(bool)
 
 
 def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
@@ -84,9 +84,9 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
     # D-separation (Geiger, Verma and Pearl 1990): a node is determined if it is given, or is a function of parents that
     # are all determined. Computed is the complement, by a least fixed point: a node that is not given is undetermined
     # if it is no function, has no incoming arrow (a root is free, whatever its TPM), or has an undetermined parent.
-    template, undetermined, open_ = ground.template, np.zeros_like(given), ~given
+    template, undetermined, not_fixed = ground.template, np.zeros_like(given), ~given
     for index, bits in cut.cut_nodes.items():
-        part = view_group(ground, open_, index)
+        part = view_group(ground, not_fixed, index)
         part &= ~bits
     for component in template.components or tuple((group.index,) for group in template.groups):
         while True:
@@ -96,9 +96,9 @@ def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, funct
                 if index in functional_groups and template.in_edges[index]:
                     parts = ((edge, view_group(ground, undetermined, edge.parent)) for edge in template.in_edges[index])
                     incoming = (propagate_marks(ground, edge, bits, cut, up=False) for edge, bits in parts)
-                    fresh = reduce(np.bitwise_or, incoming) & view_group(ground, open_, index)
+                    fresh = reduce(np.bitwise_or, incoming) & view_group(ground, not_fixed, index)
                 else:
-                    fresh = view_group(ground, open_, index)
+                    fresh = view_group(ground, not_fixed, index)
                 changed |= bool((fresh & ~part).any())
                 part |= fresh
             reads_itself = any(edge.parent == component[0] for edge in template.in_edges[component[0]])
@@ -135,8 +135,9 @@ def bayes_ball(
     within: Bits | None = None,
     goal: Bits | None = None,
 ) -> Bits:
-    """`[node, lanes]`: the nodes that a ball from `start` reaches. It stays inside `within`, and may stop once every
-    query that has a `goal` has reached it.
+    """The nodes that a ball from `start` reaches, `[node, lanes]`.
+
+    The ball stays inside `within`, and may stop once every query that has a `goal` has reached it.
     """
     # The Bayes ball (Shachter 1998). A ball that goes up (came from a child) passes a node that is not blocked, to its
     # parents and children. A ball that goes down passes it to its children, and bounces off a given node to its
@@ -147,7 +148,7 @@ def bayes_ball(
     groups = range(len(ground.template.groups))
     visited = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
     by_group = {name: [view_group(ground, bits, index) for index in groups] for name, bits in visited.items()}
-    inside = None if within is None else [view_group(ground, within, index) for index in groups]
+    allowed = None if within is None else [view_group(ground, within, index) for index in groups]
     pending: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
     goals = {} if goal is None else split_bits_by_group(ground, goal)
     unmet: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
@@ -160,7 +161,7 @@ def bayes_ball(
             other = edge.parent if up else edge.child
             arrived = propagate_marks(ground, edge, bits, cut, up=up)
             fresh = arrived & ~by_group[direction][other]
-            fresh = fresh if inside is None else fresh & inside[other]
+            fresh = fresh if allowed is None else fresh & allowed[other]
             if fresh.any():
                 by_group[direction][other] |= fresh
                 pending[direction][other] = pending[direction][other] | fresh if other in pending[direction] else fresh
@@ -174,9 +175,9 @@ def bayes_ball(
         direction = "up" if going_up else "down"
         index = max(pending[direction]) if going_up else min(pending[direction])
         bits = pending[direction].pop(index)
-        past = bits & ~by_group["blocked"][index]
-        propagate_bits(index, past if going_up else bits & by_group["given"][index], "up")
-        propagate_bits(index, past, "down")
+        passing = bits & ~by_group["blocked"][index]
+        propagate_bits(index, passing if going_up else bits & by_group["given"][index], "up")
+        propagate_bits(index, passing, "down")
     return visited["up"] | visited["down"]
 
 

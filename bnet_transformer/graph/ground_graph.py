@@ -177,7 +177,7 @@ class GroundGraph:
         """Every name; `names[id]`."""
         return [name for group in self.template.groups for name in self.iter_names(group)]
 
-    # what is there
+    # nodes and arrows
 
     def is_selected(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> bool:
         """True where a selection has some nodes of a group."""

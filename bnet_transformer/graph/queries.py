@@ -105,7 +105,7 @@ class Separation:
 
 
 class StructureQueries:
-    """What `BNet` and `Sentence` answer from the graph alone; a node of a net is a group: all its nodes.
+    """The structure queries of `BNet` and `Sentence`. A node of a net is a group, which stands for all its nodes.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4)
@@ -299,11 +299,11 @@ class StructureQueries:
         """A separation query on node ids. A node on two sides is an error."""
         parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
         ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
-        for one, other in (("x", "y"), ("x", "given"), ("y", "given")):
-            for node in sorted(ids[one] & ids[other]):
+        for first, second in (("x", "y"), ("x", "given"), ("y", "given")):
+            for node in sorted(ids[first] & ids[second]):
                 name = self._graph.name(node)
                 raise BNetError(
-                    f"separation of {name}", expected="a node on one side", actual=f"it in {one} and {other}"
+                    f"separation of {name}", expected="a node on one side", actual=f"it in {first} and {second}"
                 )
         for part in ("x", "y"):
             if not ids[part]:
@@ -323,7 +323,7 @@ def parse_names(subject: str, names: object) -> tuple[str, ...]:
     """One name or several, as a tuple.
 
     Args:
-        subject: What the names are for, as an error says it.
+        subject: The argument's name in an error.
         names: A string, or several.
     """
     if isinstance(names, str):
@@ -441,6 +441,6 @@ def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limi
         raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=actual, allowed=allowed)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
-        inside = on_path[sources] & on_path[targets]
-        graph.add_edges_from(zip(sources[inside].tolist(), targets[inside].tolist(), strict=True))
+        is_on_path = on_path[sources] & on_path[targets]
+        graph.add_edges_from(zip(sources[is_on_path].tolist(), targets[is_on_path].tolist(), strict=True))
     return graph

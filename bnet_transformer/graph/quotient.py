@@ -51,7 +51,7 @@ class Quotient(Drawable):
 def shrink(
     ground: GroundGraph, boxes: Mapping[str, str] | Callable[[str], str], selection: NodeSelection = ALL_NODES
 ) -> Quotient:
-    """Shrink each box to one node; arrows inside a box vanish, parallel ones are counted.
+    """Contract each box to one node: arrows inside a box vanish, parallel arrows are counted.
 
     `boxes` maps a node's name to its box; a node that a mapping does not name is a box of its own.
     """
@@ -78,10 +78,12 @@ def shrink(
         if not isinstance(name, str) or not name:
             raise BNetError("boxes", expected="the name of a box, a string", actual=name)
         label[node] = order.setdefault(name, len(order))
-    size = len(order)
-    codes = [label[sources] * size + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)]
+    num_boxes = len(order)
+    codes = [
+        label[sources] * num_boxes + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)
+    ]
     joined = np.concatenate(codes) if codes else np.zeros(0, dtype=np.int64)
     unique, counts = np.unique(joined, return_counts=True)
-    pairs = np.stack([unique // max(size, 1), unique % max(size, 1)], axis=1)
-    across = pairs[:, 0] != pairs[:, 1]
-    return Quotient(tuple(order), pairs[across], counts[across])
+    pairs = np.stack([unique // max(num_boxes, 1), unique % max(num_boxes, 1)], axis=1)
+    is_outer = pairs[:, 0] != pairs[:, 1]
+    return Quotient(tuple(order), pairs[is_outer], counts[is_outer])

@@ -15,8 +15,9 @@ THINNABLE_REACHES = ("same", "every", "causal", "first", "last")  # the maps of 
 
 @dataclass(frozen=True)
 class ThinnedGraph:
-    """A smaller ground graph for each query, all of one size: `retained[q][axis]` are the indices of an axis (a plate,
-    or the words of a stack) that query q retains.
+    """A smaller ground graph for each query, all of one size.
+
+    `retained[q][axis]` are the indices of an axis (a plate, or the words of a stack) that query q retains.
     """
 
     ground: GroundGraph
@@ -77,8 +78,8 @@ def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]
     """`size` indices of an axis in order, the required ones among them."""
     if size == full_size:
         return range(full_size)
-    more = (i for i in range(full_size) if i not in required)
-    return sorted([*required, *islice(more, size - len(required))])
+    unnamed = (i for i in range(full_size) if i not in required)
+    return sorted([*required, *islice(unnamed, size - len(required))])
 
 
 def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:

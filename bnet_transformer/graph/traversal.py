@@ -81,8 +81,9 @@ def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
 
 @dataclass(frozen=True)
 class CutMarks:
-    """The surgery by group: nodes in `cut_nodes` lose all incoming arrows, nodes in `partly_cut` all but those that
-    `ground` retains.
+    """The surgery, by group.
+
+    Nodes in `cut_nodes` lose all incoming arrows, nodes in `partly_cut` all but those that `ground` retains.
     """
 
     cut_nodes: Mapping[int, Marks]
@@ -134,10 +135,10 @@ def find_reachable(
         mark = mark & ~blocked[index] if index in blocked else mark
         for edge in (ground.template.in_edges if up else ground.template.out_edges)[index]:
             other = edge.parent if up else edge.child
-            hit = propagate_marks(ground, edge, mark, cut, up=up)
-            new = hit & ~reached[other] if other in reached else hit
+            arrived = propagate_marks(ground, edge, mark, cut, up=up)
+            new = arrived & ~reached[other] if other in reached else arrived
             if new.any():
-                reached[other] = reached[other] | hit if other in reached else hit
+                reached[other] = reached[other] | arrived if other in reached else arrived
                 frontier[other] = frontier[other] | new if other in frontier else new
     return reached
 

@@ -124,9 +124,7 @@ def _selected_entry(
 def evaluation_order(
     model: GroundModel, node: int, computed: Mapping[int, object], states: Mapping[int, Tensor]
 ) -> list[int]:
-    """The nodes that a value depends on and that are not computed yet, parents first, the node itself last. A node with
-    a state needs no parent.
-    """
+    """The nodes to compute for a value, parents first, the node last; a node with a state needs no parent."""
     order: list[int] = []
     visited: set[int] = set()
     stack = [(node, False)]
@@ -161,8 +159,9 @@ def attention_parents(model: GroundModel, node: int) -> list[int]:
 def find_open_choices(
     model: GroundModel, nodes: Iterable[int], fixed: Mapping[int, Tensor], *, include_ancestors: bool = False
 ) -> list[int]:
-    """The discrete random nodes without a fixed state that determine the values of `nodes`, sorted; `include_ancestors`
-    adds those that determine their distributions.
+    """The discrete random nodes without a fixed state that determine the values of `nodes`, sorted.
+
+    `include_ancestors` adds those that determine their distributions.
     """
     discrete = frozenset(m.group.index for m in model.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in model.do]

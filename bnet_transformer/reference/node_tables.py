@@ -104,8 +104,9 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices shared by all nodes, and the groups of which each node depends on the choice of its own word; None
-    where nodes depend on other choices. `ancestor_choices` has the choices that determine each node.
+    """The choices that all nodes share, and the groups of which each node depends on the choice of its own word.
+
+    None where a node depends on other choices. `ancestor_choices` has the choices that determine each node.
     """
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
     groups = set()

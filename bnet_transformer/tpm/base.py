@@ -120,9 +120,9 @@ class Product:
 
 @dataclass(frozen=True)
 class EvalContext:
-    """The context of an evaluation: the parameters, the index of the word, and for each collection the words read and
-    their mask.
+    """The context of an evaluation.
 
+    It has the parameters, the index of the word, and for each collection the words that are read and their mask.
     `rotary` caches cosines and sines of rotary positions, for all slices.
     """
 

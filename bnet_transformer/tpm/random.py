@@ -142,10 +142,10 @@ class Categorical(TPM):
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
         _define_prior(s, table, self.prior, self.n)
         if self.probabilities is not None and not self.learnable:
-            listed = f"({', '.join(format_number(p) for p in self.probabilities)})"
+            probs = f"({', '.join(format_number(p) for p in self.probabilities)})"
             if self.n <= 8:
-                return add_scripts(listed, [s.state])
-            s.define(rf"\pi_. \text{{ is fixed: }} {listed}")
+                return add_scripts(probs, [s.state])
+            s.define(rf"\pi_. \text{{ is fixed: }} {probs}")
         return str(table.with_sub(s.state))
 
     def priors(self) -> dict[str, float]:

@@ -1,6 +1,4 @@
-"""Nodes without computed parents: inputs (`Given`), parameters (`Weight`), positions (`Sinusoid`, `Positions`);
-embeddings of words (`Embed`) and of image patches (`Patches`, `Start`).
-"""
+"""Roots and embeddings: inputs (`Given`), weights (`Weight`), positions, embeddings of words and of image patches."""
 
 from __future__ import annotations
 

@@ -38,12 +38,12 @@ RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # p
 @final
 @dataclass(frozen=True)
 class Rotary(CheckedDataclass):
-    """Rotary positions (RoPE): features e and e + w/2 of the first w of word i rotate by the angle `i f_e`, `f_e =
-    base^(-2e/w) / factor`.
+    """Rotary positions (RoPE): pairs of features rotate by an angle that grows with the position.
 
-    `width` is w, by default all features; the others are not rotated. With `bands=(low, high, length)` the factor
-    applies by frequency, as in Llama 3: to features with fewer than `low` rotations in `length` words in full, to those
-    with more than `high` not at all, and in between in part.
+    Features e and e + w/2 of the first w of word i rotate by `i f_e`, with `f_e = base^(-2e/w) / factor`. `width` is w,
+    by default all features; the others are not rotated. With `bands=(low, high, length)` the factor depends on the
+    frequency, as in Llama 3: it applies in full to features with fewer than `low` rotations in `length` words, not at
+    all to those with more than `high`, and in part in between.
 
     >>> Rotary(100.0, factor=2.0).frequencies(4)
     tensor([0.5000, 0.0500], dtype=torch.float64)
@@ -361,10 +361,11 @@ class Relative(Bias):
 @final
 @dataclass(frozen=True)
 class Buckets(Bias):
-    """A bias by distance in `count` buckets (Raffel et al. 2020): small distances have a bucket each, larger ones share
-    buckets that grow logarithmically, and all from `furthest` on share the last.
+    """A bias by distance in `count` buckets (Raffel et al. 2020).
 
-    Half of the buckets are for later words; with `two_sided=False` all are for earlier words, as under a causal mask.
+    Small distances have a bucket each, larger ones share buckets that grow logarithmically, and all from `furthest` on
+    share the last. Half of the buckets are for later words; with `two_sided=False` all are for earlier words, as under
+    a causal mask.
 
     >>> Buckets(4, furthest=8).compute_bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
     tensor([1., 0., 3., 3.])
@@ -413,9 +414,9 @@ class Buckets(Bias):
         single, side = self._max_exact, self._buckets_per_side
         cut = add_scripts("", [str(self.count), str(self.furthest)])
         magnitude = r"|\delta|" if self.two_sided else r"\max(-\delta, 0)"
-        behind = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
+        sign_term = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
         fraction = rf"\frac{{\ln(r / {single})}}{{\ln({self.furthest} / {single})}}"
         log_bucket = rf"\min\left({side - 1}, {single} + \lfloor {side - single} \, {fraction} \rfloor\right)"
         cases = rf"r & r < {single} \\ {log_bucket} & r \ge {single}"
-        s.define(rf"\beta{cut}(\delta) = \begin{{cases}} {cases} \end{{cases}}{behind}, \; r = {magnitude}")
+        s.define(rf"\beta{cut}(\delta) = \begin{{cases}} {cases} \end{{cases}}{sign_term}, \; r = {magnitude}")
         return rf"\beta{cut}({distance})"
