@@ -127,7 +127,7 @@ class Tokenizer:
         )
 
     def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
-        """The tokens of each stack whose sentence is text or words; those of later stacks are outputs, shifted right."""
+        """The tokens of each stack whose sentence is text or words; of later stacks outputs, shifted right."""
         tokenized = {}
         for stack, sentence in sentences.items():
             if not is_text(sentence):

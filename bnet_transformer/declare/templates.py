@@ -366,9 +366,9 @@ def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
     for child in templates:
         slots = child.node.tpm.get_slots()
         open_ended = bool(slots) and slots[-1].startswith("*")
-        is_wrong_arity = len(child.parents) < len(slots) - 1 if open_ended else len(child.parents) != len(slots)
+        has_wrong_arity = len(child.parents) < len(slots) - 1 if open_ended else len(child.parents) != len(slots)
         kind = type(child.node.tpm).__name__
-        if is_wrong_arity:
+        if has_wrong_arity:
             expected = f"{kind} takes {', '.join(slots)}" if slots else f"{kind} takes none"
             actual = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
             faults.append(Fault(child.name, f"{len(slots)} parents ({expected})", actual))

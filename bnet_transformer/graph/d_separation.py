@@ -47,10 +47,8 @@ def are_separated(
     separated = np.zeros(len(queries), dtype=bool)
     start = 0
     while start < len(queries):
-        size = max(
-            LANE_BITS,
-            MAX_BITS // max(1, len(thin_graph(ground, [queries[start].nodes]).ground)) // LANE_BITS * LANE_BITS,
-        )
+        num_nodes = max(1, len(thin_graph(ground, [queries[start].nodes]).ground))
+        size = max(LANE_BITS, MAX_BITS // num_nodes // LANE_BITS * LANE_BITS)
         chunk = queries[start : start + min(size, 64 * LANE_BITS)]
         separated[start : start + len(chunk)] = _are_chunk_separated(ground, chunk, functional_groups)
         start += len(chunk)

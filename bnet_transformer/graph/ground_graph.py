@@ -235,15 +235,17 @@ class GroundGraph:
                     yield edge
 
     def _count_arrows_of_edge(self, edge: EdgeTemplate, selection: NodeSelection) -> int:
-        inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
-        plates = {axis for axis in (*inner, *outer) if axis != WORD}
-        total = math.prod(len(_common_indices(axis, inner, outer)) for axis in plates)
-        total *= self._count_word_pairs(edge, inner.get(WORD, NO_WORD), outer.get(WORD, NO_WORD))
+        child_idx, parent_idx = (
+            self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent)
+        )
+        plates = {axis for axis in (*child_idx, *parent_idx) if axis != WORD}
+        total = math.prod(len(_common_indices(axis, child_idx, parent_idx)) for axis in plates)
+        total *= self._count_word_pairs(edge, child_idx.get(WORD, NO_WORD), parent_idx.get(WORD, NO_WORD))
         for node in (*self.get_cut_nodes(edge.child), *self.get_partly_cut_nodes(edge.child)):
-            node_indices = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
-            if all(i in inner[axis] for axis, i in node_indices.items()):
-                total -= len(self._declared_arrows_between(edge, node_indices, outer)[0])
-                total += len(self._arrows_between(edge, node_indices, outer)[0])
+            node_idx = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
+            if all(i in child_idx[axis] for axis, i in node_idx.items()):
+                total -= len(self._declared_arrows_between(edge, node_idx, parent_idx)[0])
+                total += len(self._arrows_between(edge, node_idx, parent_idx)[0])
         return total
 
     def _count_word_pairs(self, edge: EdgeTemplate, i: Indices, j: Indices) -> int:
@@ -287,22 +289,24 @@ class GroundGraph:
     def arrows(self, selection: NodeSelection = ALL_NODES) -> Iterator[tuple[EdgeTemplate, Ids, Ids]]:
         """For each edge template, the ids of the parents and of the children that its arrows join."""
         for edge in self._selected_edges(selection):
-            inner, outer = (self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent))
-            yield edge, *self._arrows_between(edge, inner, outer)
+            child_idx, parent_idx = (
+                self.select_indices(self.template.groups[k], selection) for k in (edge.child, edge.parent)
+            )
+            yield edge, *self._arrows_between(edge, child_idx, parent_idx)
 
     def _arrows_between(
         self, edge: EdgeTemplate, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]
     ) -> tuple[Ids, Ids]:
         """The arrows of an edge between some indices of its child and of its parent, after surgery."""
-        sources, targets, reads = self._declared_arrows_between(edge, child_indices, parent_indices)
-        cut, rows = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
-        if not cut and not rows:
+        sources, targets, word_pairs = self._declared_arrows_between(edge, child_indices, parent_indices)
+        cut, partly_cut = self.get_cut_nodes(edge.child), self.get_partly_cut_nodes(edge.child)
+        if not cut and not partly_cut:
             return sources, targets
         is_retained = ~np.isin(targets, cut)
-        if rows:
+        if partly_cut:
             retained = self.retained_edge(edge)
-            is_read = False if retained is None else np.resize(self.word_adjacency(retained)[reads], len(targets))
-            is_retained &= is_read | ~np.isin(targets, rows)
+            is_read = False if retained is None else np.resize(self.word_adjacency(retained)[word_pairs], len(targets))
+            is_retained &= is_read | ~np.isin(targets, partly_cut)
         return sources[is_retained], targets[is_retained]
 
     def _declared_arrows_between(
@@ -312,20 +316,21 @@ class GroundGraph:
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         child_words, parent_words = child_indices.get(WORD, NO_WORD), parent_indices.get(WORD, NO_WORD)
         i, j = self.word_adjacency(edge)[np.ix_(child_words, parent_words)].nonzero()
-        reads = child_words[i], parent_words[j]
-        size = np.int32 if len(self) < 2**31 else np.int64
-        into, out = (
-            dict(zip(self.axes(f), compute_strides(self.shapes[f.index]), strict=True)) for f in (child, parent)
+        word_pairs = child_words[i], parent_words[j]
+        dtype = np.int32 if len(self) < 2**31 else np.int64
+        child_strides, parent_strides = (
+            dict(zip(self.axes(group), compute_strides(self.shapes[group.index]), strict=True))
+            for group in (child, parent)
         )
-        sources: Ids = np.array([self.offsets[parent.index]], dtype=size)
-        targets: Ids = np.array([self.offsets[child.index]], dtype=size)
+        sources: Ids = np.array([self.offsets[parent.index]], dtype=dtype)
+        targets: Ids = np.array([self.offsets[child.index]], dtype=dtype)
         for axis in dict.fromkeys([*child.plates, *parent.plates]):
-            index: Ids = _common_indices(axis, child_indices, parent_indices).astype(size)
-            sources = (sources[:, None] + index * size(out.get(axis, 0))).ravel()
-            targets = (targets[:, None] + index * size(into.get(axis, 0))).ravel()
-        sources = (sources[:, None] + reads[1].astype(size)).ravel()
-        targets = (targets[:, None] + reads[0].astype(size)).ravel()
-        return sources, targets, reads
+            index: Ids = _common_indices(axis, child_indices, parent_indices).astype(dtype)
+            sources = (sources[:, None] + index * dtype(parent_strides.get(axis, 0))).ravel()
+            targets = (targets[:, None] + index * dtype(child_strides.get(axis, 0))).ravel()
+        sources = (sources[:, None] + word_pairs[1].astype(dtype)).ravel()
+        targets = (targets[:, None] + word_pairs[0].astype(dtype)).ravel()
+        return sources, targets, word_pairs
 
     def parents(self, node: int) -> list[int]:
         """The parents of a node, in the order of its group's edges."""
@@ -360,11 +365,11 @@ class GroundGraph:
 
     def children(self, node: int) -> list[int]:
         """The children of a node."""
-        outer = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
+        parent_idx = {axis: np.array([i]) for axis, i in self._indices_by_axis(node).items()}
         children: list[int] = []
         for edge in self.template.out_edges[self.group_of(node).index]:
-            inner = self.select_indices(self.template.groups[edge.child])
-            children.extend(self._arrows_between(edge, inner, outer)[1].tolist())
+            child_idx = self.select_indices(self.template.groups[edge.child])
+            children.extend(self._arrows_between(edge, child_idx, parent_idx)[1].tolist())
         return children
 
 

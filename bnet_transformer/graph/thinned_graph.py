@@ -44,8 +44,8 @@ class ThinnedGraph:
 
     def apply_surgery(self) -> GroundGraph:
         """The smaller graph of the first query, with the surgery of the full graph."""
-        cut, rows = (self.to_thinned([nodes])[0] for nodes in (self.full.cut_nodes, self.full.retained_parents))
-        return self.ground.surgery(cut, dict(zip(rows, self.full.retained_parents.values(), strict=True)))
+        cut, partly_cut = (self.to_thinned([nodes])[0] for nodes in (self.full.cut_nodes, self.full.retained_parents))
+        return self.ground.surgery(cut, dict(zip(partly_cut, self.full.retained_parents.values(), strict=True)))
 
 
 def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:

@@ -76,17 +76,13 @@ def find_slot_parents(
     words: list[int] = []
     for plate in parent_group.plates:
         selected = _selected_entry(model, spec, index, parent, plate, states)
-        entries = list(range(ground.template.plate_sizes[plate]))
-        options.append(
-            entries
-            if plate in parent.over and selected is None
-            else [node_indices[plate] if selected is None else selected]
-        )
+        if plate in parent.over and selected is None:
+            options.append(list(range(ground.template.plate_sizes[plate])))
+        else:
+            options.append([node_indices[plate] if selected is None else selected])
     if parent_group.word_stack is not None:
-        row = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])[
-            node_indices.get(WORD, 0)
-        ]
-        words = np.flatnonzero(row).tolist()
+        reads = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])
+        words = np.flatnonzero(reads[node_indices.get(WORD, 0)]).tolist()
         selected = _selected_entry(model, spec, index, parent, WORD, states)
         words = words if selected is None else [word for word in words if word == selected]
         if not words and WORD not in parent.over:
@@ -110,12 +106,15 @@ def _selected_entry(
     selector = dict(parent.pick).get(plate)
     if selector is None:
         return None
-    chooser, node_indices = model.network.specs[selector], dict(zip(model.ground.axes(spec.group), index, strict=True))
-    selector_index = tuple(node_indices[axis] for axis in model.ground.axes(chooser.group))
-    node = model.ground.ravel_index(chooser.group, selector_index)
+    selector_spec, node_indices = (
+        model.network.specs[selector],
+        dict(zip(model.ground.axes(spec.group), index, strict=True)),
+    )
+    selector_index = tuple(node_indices[axis] for axis in model.ground.axes(selector_spec.group))
+    node = model.ground.ravel_index(selector_spec.group, selector_index)
     state = model.do.get(node, states.get(node))
-    if state is None and chooser.tpm.kind == "input":
-        state = model.inputs[chooser.group.name][selector_index]
+    if state is None and selector_spec.tpm.kind == "input":
+        state = model.inputs[selector_spec.group.name][selector_index]
     if state is None:
         raise EvidenceError(model.ground.name(node), expected="a state, for it is random", actual="none")
     return int(state)
@@ -149,10 +148,8 @@ def attention_parents(model: GroundModel, node: int) -> list[int]:
     """The parents of a node that `P(j | i)` depends on."""
     spec, _ = locate_node(model, node)
     slots = spec.tpm.attention_slots() if node not in model.attention_rows else ()
-    groups = {parent_spec.index for parent_spec in spec.parents if parent_spec.slot in slots}
-    groups |= {
-        selector for parent_spec in spec.parents if parent_spec.slot in slots for _, selector in parent_spec.pick
-    }
+    filled = [parent_spec for parent_spec in spec.parents if parent_spec.slot in slots]
+    groups = {index for parent_spec in filled for index in (parent_spec.index, *dict(parent_spec.pick).values())}
     return [parent for parent in parents(model, node) if model.ground.group_of(parent).index in groups]
 
 

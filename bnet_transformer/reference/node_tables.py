@@ -92,8 +92,9 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
             attention = run.attention(node)
             if attention is None:
                 raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
-            row = torch.zeros(width, dtype=attention[1].dtype)
-            row[attention[0]] = attention[1]
+            words, weights = attention
+            row = torch.zeros(width, dtype=weights.dtype)
+            row[words] = weights
             table.append(row)
         rows.append(torch.stack(table).reshape((*(model.count_states(choice) for choice in choices), width)))
     states = max((row.shape[:-1] for row in rows), key=len)
@@ -131,12 +132,12 @@ def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
     read_groups = {parent.index for parent in spec.word_parents}
     edges = [edge for edge in ground.template.in_edges[group.index] if edge.parent in read_groups]
     pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.word_adjacency(edge) for edge in edges])
-    cut, rows = ground.get_cut_nodes(group.index), ground.get_partly_cut_nodes(group.index)
-    indices = [ground.unravel_index(node)[1] for node in (*cut, *rows)]
+    cut, partly_cut = ground.get_cut_nodes(group.index), ground.get_partly_cut_nodes(group.index)
+    indices = [ground.unravel_index(node)[1] for node in (*cut, *partly_cut)]
     num_per_word = math.prod(ground.shapes[group.index][:-1])
     cut_words = [word for word, count in Counter(index[-1] for index in indices).items() if count == num_per_word]
-    retained_edges = [edge for edge in map(ground.retained_edge, edges) if edge is not None] if rows else []
-    partly_cut_words = {ground.unravel_index(node)[1][-1] for node in rows}
+    retained_edges = [edge for edge in map(ground.retained_edge, edges) if edge is not None] if partly_cut else []
+    partly_cut_words = {ground.unravel_index(node)[1][-1] for node in partly_cut}
     for word in cut_words:
         rows_left = [ground.word_adjacency(edge)[word] for edge in retained_edges] if word in partly_cut_words else []
         pairs[word] = np.logical_or.reduce(rows_left) if rows_left else False
@@ -155,13 +156,13 @@ def expected_attention(
         attention = run.attention(node)
         if attention is None:
             return None
-        words = attention[0]
-        tables.append(attention[1].double())
+        words, weights = attention
+        tables.append(weights.double())
         logs.append(log_joint(run, choices, evidence))
     if evidence and max(logs) == -math.inf:
         log_evidence(model, evidence, budget=budget)
-    weights = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
-    return words, torch.einsum("s,sm->m", weights, torch.stack(tables))
+    probs = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
+    return words, torch.einsum("s,sm->m", probs, torch.stack(tables))
 
 
 def find_single_parents(model: GroundModel, node: int) -> set[int]:
