@@ -216,9 +216,9 @@ def test_slices_that_differ_are_told_apart() -> None:
     network = net(bt.Node("x", Affine(4), ["x"], plates=WORD), slices=4).network
     odd = network.get_spec("x_4")
     first = network.get_spec("x_0").group.index
-    other = replace(odd, parents=(replace(odd.parents[0], index=first),))
-    specs = tuple(other if member is odd else member for member in network.specs)
-    rows = [row for row in equations(replace(network, specs=specs)) if row.name == "x_(t+1)"]
+    other = replace(odd, inputs=(replace(odd.parents[0], parent=first),))
+    members = tuple(other if member is odd else member for member in network.specs)
+    rows = [row for row in equations(replace(network, members=members)) if row.name == "x_(t+1)"]
     assert [row.slices for row in rows] == [(0, 1, 2), (3,)]
     assert [row.left for row in rows] == [r"P(x_i^{t+1} \mid x_i^t)", r"P(x_i^{t+1} \mid x_i^0)"]
     assert str(rows[1]).endswith(r"\qquad (t = 3)")

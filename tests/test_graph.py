@@ -18,7 +18,7 @@ from bnet_transformer.graph import (
     TemplateGraph,
     ancestors,
     descendants,
-    shrink,
+    quotient as shrink,
     topological_order,
 )
 from bnet_transformer.graph.traversal import markov_blanket

@@ -84,10 +84,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Lock a file for the block: another process that tries fails at once, and the system releases the lock of a killed
-    process.
+    """Lock a file for the block; another process that tries to lock it fails at once.
 
-    Temporary folders of this file that killed writers left are removed.
+    The system releases the lock of a killed process. Temporary folders of this file that killed writers left are
+    removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):

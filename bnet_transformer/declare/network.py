@@ -368,9 +368,8 @@ def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
 
 
 def _initialize_parameters(network: Network) -> dict[str, Tensor]:
-    """Initial parameters. Each has its own generator, seeded by its name, so that adding a node changes no other
-    parameter.
-    """
+    """Initial parameters, normal or filled."""
+    # Each parameter has its own generator, seeded by its name, so that adding a node changes no other parameter.
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
     check_memory(

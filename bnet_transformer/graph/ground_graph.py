@@ -276,9 +276,7 @@ class GroundGraph:
         return dict(zip(self.axes(group), index, strict=True))
 
     def word_adjacency(self, edge: EdgeTemplate) -> NDArray[np.bool_]:
-        """`[words of the child, words of the parent]`: the pairs that an edge joins; the size is 1 for a group without
-        words.
-        """
+        """`[words of the child, words of the parent]`: the joined pairs; size 1 for a group without words."""
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
         n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):

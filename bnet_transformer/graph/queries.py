@@ -358,12 +358,9 @@ def find_active_trail(
     x, y, given = (set(thinned.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
     opened = given | set(ancestors(small, given))
     cut = pack_cuts(small, small, [small.cut_nodes], [small.retained_parents])
-    blocked = set(
-        nodes_of_first_query(
-            deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
-        ).tolist()
-    )
-    predecessors = {(node, True): (node, True) for node in sorted(x)}  # of a start, itself
+    determined = deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
+    blocked = set(nodes_of_first_query(determined).tolist())
+    predecessors = {(node, True): (node, True) for node in sorted(x)}  # a start is its own predecessor
     queue = deque(predecessors)
     while queue:
         state = queue.popleft()
@@ -392,10 +389,8 @@ def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[
     # y, so does the set of their other ancestors. Of it, only the nodes that balls from x reach are needed, and of
     # these only those that balls from y reach; what remains is minimal.
     ancestral = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
-    inside, cut = (
-        pack_queries(ground, 1, [ancestral]),
-        pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents]),
-    )
+    inside = pack_queries(ground, 1, [ancestral])
+    cut = pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents])
     sources, targets = pack_queries(ground, 1, [x]), pack_queries(ground, 1, [y])
     given = inside & ~sources & ~targets
     reached = bayes_ball(ground, sources, given, given, cut, inside)

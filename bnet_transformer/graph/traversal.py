@@ -153,6 +153,8 @@ def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: 
         cut: The surgery.
         up: Whether to go from children to parents.
     """
+    # The edge is split by its children: no mark passes to or from a cut child, a partly cut child uses the reaches that
+    # it retains, and all others the full edge.
     cut_marks = [marks_of[edge.child] for marks_of in (cut.cut_nodes, cut.partly_cut) if edge.child in marks_of]
     if not cut_marks:
         return propagate_uncut_marks(ground, edge, marks, up=up)
