@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_names
 from bnet_transformer._core.files import Writers, as_path, write_file
 from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
@@ -41,7 +42,6 @@ from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.page.description import MAX_WORDS, describe_sentence, parse_page_options
 from bnet_transformer.page.render import render_html
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget

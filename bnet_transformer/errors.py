@@ -1,4 +1,4 @@
-"""The one family of errors: each says what was expected, what came, and what is allowed."""
+"""The errors of the package: each names its subject, what was expected, what came and what is allowed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ INVISIBLE_CHARACTERS = re.compile(
 
 
 class BNetError(ValueError):
-    """Bad input, told as expected / got / allowed.
+    """Invalid input; the message has the form "subject: expected ...; got ...; allowed: ...".
 
-    >>> raise BNetError("slices", expected="a whole number of at least 1", got=0)
+    >>> raise BNetError("slices", expected="a whole number of at least 1", actual=0)
     Traceback (most recent call last):
     ...
     bnet_transformer.errors.BNetError: slices: expected a whole number of at least 1; got 0
@@ -51,7 +51,7 @@ class Fault:
 
 
 class DeclarationError(BNetError):
-    """A declaration with faults: all of them, each with node, expected and got (`.faults`).
+    """A declaration with faults. `.faults` lists all of them, each with its node, what was expected and what came.
 
     >>> import bnet_transformer as bt
     >>> x = bt.Node("x", bt.tpm.Given(4), plates=["word"])
@@ -69,7 +69,7 @@ class DeclarationError(BNetError):
 
 
 class UnknownNameError(BNetError):
-    """A name that nothing has; near matches are listed.
+    """A name that does not exist; the message lists near matches.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -81,7 +81,7 @@ class UnknownNameError(BNetError):
 
 
 class EvidenceError(BNetError):
-    """Evidence, or a `do`, that the node cannot take, or that is impossible.
+    """Evidence, or a value of `do`, that the node cannot take or that has probability zero.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -93,7 +93,8 @@ class EvidenceError(BNetError):
 
 
 class UnsupportedError(BNetError):
-    """A sound question that one reading of a net cannot answer for its structure; says which can.
+    """A valid question that a part of the package cannot answer for the structure of this net; the message says which
+    can.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -105,7 +106,7 @@ class UnsupportedError(BNetError):
 
 
 class BudgetError(BNetError):
-    """More states, nodes or arrows than the stated budget; says the count and the way out.
+    """More states, nodes, arrows or bytes than the budget allows; the message has the count and what to change.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -117,7 +118,7 @@ class BudgetError(BNetError):
 
 
 class FileError(BNetError):
-    """A file that is missing, corrupt, of another version, or that asks for a stranger's code.
+    """A file that is missing, corrupt, of an unsupported version, or that would import an untrusted class.
 
     >>> import bnet_transformer as bt
     >>> bt.load("nowhere.safetensors")
@@ -128,14 +129,16 @@ class FileError(BNetError):
 
 
 def format_value(value: object, width: int = 160) -> str:
-    """`value` as it stands in a message: words as they are, by repr what a terminal does not show; not long."""
-    plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
-    text = str(value) if plain else _safe_repr(value)
+    """`value` as a message shows it, at most `width` long: a string as it is, others, or invisible characters, by
+    `repr`.
+    """
+    is_plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
+    text = str(value) if is_plain else _safe_repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _safe_repr(value: object) -> str:
-    """The repr of a value, or what it is where it has none: too deep a list, too long a number, a stranger's class."""
+    """The `repr` of a value, or its type where `repr` fails: nested lists, very long integers, foreign classes."""
     try:
         return repr(value)
     except Exception:
@@ -143,17 +146,17 @@ def _safe_repr(value: object) -> str:
 
 
 def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> UnknownNameError:
-    """The error for a `name` that is none of `names`, with the near ones.
+    """The error for a `name` that is not in `names`, with the near matches.
 
     >>> print(unknown_name_error("node", "q_0_9", ["q_0_0", "q_0_1", "token"]))
     node: expected a known name; got 'q_0_9'; allowed: near matches are q_0_1, q_0_0
     """
-    known = [each or "''" for each in dict.fromkeys(names)]
-    near = difflib.get_close_matches(
+    known = [item or "''" for item in dict.fromkeys(names)]
+    matches = difflib.get_close_matches(
         (name if isinstance(name, str) else _safe_repr(name))[:200], known, n=4, cutoff=0.5
     )
-    if near:
-        allowed = "near matches are " + ", ".join(near)
+    if matches:
+        allowed = "near matches are " + ", ".join(matches)
     else:
         allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
     return UnknownNameError(
@@ -165,7 +168,7 @@ def unknown_name_error(subject: str, name: object, names: Iterable[str]) -> Unkn
 
 
 def _unpickle(cls: type[BNetError], args: tuple[object, ...], state: dict[str, object]) -> BNetError:
-    """Unpickle an error without asking its constructor (workers send errors home)."""
+    """Unpickle an error without calling its constructor: worker processes send their errors to the parent."""
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)

@@ -14,7 +14,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
-from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, alone, compute_digest
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, compute_digest, single_process
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
@@ -166,9 +166,9 @@ def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with alone(), parallel.distributed_context(torch.device("cpu")) as current:
+    with single_process(), parallel.distributed_context(torch.device("cpu")) as current:
         assert current.world_size == 1
-    with alone():
+    with single_process():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
 
 
@@ -177,7 +177,7 @@ def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, 
     f, query = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: query.append(1) or torch.zeros(1))
-    for remaining, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
+    for remaining, count in ((single_process, 1), (single_process, 1), (nullcontext, once), (nullcontext, once), (single_process, once)):
         with remaining():
             f.log_likelihoods  # noqa: B018
         assert len(query) == count

@@ -1,1 +1,1 @@
-"""What every package uses and no user sees: torch's global state, hashing, several processes, deferred reads."""
+"""Infrastructure below all other packages: argument checks, names, files, hashing, torch state, several processes."""

@@ -1,4 +1,4 @@
-"""Options that live in a config: a keyword that a function does not have is answered with the config that has it."""
+"""Options that belong to a config: an unknown keyword raises an error that names the config with that option."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Ca
             for option in options.keys() - known.keys():
                 if option not in configs_of_option:
                     raise unknown_name_error(f"{name} option", option, [*known, *sorted(configs_of_option)])
-                wanted, ways = f"an option of {name}", " or ".join(configs_of_option[option])
-                raise BNetError(option, expected=wanted, actual="an option of a config", allowed=ways)
+                expected, allowed = f"an option of {name}", " or ".join(configs_of_option[option])
+                raise BNetError(option, expected=expected, actual="an option of a config", allowed=allowed)
             return function(*args, **options)
 
         return checked

@@ -1,7 +1,7 @@
-"""Several processes on one net: the same script under torchrun, each process (rank) with its share of the sentences.
+"""Data parallelism under torchrun: the same script in each process (rank), each with its shard of the sentences.
 
-Every rank asks the same and gets the same whole answer. What is summed over sentences is summed over ranks; what is
-told of each sentence is put together in the order of one process.
+Every rank asks the same question and gets the full answer. Sums over sentences are all-reduced; results per sentence
+are gathered in the order of a single process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IS_SINGLE_PROCESS: ContextVar[bool] = ContextVar("by itself", default=False)
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those that work together: its rank, how many there are, its device."""
+    """This process in its group: its rank, the number of ranks, its device."""
 
     rank: int
     world_size: int
@@ -37,18 +37,18 @@ class DistributedContext:
 
     @property
     def is_main_process(self) -> bool:
-        """True in the process that writes and shows."""
+        """True in the process that writes files and prints."""
         return self.rank == 0
 
     def shard(self, sentences: S) -> S:
-        """This rank's share of a list, a tensor or a corpus: every `world`-th, from its own number on."""
+        """The shard of this rank of a list, a tensor or a corpus: items `rank`, `rank + world_size`, ..."""
         if self.world_size == 1:
             return sentences
-        share, every = slice(self.rank, None, self.world_size), cast(Any, sentences)
-        return cast(S, every[share] if isinstance(sentences, Tensor | Sequence) else every.take(share))
+        shard, items = slice(self.rank, None, self.world_size), cast(Any, sentences)
+        return cast(S, items[shard] if isinstance(sentences, Tensor | Sequence) else items.take(shard))
 
     def global_indices(self, indices: Tensor) -> Tensor:
-        """Where sentences of the share stand among all."""
+        """The indices among all sentences of sentences of this shard."""
         return self.rank + self.world_size * indices
 
     def to_device(self, network: N) -> N:
@@ -57,101 +57,104 @@ class DistributedContext:
         return network if moved.device == self.device else cast(N, moved.to(self.device))
 
     def all_reduce(self, value: Tensor) -> Tensor:
-        """A tensor, summed over all ranks."""
+        """The sum of a tensor over all ranks."""
         if self.world_size == 1:
             return value
-        found = value.detach().to(self.device, copy=True).contiguous()
-        distributed.all_reduce(found)
-        return found.to(value.device)
+        total = value.detach().to(self.device, copy=True).contiguous()
+        distributed.all_reduce(total)
+        return total.to(value.device)
 
     def any(self, flag: bool) -> bool:
-        """True where it is true in some process."""
+        """True where `flag` is true on some rank."""
         return bool(self.all_reduce(torch.tensor(float(flag), device=self.device)))
 
     def all_gather_object(self, value: S) -> list[S]:
-        """A small thing of each rank, by rank."""
+        """A small object of each rank, in the order of ranks."""
         if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(found, value)
-        return found
+        gathered: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(gathered, value)
+        return gathered
 
     def all_gather(self, rows: Tensor) -> Tensor:
-        """What each rank has of its share, `[sentence, ...]`, put together in the order of one process.
-
-        A rank without a sentence gives anything of length zero.
+        """The rows `[sentence, ...]` of all shards, in the order of a single process; a rank without rows passes length
+        0.
         """
         if self.world_size == 1:
             return rows
-        told = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
-        longest, shape, dtype = max(told, key=lambda each: each[0])
-        mine = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
+        headers = self.all_gather_object((len(rows), tuple(rows.shape[1:]), rows.dtype))
+        longest, shape, dtype = max(headers, key=lambda header: header[0])
+        # Collectives need one shape on all ranks: shards are padded to the longest, then interleaved as `shard` cut
+        # them.
+        padded = torch.zeros(longest, *shape, dtype=dtype, device=self.device)
         if len(rows):
-            mine[: len(rows)] = rows.detach()
-        every = [torch.empty_like(mine) for _ in told]
-        distributed.all_gather(every, mine)
-        found = torch.empty(sum(count for count, *_ in told), *shape, dtype=dtype, device=self.device)
-        for rank, (each, (count, *_)) in enumerate(zip(every, told, strict=True)):
-            found[rank :: self.world_size] = each[:count]
-        return found.to(rows.device)
+            padded[: len(rows)] = rows.detach()
+        shards = [torch.empty_like(padded) for _ in headers]
+        distributed.all_gather(shards, padded)
+        gathered = torch.empty(sum(count for count, *_ in headers), *shape, dtype=dtype, device=self.device)
+        for rank, (shard, (count, *_)) in enumerate(zip(shards, headers, strict=True)):
+            gathered[rank :: self.world_size] = shard[:count]
+        return gathered.to(rows.device)
 
     def assert_same(self, operation: str, **values: object) -> None:
-        """Refuse a question that some rank does not ask, or asks of other data, settings or parameters."""
+        """Raise `RankMismatchError` on every rank if the ranks differ in the operation or in a digest of `values`."""
         if self.world_size == 1:
             return
-        each = self.all_gather_object(
+        digests = self.all_gather_object(
             {"question": operation, **{name: compute_digest(value) for name, value in values.items()}}
         )
-        for rank, other in enumerate(each):
-            apart = sorted(name for name in each[0] if each[0][name] != other.get(name))
-            if apart:
-                got = other["question"] if "question" in apart else f"other {', '.join(apart)}"
+        for rank, other in enumerate(digests):
+            mismatches = sorted(name for name in digests[0] if digests[0][name] != other.get(name))
+            if mismatches:
+                actual = other["question"] if "question" in mismatches else f"other {', '.join(mismatches)}"
                 raise RankMismatchError(
-                    f"torchrun, {each[0]['question']}",
+                    f"torchrun, {digests[0]['question']}",
                     expected="the same on every rank",
-                    actual=f"{got} on rank {rank}",
-                    allowed="the same script and data for all; training.alone() for what one rank asks by itself",
+                    actual=f"{actual} on rank {rank}",
+                    allowed="the same script and data for all; "
+                    "training.single_process() for what one rank asks by itself",
                 )
 
     def barrier(self) -> None:
-        """Wait for all processes."""
+        """Wait for all ranks."""
         if self.world_size > 1:
             distributed.barrier()
 
 
 class RankMismatchError(BNetError):
-    """Ranks that ask for different things: all of them have this error, and can go on together."""
+    """Ranks that call different operations. Every rank raises it, so none waits for another, and all can continue."""
 
 
 SINGLE_PROCESS = DistributedContext(0, 1, torch.device("cpu"))
 
 
 def resolve_device(device: str | torch.device | None, network: Any) -> torch.device:
-    """The device that is asked for, if this machine has it; by default that of the net."""
-    found: torch.device = network.device if device is None else check_device(device)
-    return found
+    """The requested device, checked; by default that of the net."""
+    resolved: torch.device = network.device if device is None else check_device(device)
+    return resolved
 
 
 def check_device(device: Any) -> torch.device:
-    """A device that this machine has, and that holds numbers."""
-    wanted = "a device of this machine that computes"
+    """A device that this machine has and that can hold numbers."""
+    expected = "a device of this machine that computes"
     try:
-        found = torch.device(device)
-        if found.type != "meta":
-            float(torch.zeros((), device=found))
+        resolved = torch.device(device)
+        if resolved.type != "meta":
+            float(torch.zeros((), device=resolved))
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
-        raise BNetError("device", expected=wanted, actual=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
-    if found.type == "meta":
-        raise BNetError("device", expected=wanted, actual=device)
-    return found
+        raise BNetError("device", expected=expected, actual=device, allowed="'cpu', 'cuda', 'cuda:0', ...") from error
+    if resolved.type == "meta":
+        raise BNetError("device", expected=expected, actual=device)
+    return resolved
 
 
 @contextmanager
 def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
-    """The processes of this run: those of torchrun, or of a group that the caller has made; else this one alone.
+    """The process group of this run: that of torchrun, or one that the caller has initialised; otherwise this process
+    alone.
 
-    The group that is made here stays open for the next question. An error that not all ranks have alike closes it, so
-    that the others fail at once where they would wait for this one.
+    A group that is opened here stays open for the next call. An error that only some ranks raise closes it, so that the
+    others fail at once instead of waiting until the timeout.
     """
     if not is_distributed():
         yield DistributedContext(0, 1, device)
@@ -161,25 +164,25 @@ def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
     except RankMismatchError:
         raise
     except BaseException as error:
-        is_of_another = isinstance(error, RuntimeError) and (
+        is_from_other_rank = isinstance(error, RuntimeError) and (
             isinstance(error, distributed.DistError) or "gloo" in str(error) or "onnection closed" in str(error)
         )
         if _PROCESS_GROUP.is_open:
             _destroy_process_group()
             _PROCESS_GROUP.failure = (
-                str(error).partition("\n")[0] if is_of_another else f"{type(error).__name__}: {error}"
+                str(error).partition("\n")[0] if is_from_other_rank else f"{type(error).__name__}: {error}"
             )
-        if is_of_another:
+        if is_from_other_rank:
             raise _rank_failure_error(format_value(str(error))) from error
         raise
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """What one process asks by itself under torchrun: nothing is shared, and no other rank is waited for.
+def single_process() -> Iterator[None]:
+    """Under torchrun, compute in this process only: nothing is sharded, and no other rank is waited for.
 
     >>> from bnet_transformer.learning import training
-    >>> with training.alone():
+    >>> with training.single_process():
     ...     print("only here")
     only here
     """
@@ -192,7 +195,7 @@ def alone() -> Iterator[None]:
 
 @dataclass
 class _ProcessGroup:
-    """The group of processes that is made here, so that it is ours to close."""
+    """The process group that this module opened, and must close."""
 
     is_open: bool = False
     failure: str = ""  # the error that closed the last one
@@ -202,7 +205,7 @@ _PROCESS_GROUP = _ProcessGroup()
 
 
 def is_distributed() -> bool:
-    """True where this process works with others: not inside `alone`."""
+    """True where this process works with other ranks: not inside `single_process`."""
     if _IS_SINGLE_PROCESS.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
@@ -211,7 +214,7 @@ def is_distributed() -> bool:
 
 
 def _join_process_group(device: torch.device) -> DistributedContext:
-    """This process among the others, whom it waits for where it is the first time."""
+    """The context of this rank. The first call initialises the process group and waits for the other ranks."""
     if _PROCESS_GROUP.failure:
         raise _rank_failure_error(_PROCESS_GROUP.failure)
     if not distributed.is_initialized():
@@ -228,7 +231,8 @@ def _join_process_group(device: torch.device) -> DistributedContext:
                 "torchrun",
                 expected=f"{names} in the environment, as torchrun sets them",
                 actual=str(error).partition(". ")[0],
-                allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
+                allowed="torchrun --nproc-per-node 2 script.py; training.single_process(); "
+                "no WORLD_SIZE, for one process",
             ) from error
         # The store of torchrun outlives ranks that were killed, and still has their addresses.
         store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -243,7 +247,7 @@ def _join_process_group(device: torch.device) -> DistributedContext:
 
 
 def _destroy_process_group() -> None:
-    """End the group that is made here."""
+    """Close the process group if this module opened it."""
     if _PROCESS_GROUP.is_open and distributed.is_initialized():
         distributed.destroy_process_group()
     _PROCESS_GROUP.is_open = False

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and tensors with a JSON head in one safetensors file, read as written."""
+"""Atomic writes, locks, and safetensors files with a JSON header and a checksum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DigestFunction = Callable[[Mapping[str, Any], Mapping[str, Tensor]], str]
 
 
 def as_path(path: object) -> Path:
-    """A path, from what people write."""
+    """`path` as a Path, or the error that says what a path is."""
     try:
         text = os.fspath(path)  # type: ignore[call-overload]
         os.fsencode(text)
@@ -42,11 +42,10 @@ def as_path(path: object) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """An empty temporary file, which takes the place of `path` when the block ends, and is gone if it fails.
+    """Yield an empty temporary file that replaces `path` when the block ends, and is deleted if the block fails.
 
-    The bytes are on the disk before the name is theirs: after a crash there is the old file or the new one. It lies in
-    a hidden folder of its own beside the file, for libraries write beside a file as well (safetensors does). A device
-    or a pipe is written to when the block ends.
+    The temporary file is in a hidden folder of its own next to `path`, because libraries such as safetensors create
+    temporary files next to their target as well. A device or a pipe is written when the block ends.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,37 +54,40 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     ...     Path(folder, "a.txt").read_text()
     'whole'
     """
-    where = as_path(path)
+    # The data is on the disk (fsync) before `replace` renames the file, and a rename within one file system is atomic:
+    # after a crash there is either the old file or the new one.
+    destination = as_path(path)
     try:
-        is_stream = where.exists() and not where.is_file() and not where.is_dir()
-        target = where if is_stream else Path(os.path.realpath(where))  # a link stays one
+        is_stream = destination.exists() and not destination.is_file() and not destination.is_dir()
+        target = destination if is_stream else Path(os.path.realpath(destination))  # a link stays one
         if not target.parent.is_dir():
             raise FileError(str(path), expected="a folder that is there", actual=f"{target.parent}, which is not")
-        beside = None if is_stream else target.parent
+        parent = None if is_stream else target.parent
         prefix = f".{target.name[:MAX_PREFIX_LENGTH]}."
-        with tempfile.TemporaryDirectory(".tmp", prefix, beside, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(".tmp", prefix, parent, ignore_cleanup_errors=True) as folder:
             temporary = Path(folder, "whole")
             temporary.touch()
             mode = (target if target.is_file() else temporary).stat().st_mode
             yield temporary
             if is_stream:
-                with temporary.open("rb") as held, target.open("wb") as stream:
-                    shutil.copyfileobj(held, stream)
+                with temporary.open("rb") as source, target.open("wb") as stream:
+                    shutil.copyfileobj(source, stream)
                 return
-            with temporary.open("rb+") as made:
-                os.fsync(made.fileno())
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
             temporary.chmod(stat.S_IMODE(mode))
             temporary.replace(target)
     except (OSError, SafetensorError) as error:
-        got = getattr(error, "strerror", None) or str(error)
-        raise FileError(str(path), expected="a file that can be written", actual=got) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(str(path), expected="a file that can be written", actual=reason) from error
 
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path) -> Iterator[None]:
-    """Lock a file: while the block runs no other process can, and the system releases the lock of a killed one.
+    """Lock a file for the block; another process that tries to lock it fails at once.
 
-    Temporary folders that killed writers of the file left behind are removed.
+    The system releases the lock of a killed process. Temporary folders of this file that killed writers left are
+    removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive_lock(Path(folder, "a")):
@@ -95,27 +97,30 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     ...
     bnet_transformer.errors.FileError: ...
     """
+    # An advisory lock (flock) on a file next to `path`; unlike a file that only exists, it cannot outlive its process.
     folder = str(path.parent)
     try:
-        held = FileLock(f"{path}.lock").acquire(timeout=0)
+        lock = FileLock(f"{path}.lock").acquire(timeout=0)
     except Timeout as error:
-        wanted, got = "a folder that no other run writes to", "one that another run writes to"
+        expected, actual = "a folder that no other run writes to", "one that another run writes to"
         allowed = "another folder, or this one when that run has ended"
-        raise FileError(folder, expected=wanted, actual=got, allowed=allowed) from error
+        raise FileError(folder, expected=expected, actual=actual, allowed=allowed) from error
     except OSError as error:
-        got = error.strerror or str(error)
-        raise FileError(folder, expected="a folder that can be written", actual=got) from error
-    with held:
-        for left in path.parent.glob(f".{glob.escape(path.name[:MAX_PREFIX_LENGTH])}.????????.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
+        actual = error.strerror or str(error)
+        raise FileError(folder, expected="a folder that can be written", actual=actual) from error
+    with lock:
+        for leftover in path.parent.glob(f".{glob.escape(path.name[:MAX_PREFIX_LENGTH])}.????????.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
 def write_tensors(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """A file of tensors, with the hash of all that is in it; `header` has its "format" and "version"."""
-    told = {**header, "sha256": _compute_sha256(header, tensors)}
+    """Write tensors with a JSON header to a safetensors file, with a SHA-256 of both; `header` has "format" and
+    "version".
+    """
+    signed = {**header, "sha256": _compute_sha256(header, tensors)}
     with atomic_write(path) as temporary:
-        save_file(dict(tensors), temporary, metadata={METADATA_KEY: json.dumps(told)})
+        save_file(dict(tensors), temporary, metadata={METADATA_KEY: json.dumps(signed)})
 
 
 def read_tensors(
@@ -125,56 +130,57 @@ def read_tensors(
     version: int,
     compute_digest: DigestFunction | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The head and the tensors of a file, every bit of it compared with its hash, which `compute_digest` makes of both."""
-    where = as_path(path)
-    with open_safetensors(where, expected) as opened:
-        head = read_header(where, opened, expected, file_format, version)
+    """The header and the tensors of a file; its SHA-256 (by `compute_digest`, where given) must match."""
+    file_path = as_path(path)
+    with open_safetensors(file_path, expected) as opened:
+        header = read_header(file_path, opened, expected, file_format, version)
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        if head.pop("sha256", None) != (compute_digest or _compute_sha256)(head, tensors):
-            raise FileError(str(where), expected="the content that was saved (its SHA-256)", actual="other bytes")
-    return head, tensors
+        if header.pop("sha256", None) != (compute_digest or _compute_sha256)(header, tensors):
+            raise FileError(str(file_path), expected="the content that was saved (its SHA-256)", actual="other bytes")
+    return header, tensors
 
 
 def read_header(path: Path, file: Any, expected: str, file_format: str, max_version: int) -> dict[str, Any]:
-    """The JSON in the metadata of an open file, of a format and a version that this library reads."""
-    head = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-    if not isinstance(head, dict) or head.get("format") != file_format:
+    """The JSON header of an open file, of this format and at most version `max_version`."""
+    header = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+    if not isinstance(header, dict) or header.get("format") != file_format:
         raise FileError(str(path), expected=expected, actual="safetensors of something else")
-    version = head.get("version")
+    version = header.get("version")
     if type(version) is not int or version < 1:
         raise FileError(str(path), expected="a format version, a whole number", actual=format_value(repr(version)))
     if version > max_version:
-        by = f", written by bnet_transformer {head['library']}" if "library" in head else ""
+        by = f", written by bnet_transformer {header['library']}" if "library" in header else ""
         allowed = "a newer bnet_transformer reads it: pip install --upgrade bnet_transformer"
         raise FileError(
             str(path), expected=f"format version {max_version}", actual=f"version {version}{by}", allowed=allowed
         )
-    return head
+    return header
 
 
 def has_format(path: str | os.PathLike[str], expected: str, file_format: str) -> bool:
-    """True for a file of that format; whatever else is wrong with a file is for those to say who read it."""
-    where = as_path(path)
+    """True for a file with that format in its header; other faults of the file are left to the reader of the format."""
+    file_path = as_path(path)
     try:
-        with open_safetensors(where, expected) as opened:
-            head = json.loads((opened.metadata() or {}).get(METADATA_KEY, "null"))
+        with open_safetensors(file_path, expected) as opened:
+            header = json.loads((opened.metadata() or {}).get(METADATA_KEY, "null"))
     except FileError:
         return False
-    return isinstance(head, dict) and head.get("format") == file_format
+    return isinstance(header, dict) and header.get("format") == file_format
 
 
 @contextlib.contextmanager
 def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
-    """A safetensors file, opened once: mapped, its header and its tensors could be of two files that follow each other.
+    """Open a safetensors file once, by `pread`.
 
-    Nor does a file that somebody cuts short while it is read end the process, as a mapped one would. What is no file is
-    refused: a folder, or a pipe, which would be waited for.
+    With a memory map, the header and the tensors could come from two files that replace each other, and a file that is
+    truncated while it is read would kill the process (SIGBUS). Folders and pipes are refused: opening a pipe would
+    block.
     """
     try:
         is_plain = stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
-        got = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise FileError(str(path), expected=expected, actual=got) from error
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise FileError(str(path), expected=expected, actual=reason) from error
     if not is_plain:
         raise FileError(str(path), expected=expected, actual="a folder" if path.is_dir() else "no plain file")
     with wrap_read_errors(path, expected), safe_open(path, framework="pt", backend="pread") as opened:
@@ -183,14 +189,14 @@ def open_safetensors(path: Path, expected: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
-    """Whatever goes wrong inside is told as a FileError that names the file."""
+    """Re-raise any error of the block as a FileError that names the file."""
     try:
         yield
     except FileError:
         raise
     except DeclarationError as error:
-        more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
-        raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{more}") from error
+        suffix = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
+        raise FileError(str(path), expected=expected, actual=f"a fault: {error.faults[0]}{suffix}") from error
     except SafetensorError as error:
         raise FileError(str(path), expected=expected, actual=f"no sound safetensors file: {error}") from error
     except BNetError as error:
@@ -200,25 +206,25 @@ def wrap_read_errors(path: Path, expected: str) -> Iterator[None]:
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of everything."""
-    found = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    """A SHA-256 of the header and of each tensor's name, dtype, shape and bytes."""
+    hasher = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name]
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
-    return found.hexdigest()
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        hasher.update(value.reshape(-1).contiguous().view(torch.uint8).numpy().data if value.numel() else b"")
+    return hasher.hexdigest()
 
 
 Writers = dict[str, Callable[[], bytes]]  # by suffix, what makes the content of a file
 
 
 def write_file(path: str | os.PathLike[str], writers: Writers) -> None:
-    """Write a file, whole or not at all; its suffix says how."""
+    """Write a file atomically, with the content that the writer of its suffix returns."""
     suffix = as_path(path).suffix.lower()
     if suffix not in writers:
-        got = f"{suffix!r}" if suffix else "none"
+        actual = f"{suffix!r}" if suffix else "none"
         raise BNetError(
-            f"suffix of {path}", expected="one that says how", actual=got, allowed=", ".join(sorted(writers))
+            f"suffix of {path}", expected="one that says how", actual=actual, allowed=", ".join(sorted(writers))
         )
     with atomic_write(path) as temporary:
         temporary.write_bytes(writers[suffix]())

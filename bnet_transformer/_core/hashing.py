@@ -1,4 +1,4 @@
-"""Hashes of nested Python objects, the same in every process, and seeds made of several things."""
+"""Digests of nested Python objects, the same in every process, and seeds derived from several values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from bnet_transformer.errors import BNetError
 
-PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # told in full by their repr
+PRIMITIVE_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))  # hashed by their repr
 HashParts = tuple[str, Iterable[Any]]
 
 
 def compute_digest(obj: object) -> str:
-    """A hash of every number, name and field, however deep it lies; mappings and sets have no order.
+    """A digest of nested data: every number, name and field. Mappings and sets are hashed without their order.
 
-    >>> compute_digest({"a": [1.0, {2, 3}]}) == compute_digest({"a": [1.0, {3, 2}]}) != compute_digest({"a": [1.0, {2, 4}]})
-    True
+    >>> digest = compute_digest({"a": [1.0, {2, 3}]})
+    >>> digest == compute_digest({"a": [1.0, {3, 2}]}), digest == compute_digest({"a": [1.0, {2, 4}]})
+    (True, False)
     """
     try:
         return _compute_sha256(obj).hex()[:16]
@@ -32,14 +33,16 @@ def compute_digest(obj: object) -> str:
 
 def _compute_sha256(obj: object) -> bytes:
     head, body = _hash_parts(obj)
-    found = hashlib.sha256(f"{head}\0".encode("utf-8", "surrogatepass"))
-    for part in body:  # of one length each, but for the numbers of an array, whose head says how many there are
-        found.update(part)
-    return found.digest()
+    hasher = hashlib.sha256(f"{head}\0".encode("utf-8", "surrogatepass"))
+    # No two objects give the same bytes: the header ends in a zero byte and has the number of parts, and parts are
+    # digests of one length, or the raw numbers of an array whose header has dtype and shape.
+    for part in body:
+        hasher.update(part)
+    return hasher.digest()
 
 
 def _hash_parts(obj: Any) -> HashParts:
-    """What a thing is, with how many parts, and these: numbers as bytes, or a digest of each."""
+    """A header (type, length) of an object, and its parts as bytes: raw numbers, or a digest of each."""
     if type(obj) in PRIMITIVE_TYPES:
         return f"{type(obj).__name__} {obj!r}", ()
     if isinstance(obj, Tensor) and obj.layout is torch.strided:
@@ -63,31 +66,31 @@ def _hash_parts(obj: Any) -> HashParts:
 
 
 def _object_hash_parts(obj: Any) -> HashParts:
-    """By its fields, or by what it would be made of again (as `pickle` asks)."""
+    """The parts of other objects: `parts_to_hash()`, the fields of a dataclass, or what `pickle` would store."""
     name = _class_name(type(obj))
     if hasattr(type(obj), "parts_to_hash"):
         return name, map(_compute_sha256, obj.parts_to_hash())
     if is_dataclass(obj):
-        own = [field.name for field in fields(obj) if field.compare]
-        return f"{name} {own}", [_compute_sha256(getattr(obj, each)) for each in own]
+        names = [field.name for field in fields(obj) if field.compare]
+        return f"{name} {names}", [_compute_sha256(getattr(obj, field_name)) for field_name in names]
     try:
-        made: Any = obj.__reduce_ex__(4)
+        reduced: Any = obj.__reduce_ex__(4)
     except Exception as error:  # whatever forbids it
         raise _unhashable_error("one whose content nothing tells", obj) from error
-    if isinstance(made, str):
-        return f"{name} {made}", ()
-    function, given, state, items, pairs = (*made, None, None, None)[:5]
+    if isinstance(reduced, str):
+        return f"{name} {reduced}", ()
+    function, given, state, items, pairs = (*reduced, None, None, None)[:5]
     return "object", map(_compute_sha256, (function, given, state, list(items or ()), list(pairs or ())))
 
 
 def _class_name(kind: type) -> str:
-    """What tells a class from others.
+    """The name of a class in a digest.
 
-    A class of this package is told by its name alone, which no other class of a declaration has: a checkpoint keeps
-    this hash, and stays readable when a class moves to another module.
+    For a class of this package it is the bare name, which is unique: checkpoints store this digest, and stay readable
+    when a class moves to another module.
     """
-    is_own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-    return kind.__qualname__ if is_own else f"{kind.__module__}.{kind.__qualname__}"
+    is_internal = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return kind.__qualname__ if is_internal else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _tensor_bytes(value: Tensor) -> Any:
@@ -121,15 +124,15 @@ def derive_seed(*parts: object) -> int:
 
 
 def describe_code(function: Any) -> str:
-    """What tells another function: its name and its instructions, but not what it closes over."""
+    """The name of a function with a digest of its bytecode, without the values that it closes over."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return name if code is None else f"{name} {hashlib.sha256(_code_bytes(code)).hexdigest()[:16]}"
 
 
 def _code_bytes(code: CodeType) -> bytes:
-    """The instructions of a function with its names and constants, and of the functions inside; no line numbers."""
+    """The bytecode of a function with its names and constants, and that of nested functions; without line numbers."""
     inside = [part for part in code.co_consts if isinstance(part, CodeType)]
     plain = [part for part in code.co_consts if not isinstance(part, CodeType | frozenset)]
-    own = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
-    return own + b"".join(_code_bytes(part) for part in inside)
+    instructions = code.co_code + repr((code.co_names, code.co_varnames, plain)).encode()
+    return instructions + b"".join(_code_bytes(part) for part in inside)

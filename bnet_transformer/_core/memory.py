@@ -1,4 +1,4 @@
-"""Memory: how much the machine has, and one error for all that runs out of it."""
+"""Memory: the size of the machine's memory, and one error for allocations that fail."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough me
 
 
 def total_memory() -> int | None:
-    """The bytes of the machine's memory; None where the system does not say."""
+    """The bytes of the machine's memory; None where the system does not report it."""
     with suppress(OSError, ValueError, AttributeError):
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return found if found > 0 else None
+        num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return num_bytes if num_bytes > 0 else None
     return None
 
 
 def check_memory(subject: str, num_bytes: int, allowed: str) -> None:
-    """Refuse, before anything is taken, what needs more bytes than there are.
+    """Refuse, before anything is allocated, what needs more bytes than the machine has.
 
     >>> check_memory("draws", 10**18, "fewer draws=")
     Traceback (most recent call last):
     ...
     bnet_transformer.errors.BudgetError: draws: expected at most ... bytes, the memory that is here; got ... bytes; ...
     """
-    there = total_memory()
-    if there is not None and num_bytes > there:
-        wanted = f"at most {there:,} bytes, the memory that is here"
-        raise BudgetError(subject, expected=wanted, actual=f"{num_bytes:,} bytes", allowed=allowed)
+    available = total_memory()
+    if available is not None and num_bytes > available:
+        expected = f"at most {available:,} bytes, the memory that is here"
+        raise BudgetError(subject, expected=expected, actual=f"{num_bytes:,} bytes", allowed=allowed)
 
 
 @contextmanager
 def translate_memory_errors(subject: str) -> Iterator[None]:
-    """Memory that runs out inside is told as a BudgetError; what is made inside is where the net is, not elsewhere.
+    """Re-raise a failed allocation of the block as a BudgetError. Inside, tensors without a device are made on the CPU.
 
     >>> with translate_memory_errors("a list"):
     ...     [0] * 10**17
@@ -52,17 +52,17 @@ def translate_memory_errors(subject: str) -> Iterator[None]:
         with _use_cpu_by_default():
             yield
     except (MemoryError, RuntimeError) as error:
-        told = str(error).strip().partition("\n")[0]
-        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {told}"):
+        message = str(error).strip().partition("\n")[0]
+        if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(f"{type(error).__name__} {message}"):
             raise
-        asked = re.search(r"allocate ([\d.]+ ?\w+)", told)
-        got = f"none for {asked[1]} more" if asked else "none left"
+        requested = re.search(r"allocate ([\d.]+ ?\w+)", message)
+        actual = f"none for {requested[1]} more" if requested else "none left"
         allowed = "fewer or shorter sentences at once, a smaller budget=, memory= or batch="
-        raise BudgetError(subject, expected="memory for what is asked", actual=got, allowed=allowed) from error
+        raise BudgetError(subject, expected="memory for what is asked", actual=actual, allowed=allowed) from error
 
 
 def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
-    """A class whose every public method is told `translate_memory_errors`, under its own name."""
+    """Decorate every public method of a class with `translate_memory_errors`, under the method's name."""
     for name, method in list(vars(cls).items()):
         if isfunction(method) and not name.startswith("_"):
             setattr(cls, name, translate_memory_errors(name)(method))
@@ -70,7 +70,7 @@ def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
 
 
 def _use_cpu_by_default() -> AbstractContextManager[object]:
-    """What names no device is made on the CPU, whatever `torch.set_default_device` said: a net knows where it is."""
+    """A context that undoes `torch.set_default_device`: nets have a device of their own."""
     torch = sys.modules.get("torch")
-    elsewhere = torch is not None and torch.get_default_device().type != "cpu"
-    return torch.device("cpu") if torch is not None and elsewhere else nullcontext()
+    is_accelerator = torch is not None and torch.get_default_device().type != "cpu"
+    return torch.device("cpu") if torch is not None and is_accelerator else nullcontext()

@@ -1,7 +1,7 @@
-"""The naming law as code: plates, roles, ground names and their parsing, and which words an arrow reaches.
+"""The naming law: roles, ground names and their parsing, plates, and the reach of an arrow (which words it joins).
 
-A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack
-with a name stands in front. Roles never end in `_digits`, so a name parses back without doubt.
+A ground name is a role followed by its indices in the order slice, other plates, word, joined by `_`; a stack with a
+name is a prefix. A role never ends in `_digits`, so parsing is unambiguous.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def join_name(stem: str, indices: Iterable[int]) -> str:
 
 
 def split_name(name: str) -> tuple[str, tuple[int, ...]]:
-    """A ground name's stem and indices: `join_name` undone.
+    """The stem and the indices of a ground name: the inverse of `join_name`.
 
     >>> split_name("W_q_1"), split_name("enc_x_0_4"), split_name("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
@@ -70,8 +70,10 @@ def format_label(
 ) -> str:
     """A node as a picture shows it: the word below, the slice above, heads (and other plates) above in parentheses.
 
-    >>> format_label("x", slice=1, word=2, token="sat"), format_label("q", stack="enc", slice=0, plates=(3,), word=12), format_label("c")
-    ('x₂¹ "sat"', 'enc q₁₂⁰⁽³⁾', 'c')
+    >>> format_label("x", slice=1, word=2, token="sat"), format_label("c")
+    ('x₂¹ "sat"', 'c')
+    >>> format_label("q", stack="enc", slice=0, plates=(3,), word=12)
+    'enc q₁₂⁰⁽³⁾'
     """
     above = "" if slice is None else str(slice).translate(_SUPERSCRIPTS)
     above += "".join(f"⁽{str(index).translate(_SUPERSCRIPTS)}⁾" for index in plates)
@@ -81,7 +83,7 @@ def format_label(
 
 
 def find_role_fault(role: object, stacks: Sequence[str] = ()) -> str | None:
-    """What is wrong with a role as a name, or None.
+    """What is wrong with a role as an identifier, or None.
 
     >>> find_role_fault("W_q"), find_role_fault("x_1")
     (None, "the role 'x_1', which ends in _digits")
@@ -134,7 +136,7 @@ class Reach:
 
     @property
     def is_single(self) -> bool:
-        """True where a word reads at most one word, so that the parent's value is no collection."""
+        """True where a word reads at most one word, so that the slot holds a single value and no collection."""
         return self.kind in ("same", "before", "rest", "first", "last")
 
     @property
@@ -144,7 +146,7 @@ class Reach:
 
     @property
     def is_strictly_causal(self) -> bool:
-        """True where a word reads earlier words alone."""
+        """True where a word reads only earlier words."""
         return self.kind in ("before", "earlier") or (self.kind == "mask" and self._is_lower_triangular(0))
 
     @property
@@ -158,9 +160,10 @@ class Reach:
         return _compute_matrix(self, children, parents)
 
     def count_arrows(self, i: NDArray[Any], j: NDArray[Any], children: int, parents: int) -> int:
-        """How many arrows words i of the child have from words j of the parent, both in order; without their table.
+        """The number of arrows from words j of the parent to words i of the child, both sorted; without a table of all
+        pairs.
 
-        >>> Reach("causal").count(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
+        >>> Reach("causal").count_arrows(np.arange(10**6), np.arange(10**6), 10**6, 10**6)
         500000500000
         """
         if self.kind == "mask":
@@ -170,31 +173,32 @@ class Reach:
         return int(np.maximum(np.searchsorted(j, high) - np.searchsorted(j, low), 0).sum())
 
     def word_range(self, i: Any, parents: int) -> tuple[Any, Any]:
-        """From which word on, and before which one, each word i reads (arrays of any library); not for a mask."""
+        """The first word that each word i reads and the one after the last, for any array library; not for a mask."""
         return WORD_RANGES[self.kind](i, parents, self.width)
 
     def first_empty_row(self, children: int, parents: int) -> int | None:
         """The first word of the child that reads no word, without a table of all pairs; None where every word reads.
 
-        >>> Reach("earlier").idle(3, 3), Reach("window", 1).idle(9, 4), Reach("causal").idle(10**9, 10**9)
-        (0, 5, None)
+        >>> Reach("earlier").first_empty_row(3, 3), Reach("window", 1).first_empty_row(9, 4)
+        (0, 5)
+        >>> Reach("causal").first_empty_row(10**9, 10**9)
         """
         if self.kind == "mask":
             empty = np.flatnonzero(~self.matrix(children, parents).any(1))
             return int(empty[0]) if len(empty) else None
         if self.kind in ("earlier", "before", "rest"):
             return 0
-        far = parents + self.width
-        return far if self.kind in KINDS_WITH_WIDTH and far < children else None
+        first_empty = parents + self.width
+        return first_empty if self.kind in KINDS_WITH_WIDTH and first_empty < children else None
 
     def check_word_counts(self, children: int, parents: int, prefix: str = "") -> None:
-        """Refuse word counts that the reach cannot join; `prefix` says of which arrow."""
+        """Refuse numbers of words that the reach cannot join; `prefix` names the arrow in the error."""
         fixed = (len(self.table), len(self.table[0])) if self.kind == "mask" else (children, children)
         if self.kind in ("same", "rest", "mask") and (children, parents) != fixed:
-            wanted = f"{fixed[0]} words that read {fixed[1]}"
-            why = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
-            got = f"{children} words that read {parents}"
-            raise BNetError(f"{prefix}reach {self.kind}", expected=f"{wanted} ({why})", actual=got)
+            expected = f"{fixed[0]} words that read {fixed[1]}"
+            reason = "the mask's shape" if self.kind == "mask" else "each reads the same word of the other"
+            actual = f"{children} words that read {parents}"
+            raise BNetError(f"{prefix}reach {self.kind}", expected=f"{expected} ({reason})", actual=actual)
 
     def has_arrow(self, i: Any, j: Any, parents: int) -> Any:
         """Whether word i reads word j, for arrays (of any library) of indices that broadcast; not for a mask."""
@@ -232,14 +236,14 @@ def _check_table(value: object) -> tuple[tuple[bool, ...], ...]:
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise BNetError("mask", expected="a table of booleans", actual=value) from error
     if table.dtype != bool or table.ndim != 2 or not table.size:
-        got = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
+        actual = f"{table.dtype} of shape {table.shape}" if table.dtype != object else value
         plain = ", ".join(kind for kind in WORD_RANGES if kind not in KINDS_WITH_WIDTH)
         allowed = f"{plain}, Reach('window', width), Reach('recent', width), a table of booleans"
-        raise BNetError("mask", expected="a table [word, word] of booleans", actual=got, allowed=allowed)
+        raise BNetError("mask", expected="a table [word, word] of booleans", actual=actual, allowed=allowed)
     return tuple(tuple(bool(cell) for cell in row) for row in table)
 
 
-@lru_cache(maxsize=64, typed=True)  # of each type apart, so that numbers that are not whole are always looked at
+@lru_cache(maxsize=64, typed=True)  # typed: 3.0 must not hit the entry of 3, but be refused
 def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.bool_]:
     reach.check_word_counts(check_int("children", children, minimum=0), check_int("parents", parents, minimum=0))
     check_memory("the matrix of a reach", children * parents, "fewer words")
@@ -252,7 +256,7 @@ def _compute_matrix(reach: Reach, children: int, parents: int) -> NDArray[np.boo
 
 
 def as_reach(value: object) -> Reach:
-    """A reach from what people write: its name, a Reach, or a table of booleans; None reads every word.
+    """A `Reach` from a name, a `Reach` or a table of booleans; None reads every word.
 
     >>> as_reach("causal"), as_reach(None).kind
     (Reach(kind='causal', width=0, table=()), 'every')

@@ -1,7 +1,7 @@
-"""Figures by type: `make_picture` and `write_picture` know each result by its class.
+"""A registry of figures by type: `make_picture` and `write_picture` dispatch on the class of a result.
 
-Results are made in packages that stand below `figures`. They are drawn by functions that `figures` registers here, so a result
-has the methods of `Drawable` and no package imports `figures` for them.
+The packages of results are below `figures` in the import order. `figures` registers its functions here, so results have
+the methods of `Drawable` and do not import `figures`.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Drawable:
             A `figures.Picture`.
 
         >>> import bnet_transformer as bt
-        >>> len(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree().make_picture().boxes)
+        >>> len(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree().picture().boxes)
         4
         """
         _load_figures()
         return make_picture(self, **options)
 
     def to_graphviz(self, **options: Any) -> Any:
-        """The figure as DOT to edit: its structure with labels and colours, without places.
+        """The figure as DOT, to edit: structure, labels and colours, without positions.
 
         Args:
             **options: Those of `make_picture`.
@@ -85,12 +85,12 @@ class Drawable:
         >>> import bnet_transformer as bt
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").write_picture(f"{folder}/roles.svg")
+        ...     bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles").draw(f"{folder}/roles.svg")
         """
         _load_figures()
         write_picture(self, path, **options)
 
 
 def _load_figures() -> None:
-    """Fill the tables above: of a result that was unpickled, `figures` may not be imported yet."""
+    """Register the figures: after unpickling a result, `figures` may not have been imported."""
     importlib.import_module("bnet_transformer.drawing")

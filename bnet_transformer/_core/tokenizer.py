@@ -1,4 +1,4 @@
-"""Text as the tokens of a pretrained model, by its own tokenizer: ids, spans, special tokens, the words they are of."""
+"""Pretrained tokenizers: text to ids, spans, special tokens and the word of each token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """What a tokenizer makes of a text, or of a pair of texts: one entry for each token.
+    """The output of a tokenizer for a text or a pair of texts, one entry for each token.
 
-    A span is where the token stands in its text, None for one that the tokenizer puts around it. A list of words is
-    the text that they make with single spaces between them. A token is special where the tokenizer put it there, or the
-    text says one of its special tokens; the unknown token stands for a piece of the text, and is not. `segments` tells
-    of which text a token is, `groups` of which word of that text.
+    `spans` are the character offsets of a token in its text, None for tokens that the tokenizer adds. A list of words
+    counts as the text with single spaces between them. `special` is true for tokens that the tokenizer adds and for
+    special tokens that the text contains; the unknown token is not special. `segments` is the text of each token,
+    `groups` has the tokens of each word.
     """
 
     tokens: tuple[str, ...]
@@ -33,7 +33,7 @@ class TokenizedText:
     groups: tuple[tuple[int, ...], ...]
 
     def shift_right(self, start_id: int, token: str) -> TokenizedText:
-        """Shifted right by one: a start token, special and a word of its own, then all but the last."""
+        """Decoder inputs: a start token, special and a word of its own, then all tokens but the last."""
         last = len(self.ids) - 1
         groups = (tuple(k + 1 for k in group if k < last) for group in self.groups)
         return TokenizedText(
@@ -48,11 +48,11 @@ class TokenizedText:
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer, from the text of a `tokenizer.json`; `segments_role` is the role of the node that takes the segments,
-    `start_token_id` the token with which the words of a decoder start. `first_stack_only`: it reads the words of the first stack alone, as
-    others have another vocabulary.
+    """A tokenizer, from the text of a `tokenizer.json`; it neither truncates nor pads, whatever the file says.
 
-    Nothing is cut off and nothing is padded, whatever the file says.
+    `segments_role` is the role of the node that takes the segments, `start_token_id` the token with which the words of
+    a decoder start. With `first_stack_only` it reads only the words of the first stack, because the others have another
+    vocabulary.
     """
 
     json_text: str = field(repr=False)
@@ -63,13 +63,13 @@ class Tokenizer:
     @cached_property
     def _tokenizer(self) -> Any:
         try:
-            from tokenizers import Tokenizer as Theirs
+            from tokenizers import Tokenizer as HFTokenizer
         except ImportError as error:
             needed = "the package tokenizers, which reads text for this net"
             allowed = 'pip install "bnet-transformer[pretrained]", or ids'
             raise BNetError("tokenizer", expected=needed, actual="none", allowed=allowed) from error
         with _wrap_tokenizer_errors("tokenizer", "a tokenizer.json"):
-            tokenizer = Theirs.from_str(self.json_text)
+            tokenizer = HFTokenizer.from_str(self.json_text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -85,15 +85,15 @@ class Tokenizer:
         return dict(self._tokenizer.get_vocab())
 
     def can_encode(self, stack: str, first_stack: str) -> bool:
-        """True where the words of a stack are of its vocabulary."""
+        """True where the words of `stack` are in the tokenizer's vocabulary."""
         return stack == first_stack or not self.first_stack_only
 
     def special_tokens_mask(self, ids: Sequence[int]) -> tuple[bool, ...]:
-        """Which ids are those of special tokens."""
+        """True for each id of a special token."""
         return tuple(k in self._special_ids for k in ids)
 
     def encode(self, text_or_words: object, pair: object = None) -> TokenizedText:
-        """The tokens of a text or a list of words (and of a second one), special tokens where the model has them."""
+        """The tokens of a text or a list of words (and of a second one), with the special tokens of the model."""
         given = [_check_text("sentence", text_or_words)] + ([] if pair is None else [_check_text("pair", pair)])
         if len({isinstance(text, str) for text in given}) > 1:
             raise BNetError("pair", expected="a second sentence, text or words as the first", actual=pair)
@@ -127,20 +127,20 @@ class Tokenizer:
         )
 
     def encode_stacks(self, sentences: Mapping[str, object], stacks: Sequence[str]) -> dict[str, TokenizedText]:
-        """The tokens of each stack that is told text or words; all but the first are told outputs, shifted right."""
+        """The tokens of each stack whose sentence is text or words; of later stacks outputs, shifted right."""
         tokenized = {}
-        for stack, each in sentences.items():
-            if not is_text(each):
+        for stack, sentence in sentences.items():
+            if not is_text(sentence):
                 continue
             if not self.can_encode(stack, stacks[0]):
-                wanted = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
-            tokenized[stack] = self.encode(each)
+                expected = f"ids: the tokenizer is that of stack {stacks[0]!r}, whose words are others"
+                raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
+            tokenized[stack] = self.encode(sentence)
             if stack == stacks[0]:
                 continue
             if self.start_token_id is None:
-                wanted = "ids: the model does not say with which token they start"
-                raise BNetError(f"sentence of stack {stack!r}", expected=wanted, actual=each)
+                expected = "ids: the model does not say with which token they start"
+                raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
             start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
             tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, start)
         return tokenized
@@ -148,7 +148,7 @@ class Tokenizer:
 
 @contextmanager
 def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
-    """What the package refuses, as a word that its vocabulary lacks, is told as ours; so is a panic of its Rust."""
+    """Re-raise errors of the tokenizers library, and panics of its Rust code, as BNetError."""
     try:
         yield
     except BaseException as error:
@@ -171,7 +171,7 @@ def _check_text(subject: str, value: object) -> str | list[str]:
 
 
 def _strip_leading_space(text: str, span: Span) -> Span:
-    """Where a token stands in its text, without the space before it."""
+    """The span of a token without the space before it."""
     start, end = span
     while start < end and text[start].isspace():
         start += 1
@@ -181,7 +181,7 @@ def _strip_leading_space(text: str, span: Span) -> Span:
 def _group_by_word(
     word_ids: Sequence[tuple[int | None, int | None]], is_single: Sequence[bool]
 ) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, in order; a token that stands alone is a word of its own."""
+    """The tokens of each word, in order; a token with `is_single` is a word of its own."""
     groups: list[list[int]] = []
     before: object = None
     for k, (word, single) in enumerate(zip(word_ids, is_single, strict=True)):

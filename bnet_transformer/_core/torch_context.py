@@ -1,4 +1,4 @@
-"""What a run keeps apart from the torch of its caller (gradients, random numbers); numbers that are read late."""
+"""Isolation from the caller's torch state (gradients, random numbers), and scalars that are read with a delay."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _RANDOM_LOCK = threading.RLock()
 
 @contextmanager
 def enable_gradients() -> Iterator[None]:
-    """Gradients, and tensors that are made on the host, under whatever modes of torch the caller stands.
+    """Enable gradients and make new tensors on the CPU, under any torch mode of the caller.
 
     >>> with torch.inference_mode(), enable_gradients():
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
-    usual = torch.get_default_device().type == "cpu"  # the mode that sets it is asked at every operation
-    with torch.inference_mode(False), torch.enable_grad(), nullcontext() if usual else torch.device("cpu"):
+    # Only if needed: a device context is a torch function mode, which every operation pays for.
+    is_cpu_default = torch.get_default_device().type == "cpu"
+    with torch.inference_mode(False), torch.enable_grad(), nullcontext() if is_cpu_default else torch.device("cpu"):
         yield
 
 
 @contextmanager
 def fork_torch_rng(device: torch.device) -> Iterator[None]:
-    """Random numbers that leave those of the caller alone; one thread at a time, for they, and what Pyro keeps of a
-    model that runs, belong to the process.
+    """Restore the caller's random state after the block.
+
+    One thread at a time: the random state, and Pyro's handlers while a model runs, are global to the process.
 
     >>> before = torch.get_rng_state()
     >>> with fork_torch_rng(torch.device("cpu")):
@@ -47,7 +49,7 @@ def fork_torch_rng(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def preserve_python_rng() -> Iterator[None]:
-    """Python's own random numbers are after it as they were: pgmpy draws some as it is imported.
+    """Restore the state of Python's `random` after the block: importing pgmpy draws from it.
 
     >>> before = random.getstate()
     >>> with preserve_python_rng():
@@ -63,7 +65,7 @@ def preserve_python_rng() -> Iterator[None]:
 
 
 def seed_rngs(seed: int, device: torch.device) -> None:
-    """The seed of what is drawn on the host and on the device; no other device is asked, as `fork_torch_rng` keeps none.
+    """Seed the generators of the CPU and of `device`; other devices are left alone, as in `fork_torch_rng`.
 
     >>> with fork_torch_rng(torch.device("cpu")):
     ...     seed_rngs(0, torch.device("cpu"))
@@ -75,12 +77,12 @@ def seed_rngs(seed: int, device: torch.device) -> None:
 
 
 class DeferredScalars:
-    """Numbers as they are put in, given out once `lag` more came; on the CPU there is nothing to wait for.
+    """A queue of scalars that are read `lag` steps later, so that the host does not wait for the device.
 
-    >>> late = DeferredScalars(lag=1)
+    >>> deferred = DeferredScalars(lag=1)
     >>> for step in range(3):
-    ...     late.put(torch.tensor([float(step)]))
-    >>> list(late.read()), list(late.read(all=True))
+    ...     deferred.append(torch.tensor([float(step)]))
+    >>> list(deferred.pop_ready()), list(deferred.pop_ready(all=True))
     ([[0.0], [1.0]], [[2.0]])
     """
 
@@ -90,32 +92,33 @@ class DeferredScalars:
 
     @classmethod
     def for_device(cls, device: torch.device) -> DeferredScalars:
-        """What suits a device."""
+        """The queue with the lag for a device."""
         return cls(DEFERRED_STEPS if device.type == "cuda" else 0)
 
     def append(self, numbers: Tensor) -> None:
-        """Take the numbers of a step as they are now, wherever they lie."""
+        """Copy the numbers of a step, asynchronously from a GPU."""
         if numbers.device.type != "cuda":
             self._pending.append((numbers.detach().clone(), None))
             return
-        kept = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        kept.copy_(numbers.detach(), non_blocking=True)
+        # A copy into pinned memory does not block the host; the event says when the numbers are there.
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned.copy_(numbers.detach(), non_blocking=True)
         copied = torch.cuda.Event()
         copied.record()
-        self._pending.append((kept, copied))
+        self._pending.append((pinned, copied))
 
     def pop_ready(self, *, all: bool = False) -> Iterator[list[float]]:
-        """The numbers that are `lag` steps old, oldest first; or `all` that are left, for which this waits."""
+        """The numbers that are `lag` steps old, oldest first; with `all` every number, which waits for the device."""
         while len(self._pending) > (0 if all else self.lag):
-            kept, copied = self._pending.popleft()
+            pinned, copied = self._pending.popleft()
             if copied is not None:
                 copied.synchronize()
-            found: list[float] = kept.tolist()
-            yield found
+            numbers: list[float] = pinned.tolist()
+            yield numbers
 
 
 def _reset_lock_after_fork() -> None:
-    """A turn that nobody has: a thread that had it does not live on in a process that was forked."""
+    """Replace the lock in a forked child: a thread that held it does not exist there."""
     global _RANDOM_LOCK
     _RANDOM_LOCK = threading.RLock()
 

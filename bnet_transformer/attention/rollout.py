@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import join_stem
 from bnet_transformer._core.picture_registry import Drawable
@@ -35,7 +36,6 @@ from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_s
 from bnet_transformer.inference.selection import find_attention_spec, find_state_group
 from bnet_transformer.reference import GroundModel, find_open_choices
 from bnet_transformer.reference.node_tables import compute_read_mask, has_ancestor_choices
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
@@ -32,7 +33,6 @@ from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.selection import get_depth, parse_attention_slices, to_list
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference.node_tables import check_discrete_node
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.torch_context import preserve_python_rng
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork

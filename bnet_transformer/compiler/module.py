@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.compiler.evaluate import plan_to_values
 from bnet_transformer.compiler.execution_state import (
@@ -37,7 +38,6 @@ from bnet_transformer.data.encode import check_word_counts
 from bnet_transformer.data.word_encoder import find_main_input
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.tpm.arrays import is_dense
 
 T = TypeVar("T")
 

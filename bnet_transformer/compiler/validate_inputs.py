@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.execution_state import ExecutionState, StackTensors, zero_padding
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.tpm.arrays import is_dense
 
 
 def validate_outputs(outputs: object) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor, is_dense
 from bnet_transformer._core.hashing import compute_digest, derive_seed
 from bnet_transformer.data.batch import Batch, split_missing
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
@@ -28,7 +29,6 @@ from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.word_encoder import is_text_array, to_integers
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.tpm.arrays import copy_to_tensor, is_dense
 
 PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"

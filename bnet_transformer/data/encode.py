@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
@@ -18,7 +19,6 @@ from bnet_transformer.data.word_encoder import describe_sentence, split_words, t
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
 from bnet_transformer.reference import GroundModel, find_readable_words
-from bnet_transformer.tpm.arrays import is_dense
 
 Tokens = dict[str, tuple[str, ...]]
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.word_encoder import is_text_array, to_integers, to_reals
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import to_numpy
 
 COLUMN_FORMS = (
     "what is observed of the nodes of a net without words: a list of mappings, one for each sentence, a "

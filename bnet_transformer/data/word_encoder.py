@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.tokenizer import Tokenizer, is_text
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import copy_to_tensor
 
 
 @dataclass(frozen=True)

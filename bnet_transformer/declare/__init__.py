@@ -1,6 +1,8 @@
-"""The declaration of an architecture and the net it becomes: names, arrows, cycles and shapes checked as a whole.
+"""From a declaration to a net: names, arrows, cycles and shapes are checked as a whole.
 
-Passes: `declaration_to_graph`, by way of templates, then shapes and parameters in `declare`.
+`declaration` has the data that users write. `templates` unrolls nodes over slices, resolves arrows and sorts the result
+into the folded graph. `network` infers shapes and parameters from parents to children (`declare`). `io` saves a net to
+a file and loads it.
 """
 
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Plate, Stack

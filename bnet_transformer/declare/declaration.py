@@ -1,6 +1,6 @@
-"""The language in which an architecture is declared: nodes with a TPM, the arrows into them, plates, stacks.
+"""The declaration language: nodes with a TPM, the arrows into them, plates, stacks.
 
-A declaration is plain data. Every reading of the package starts from it, and none knows an architecture by name.
+A declaration is plain data. All other parts of the package start from it, and none knows an architecture by name.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Stack:
     vocabulary: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for what in ("slice", "prologue", "epilogue"):
-            set_frozen(self, **{what: check_sequence(f"stack {what}", getattr(self, what), Node)})
+        for block in ("slice", "prologue", "epilogue"):
+            set_frozen(self, **{block: check_sequence(f"stack {block}", getattr(self, block), Node)})
         if not isinstance(self.name, str):
             raise BNetError("stack name", expected="a string", actual=self.name)
         count = check_int("slices", self.slices, minimum=1 if self.slice else 0)
@@ -171,8 +171,8 @@ class Declaration:
     name: str = "net"
 
     def __post_init__(self) -> None:
-        for what, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
-            set_frozen(self, **{what: check_sequence(what, getattr(self, what), kind)})
+        for name, kind in (("stacks", Stack), ("nodes", Node), ("plates", Plate)):
+            set_frozen(self, **{name: check_sequence(name, getattr(self, name), kind)})
         if not isinstance(self.name, str):
             raise BNetError("declaration name", expected="a string", actual=self.name)
 
@@ -187,13 +187,13 @@ def as_arrow(parent: object) -> Arrow:
 
 
 def check_vocabulary(words: object) -> tuple[str, ...]:
-    """A vocabulary: different words, none empty."""
+    """A vocabulary as a tuple of distinct words, none empty."""
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise BNetError("vocabulary", expected="a list of different words", actual=words)
-    told = check_sequence("vocabulary", words, str)
-    if not told or not all(told):
-        raise BNetError("vocabulary", expected="words, none empty", actual="an empty word" if told else "no word")
-    if len(set(told)) != len(told):
-        twice = next(word for word, count in Counter(told).items() if count > 1)
-        raise BNetError("vocabulary", expected="different words", actual=f"{twice!r} twice")
-    return told
+    vocabulary = check_sequence("vocabulary", words, str)
+    if not vocabulary or not all(vocabulary):
+        raise BNetError("vocabulary", expected="words, none empty", actual="an empty word" if vocabulary else "no word")
+    if len(set(vocabulary)) != len(vocabulary):
+        duplicate = next(word for word, count in Counter(vocabulary).items() if count > 1)
+        raise BNetError("vocabulary", expected="different words", actual=f"{duplicate!r} twice")
+    return vocabulary

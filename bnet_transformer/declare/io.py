@@ -1,10 +1,8 @@
-"""`save` and `load`: a net as one safetensors file, checked on the way out and distrusted on the way in.
+"""`save` and `load`: a net as one safetensors file, checked when it is written and untrusted when it is read.
 
-Its declaration is plain JSON data: every dataclass by its class and fields, every value of the type it had.
-
-A dataclass is `{"class": name, field: value, ...}`, the name alone for classes of this package and `module:Class` for
-others; a tuple is a JSON list; a list, a mapping and a float that is not finite are `{"list": ...}`, `{"dict": ...}`
-and `{"float": ...}`.
+The declaration is JSON: a dataclass is `{"class": name, field: value, ...}`, with the bare name for classes of this
+package and `module:Class` for others. A tuple is a JSON list; a list, a mapping and a float that is not finite are
+`{"list": ...}`, `{"dict": ...}` and `{"float": ...}`.
 """
 
 from __future__ import annotations
@@ -48,14 +46,14 @@ STORABLE_DTYPES = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 def save(network: Network, path: str | os.PathLike[str]) -> None:
-    """Write a net to one safetensors file, whole or not at all; it refuses a net that `load` would not give back."""
+    """Write a net to one safetensors file, atomically. A net that `load` would not restore exactly is refused."""
     tensors, metadata = _serialize(network)
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=metadata)
 
 
 def to_bytes(network: Network) -> bytes:
-    """The file that `save` writes."""
+    """The content of the file that `save` writes."""
     return save_bytes(*_serialize(network))
 
 
@@ -84,35 +82,37 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     """The net that `save` wrote.
 
     A class from outside the package is imported only if `trust` names it (`"module:Class"`) or its module; True trusts
-    the file entirely, as one trusts a program. Anything wrong with the file is a FileError.
+    the whole file, which then can run code. Any fault of the file is a FileError.
     """
-    where = as_path(path)
+    file_path = as_path(path)
     if not isinstance(trust, bool | Collection):
         raise BNetError("trust", expected="True, or the names of classes or modules", actual=trust)
-    header, tensors = read_tensors(where, EXPECTED, FORMAT, VERSION, _compute_sha256)
-    with wrap_read_errors(where, EXPECTED):
-        return _read_network(where, header, trust).with_parameters(tensors)
+    header, tensors = read_tensors(file_path, EXPECTED, FORMAT, VERSION, _compute_sha256)
+    with wrap_read_errors(file_path, EXPECTED):
+        return _read_network(file_path, header, trust).with_parameters(tensors)
 
 
 def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
-    """The JSON that tells all but the parameters, proved to read back as the declaration that it is."""
+    """The JSON header: all but the parameters. It is parsed again and compared with the declaration before it is
+    written.
+    """
     try:
         library = importlib.metadata.version(METADATA_KEY)
     except importlib.metadata.PackageNotFoundError:
         library = "unknown"
-    plain = to_json_data(network.declaration, "declaration")
-    head = {"format": FORMAT, "version": VERSION, "library": library, "seed": network.seed, "declaration": plain}
+    data = to_json_data(network.declaration, "declaration")
+    header = {"format": FORMAT, "version": VERSION, "library": library, "seed": network.seed, "declaration": data}
     if network.tokenizer is not None:
-        reader = network.tokenizer
-        told = [reader.json_text, reader.segments_role, reader.start_token_id, reader.first_stack_only]
-        short = 4 if reader.first_stack_only else 2 if reader.start_token_id is None else 3
-        head["tokenizer"] = told[:short]
+        tokenizer = network.tokenizer
+        fields = [tokenizer.json_text, tokenizer.segments_role, tokenizer.start_token_id, tokenizer.first_stack_only]
+        num_fields = 4 if tokenizer.first_stack_only else 2 if tokenizer.start_token_id is None else 3
+        header["tokenizer"] = fields[:num_fields]
     try:
-        text = json.dumps({**head, "sha256": _compute_sha256(head, tensors)}, allow_nan=False)
-        same = from_json_data(json.loads(text)["declaration"], "declaration") == network.declaration
+        text = json.dumps({**header, "sha256": _compute_sha256(header, tensors)}, allow_nan=False)
+        is_same = from_json_data(json.loads(text)["declaration"], "declaration") == network.declaration
     except (ValueError, TypeError, RecursionError) as error:
         raise BNetError("declaration", expected="one that reads back from JSON", actual=f"{error}") from error
-    if not same:
+    if not is_same:
         raise BNetError("declaration", expected="one that reads back from JSON as it is", actual="another")
     if len(text) > MAX_HEADER_BYTES // 2:
         raise BNetError("declaration", expected=f"at most {MAX_HEADER_BYTES // 2} bytes of JSON", actual=len(text))
@@ -120,30 +120,30 @@ def _serialize_header(network: Network, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _compute_sha256(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """What tells a flipped bit: a hash of the seed, the declaration, the tokenizer and every tensor."""
-    told = [header["tokenizer"]] if "tokenizer" in header else []
-    found = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *told]).encode())
+    """A SHA-256 of the seed, the declaration, the tokenizer and every tensor."""
+    tokenizer = [header["tokenizer"]] if "tokenizer" in header else []
+    hasher = hashlib.sha256(json.dumps([header["seed"], header["declaration"], *tokenizer]).encode())
     for name in sorted(tensors):
         value = tensors[name]
-        found.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
+        hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Collection[str]) -> Network:
-    """The net without its parameters, its declaration checked as any other."""
-    plain = header["declaration"]
+    """The net without its parameters; its declaration passes all checks."""
+    data = header["declaration"]
     trusted = (trust,) if isinstance(trust, str) else () if isinstance(trust, bool) else tuple(trust)
-    strange = [
+    untrusted = [
         name
-        for name in dict.fromkeys(find_untrusted_classes(plain))
+        for name in dict.fromkeys(find_untrusted_classes(data))
         if trust is not True and name not in trusted and name.partition(":")[0] not in trusted
     ]
-    if strange:
-        wanted = "classes of this package: to load others runs their code"
-        allowed = f"where you trust them, trust={tuple(strange)!r}"
-        raise FileError(str(path), expected=wanted, actual=", ".join(strange), allowed=allowed)
-    declaration = from_json_data(plain, f"{path}: declaration")
+    if untrusted:
+        expected = "classes of this package: to load others runs their code"
+        allowed = f"where you trust them, trust={tuple(untrusted)!r}"
+        raise FileError(str(path), expected=expected, actual=", ".join(untrusted), allowed=allowed)
+    declaration = from_json_data(data, f"{path}: declaration")
     if not isinstance(declaration, Declaration):
         raise FileError(str(path), expected="a Declaration", actual=type(declaration).__name__)
     return dataclasses.replace(
@@ -177,7 +177,7 @@ CLASS_REGISTRY: dict[str, type] = {
 
 
 def to_json_data(value: object, location: str) -> Any:
-    """A value as JSON data; refuses what would not come back as it is."""
+    """A value as JSON data; values that JSON would not restore are refused."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | str | int):
@@ -206,16 +206,17 @@ def _format_class_name(kind: type, location: str) -> str:
     """The name under which a class is stored."""
     if CLASS_REGISTRY.get(kind.__name__) is kind:
         return kind.__name__
-    got = f"{kind.__module__}.{kind.__qualname__}"
+    actual = f"{kind.__module__}.{kind.__qualname__}"
     if "__dataclass_fields__" not in vars(kind):
-        raise BNetError(location, expected="a class that is itself a dataclass (@dataclass(frozen=True))", actual=got)
+        expected = "a class that is itself a dataclass (@dataclass(frozen=True))"
+        raise BNetError(location, expected=expected, actual=actual)
     if "<locals>" in kind.__qualname__:
-        raise BNetError(location, expected="a class at the top of a module, which can be imported", actual=got)
+        raise BNetError(location, expected="a class at the top of a module, which can be imported", actual=actual)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def find_untrusted_classes(data: object) -> Iterator[str]:
-    """The import paths of all classes in JSON data that are not of this package (of its registry or its models)."""
+    """The import paths of all classes in JSON data outside the registry and `bnet_transformer.models`."""
     stack = [data]
     while stack:
         part = stack.pop()
@@ -229,7 +230,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 
 def from_json_data(data: object, location: str) -> Any:
-    """The value of JSON data. It imports the classes that are named: ask `find_untrusted_classes` first."""
+    """The value of JSON data. It imports the classes that are named: call `find_untrusted_classes` first."""
     if isinstance(data, list):
         return tuple(from_json_data(part, f"{location}[{k}]") for k, part in enumerate(data))
     if not isinstance(data, dict):
@@ -248,20 +249,20 @@ def from_json_data(data: object, location: str) -> Any:
 
 def _build_object(data: dict[str, Any], location: str) -> Any:
     kind = _find_class(data["class"], location)
-    wanted = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    init_fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     given = {name: from_json_data(part, f"{location}.{name}") for name, part in data.items() if name != "class"}
     for name in given:
-        if name not in wanted:
-            raise FileError(location, expected=f"fields of {data['class']}: {', '.join(wanted)}", actual=name)
-    for name, field in wanted.items():
-        bare = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if bare and name not in given:
+        if name not in init_fields:
+            raise FileError(location, expected=f"fields of {data['class']}: {', '.join(init_fields)}", actual=name)
+    for name, field in init_fields.items():
+        is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if is_required and name not in given:
             raise FileError(location, expected=f"the field {name} of {data['class']}", actual="none")
     return kind(**given)
 
 
 def _find_class(name: object, location: str) -> type:
-    """The class of that name or import path, a dataclass."""
+    """The dataclass of that name or import path."""
     if not isinstance(name, str):
         raise FileError(location, expected="the name of a class", actual=name)
     module, colon, path = name.partition(":")
@@ -271,15 +272,17 @@ def _find_class(name: object, location: str) -> type:
             raise FileError(location, expected="a class of this package", actual=name, allowed=known)
         return CLASS_REGISTRY[name]
     try:
-        held = importlib.import_module(module)
-        found: Any = functools.reduce(inspect.getattr_static, path.split("."), held)  # what asks nobody runs nothing
+        imported = importlib.import_module(module)
+        # Static attributes: a property or a `__getattr__` of a stranger's class would run its code.
+        resolved: Any = functools.reduce(inspect.getattr_static, path.split("."), imported)
     except Exception as error:  # a stranger's module may fail in any way
-        got = f"{name} ({type(error).__name__}: {error})"
-        raise FileError(location, expected="a class that can be imported", actual=got) from error
-    if not isinstance(found, type) or not dataclasses.is_dataclass(found) or inspect.isabstract(found):
+        actual = f"{name} ({type(error).__name__}: {error})"
+        raise FileError(location, expected="a class that can be imported", actual=actual) from error
+    if not isinstance(resolved, type) or not dataclasses.is_dataclass(resolved) or inspect.isabstract(resolved):
         raise FileError(
             location, expected="the path of a dataclass", actual=name, allowed="a TPM, a Score, a part of one"
         )
-    if (found.__module__, found.__qualname__) != (module, path):  # who trusts a module trusts none that it imports
+    # To trust a module is not to trust what it imports.
+    if (resolved.__module__, resolved.__qualname__) != (module, path):
         raise FileError(location, expected="a class where it is defined", actual=name)
-    return found
+    return resolved

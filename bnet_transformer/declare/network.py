@@ -1,4 +1,4 @@
-"""The net: a declaration checked as a whole, its folded graph, a TPM with its inputs for each family, parameters."""
+"""The net: a checked declaration, its folded graph, a spec (TPM, parents, shapes) for each node group, parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping, check_names
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
@@ -20,7 +21,6 @@ from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import BNetError, BudgetError, DeclarationError, Fault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
-from bnet_transformer.tpm.arrays import is_dense
 from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
 
 MAX_GROUPS = 50_000
@@ -28,7 +28,7 @@ MAX_GROUPS = 50_000
 
 @dataclass(frozen=True)
 class ParentSpec:
-    """What fills one slot of a node: a family, its reach, the selectors that pick, the axes of a collection."""
+    """What fills one slot of a node: the parent group, its reach, the selectors that pick, the axes of a collection."""
 
     slot: str
     index: int
@@ -39,7 +39,7 @@ class ParentSpec:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """All that readings need to know of one family besides its place in the graph."""
+    """A node group with its TPM, parents, shape and parameters."""
 
     group: NodeGroup
     tpm: TPM
@@ -57,8 +57,8 @@ class NodeSpec:
 
     @cached_property
     def word_parents(self) -> tuple[ParentSpec, ...]:
-        """The inputs that are collections of words."""
-        return tuple(given for given in self.parents if WORD in given.over)
+        """The parents that are collections of words."""
+        return tuple(parent for parent in self.parents if WORD in parent.over)
 
     @cached_property
     def has_word_attention(self) -> bool:
@@ -68,9 +68,9 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Network:
-    """A declaration with its parameters; `parameters` maps `owner.name` to a tensor, the node's plates leading.
+    """A declaration with its parameters; `parameters` maps `prefix.name` to a tensor, with the plates as leading dims.
 
-    `tokenizer` reads text for the net; without one, text is split on spaces.
+    `tokenizer` reads text for the net; without one, text is split at spaces.
     """
 
     declaration: Declaration
@@ -82,10 +82,10 @@ class Network:
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        if any(value.is_inference() for value in self.parameters.values()):  # such a tensor never has a gradient
+        if any(value.is_inference() for value in self.parameters.values()):  # inference tensors never require gradients
             with torch.inference_mode(False):
-                own = {name: value.clone() for name, value in self.parameters.items()}
-            object.__setattr__(self, "parameters", own)
+                cloned = {name: value.clone() for name, value in self.parameters.items()}
+            object.__setattr__(self, "parameters", cloned)
 
     @cached_property
     def learnable(self) -> frozenset[str]:
@@ -94,31 +94,31 @@ class Network:
 
     @cached_property
     def functional_groups(self) -> frozenset[int]:
-        """The numbers of the families whose nodes are functions of their parents."""
-        return frozenset(m.group.index for m in self.specs if m.tpm.kind == "deterministic")
+        """The indices of the groups whose nodes are functions of their parents."""
+        return frozenset(spec.group.index for spec in self.specs if spec.tpm.kind == "deterministic")
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shape of every parameter, plates leading."""
+        """The shape of every parameter, plates first."""
         return {name: shape for name, (shape, _) in self.parameter_specs.items()}
 
     @cached_property
     def parameter_specs(self) -> dict[str, tuple[Shape, Parameter]]:
-        """What the TPMs want of every parameter: its shape, plates leading, and how it starts."""
-        wanted: dict[str, tuple[Shape, Parameter]] = {}
-        for member in self.specs:
-            plates = tuple(self.graph.plate_sizes[plate] for plate in member.group.plates)
-            for name, parameter in member.parameters.items():
-                wanted.setdefault(f"{member.param_prefix}.{name}", ((*plates, *parameter.shape), parameter))
-        return wanted
+        """The shape (plates first) and the `Parameter` of every parameter that the TPMs require."""
+        parameter_specs: dict[str, tuple[Shape, Parameter]] = {}
+        for spec in self.specs:
+            plates = tuple(self.graph.plate_sizes[plate] for plate in spec.group.plates)
+            for name, parameter in spec.parameters.items():
+                parameter_specs.setdefault(f"{spec.param_prefix}.{name}", ((*plates, *parameter.shape), parameter))
+        return parameter_specs
 
     @cached_property
     def logit_names(self) -> frozenset[str]:
-        """The names of the logits of discrete nodes: an entry of -inf is a probability of 0."""
+        """The names of the logits of discrete nodes; -inf is a probability of 0."""
         return frozenset(
-            f"{member.param_prefix}.logits"
-            for member in self.specs
-            if member.tpm.kind == "discrete" and "logits" in member.parameters
+            f"{spec.param_prefix}.logits"
+            for spec in self.specs
+            if spec.tpm.kind == "discrete" and "logits" in spec.parameters
         )
 
     @property
@@ -143,47 +143,48 @@ class Network:
 
     @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:
-        """The discrete members that something reads."""
-        reads = self.graph.out_edges
-        return tuple(m for m in self.specs if m.tpm.kind == "discrete" and reads[m.group.index])
+        """The discrete specs that have children."""
+        out_edges = self.graph.out_edges
+        return tuple(spec for spec in self.specs if spec.tpm.kind == "discrete" and out_edges[spec.group.index])
 
     @cached_property
     def unconditional_logit_names(self) -> tuple[str, ...]:
-        """Those of `tables` to which no weights of parents are added: rows of probabilities as they are."""
+        """The logits to which no weights of parents are added: their rows are probabilities as they are."""
         weighted = {m.param_prefix for m in self.specs if "weight" in m.parameters}
         return tuple(
             name for name in self.shapes if name in self.logit_names and name[: -len(".logits")] not in weighted
         )
 
     def count_states(self, index: int, word_counts: Mapping[str, int]) -> int:
-        """How many states a discrete family has.
+        """The number of states of a discrete group.
 
         Args:
-            index: The family.
-            word_counts: How many words each stack has: a state may be a word that is read.
+            index: The group.
+            word_counts: The number of words of each stack: a state may be a word that is read.
         """
-        member = self.specs[index]
-        return word_counts[self.get_source_stack(member)] if member.tpm.states is None else member.tpm.states
+        spec = self.specs[index]
+        return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
-        """The stack whose words a family with a collection of words reads."""
+        """The stack whose words a group reads as a collection."""
         return self.specs[spec.word_parents[0].index].group.word_stack or ""
 
     def filter_components(self, groups: Collection[int]) -> tuple[tuple[int, ...], ...]:
-        """The groups of the graph in order, parents first, with no other families than some."""
-        return tuple(some for group in self.graph.components if (some := tuple(i for i in group if i in groups)))
+        """The components of the graph in order, parents first, restricted to `groups`."""
+        filtered = (tuple(i for i in component if i in groups) for component in self.graph.components)
+        return tuple(filter(None, filtered))
 
     def ancestral_specs(self, spec: NodeSpec) -> list[NodeSpec]:
-        """A member and all its ancestors, parents first."""
+        """A spec and all its ancestors, parents first."""
         needed = self.graph.ancestral_set([spec.group.index])
-        return [self.specs[index] for group in self.filter_components(needed) for index in group]
+        return [self.specs[index] for component in self.filter_components(needed) for index in component]
 
     def is_state(self, group: NodeGroup) -> bool:
-        """True where the role of a family passes from each slice of its stack to the next."""
+        """True where the role of a group passes from slice to slice of its stack."""
         return (group.stack, group.role) in self._states
 
     def is_word_state(self, group: NodeGroup) -> bool:
-        """True for a state of the words of its own stack, without plates."""
+        """True for a state over the words of its own stack, without other plates."""
         return self.is_state(group) and group.word_stack == group.stack and not group.plates
 
     @cached_property
@@ -199,52 +200,52 @@ class Network:
             )
 
     def get_spec(self, name: str) -> NodeSpec:
-        """The member of the family of that name."""
+        """The spec of the group of that name."""
         return self.specs[self.graph.get_group(name).index]
 
     def with_parameters(self, parameters: Mapping[str, Tensor], *, check_finite: bool = True) -> Network:
-        """The same net with other parameters (those named; the others stay); their `check_finite` are looked at or not."""
+        """The same net with the named parameters replaced; `check_finite=False` allows NaN and infinity."""
         given = check_mapping("parameters", parameters)
         check_names("parameter", given, self.shapes)
         merged = {**self.parameters, **given}
         check_parameters(self.shapes, merged, self.logit_names, check_finite=check_finite)
-        merged = {name: merged[name] for name in self.shapes}  # in the order of the net, whatever that of a file is
+        merged = {name: merged[name] for name in self.shapes}  # in the order of the net
         return replace(self, parameters=merged)
 
     def parts_to_hash(self) -> tuple[object, ...]:
-        """What a hash of the net is made of: all else that it holds follows from these."""
-        reader = self.tokenizer
-        told = (
+        """The parts that determine a net, for its digest."""
+        tokenizer = self.tokenizer
+        fields = (
             None
-            if reader is None
-            else (reader.json_text, reader.segments_role, reader.start_token_id, reader.first_stack_only)
+            if tokenizer is None
+            else (tokenizer.json_text, tokenizer.segments_role, tokenizer.start_token_id, tokenizer.first_stack_only)
         )
-        return self.declaration, dict(self.parameters), told, self.seed
+        return self.declaration, dict(self.parameters), fields, self.seed
 
     def to(self, *targets: object) -> Network:
         """The same net in another floating type, on another device, or both."""
         dtype, device = None, None
-        for each in targets:
-            if isinstance(each, torch.dtype) and each.is_floating_point and dtype is None:
-                dtype = each
-            elif isinstance(each, str | torch.device) and device is None:
-                device = each
+        for target in targets:
+            if isinstance(target, torch.dtype) and target.is_floating_point and dtype is None:
+                dtype = target
+            elif isinstance(target, str | torch.device) and device is None:
+                device = target
             else:
-                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=each)
+                raise BNetError("to", expected="a floating torch.dtype, a device, or one of each", actual=target)
         try:
             moved = {name: value.to(device=device, dtype=dtype) for name, value in self.parameters.items()}
-        except (RuntimeError, AssertionError, NotImplementedError) as error:  # as torch tells of a device
-            wanted, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
-            raise BNetError("to", expected=wanted, actual=device, allowed=allowed) from error
+        except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's errors for a device
+            expected, allowed = "a device of this machine", "'cpu', 'cuda', 'cuda:0', ..."
+            raise BNetError("to", expected=expected, actual=device, allowed=allowed) from error
         return replace(self.with_parameters(moved), default_dtype=self.default_dtype if dtype is None else dtype)
 
     def get_parameters(self, spec: NodeSpec) -> dict[str, Tensor]:
-        """The parameters of one family."""
+        """The parameters of one group, by their names in the TPM."""
         return {name: self.parameters[f"{spec.param_prefix}.{name}"] for name in spec.parameters}
 
 
 def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str, Tensor] | None = None) -> Network:
-    """A net from its declaration: checked as a whole, every fault reported at once, parameters seeded or given."""
+    """A net from its declaration: all faults are reported at once; parameters are initialised by `seed` or given."""
     network = build_structure(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
@@ -252,64 +253,68 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
 
 
 def build_structure(declaration: Declaration, seed: int = 0) -> Network:
-    """The net of a declaration, checked, before it has parameters: no size costs memory here."""
+    """The net of a declaration, checked, without parameters: no size allocates memory here."""
     count = len(declaration.nodes)
     for stack in declaration.stacks:
         count += len(stack.prologue) + len(stack.epilogue) + stack.slices * max(len(stack.slice), 1)
     if count > MAX_GROUPS:  # more than any readable net has
         raise BudgetError("declaration", expected=f"at most {MAX_GROUPS} nodes and slices", actual=count)
     graph, ordered, faults = declaration_to_graph(declaration)
-    members: list[NodeSpec] = []
+    specs: list[NodeSpec] = []
     if graph is not None:
-        members, more = _build_specs(graph, ordered)
+        specs, more = _build_specs(graph, ordered)
         faults += more
     if faults or graph is None:
         raise DeclarationError(_deduplicate_faults(faults))
-    return Network(declaration, graph, tuple(members), {}, seed)
+    return Network(declaration, graph, tuple(specs), {}, seed)
 
 
 def _build_specs(graph: TemplateGraph, templates: Sequence[NodeTemplate]) -> tuple[list[NodeSpec], list[Fault]]:
-    """Shapes follow from parents to children; a family whose parents are in fault is passed over."""
+    """The spec of each group, and the faults. Shapes follow from parents to children.
+
+    The children of a group with a fault are skipped.
+    """
     index = {template: k for k, template in enumerate(templates)}
     shapes: dict[NodeTemplate, Shape] = {}
-    members: list[NodeSpec] = []
+    specs: list[NodeSpec] = []
     faults: list[Fault] = []
-    for template, family in zip(templates, graph.groups, strict=True):
-        node, inputs = template.node, []
-        for slot, source in template.iter_slots():
-            picks = tuple((plate, index[selector]) for plate, selector in source.pick)
-            inputs.append(
-                ParentSpec(slot, index[source.template], source.reach, picks, collection_axes(template, source))
+    for template, group in zip(templates, graph.groups, strict=True):
+        node, parents = template.node, []
+        for slot, parent in template.iter_slots():
+            picks = tuple((plate, index[selector]) for plate, selector in parent.pick)
+            parents.append(
+                ParentSpec(slot, index[parent.template], parent.reach, picks, collection_axes(template, parent))
             )
-        parents = _describe_parents(graph.plate_sizes, index, template, inputs, shapes, faults)
-        if parents is None:
+        tpm_parents = _describe_parents(graph.plate_sizes, index, template, parents, shapes, faults)
+        if tpm_parents is None:
             continue
         try:
-            shape, parameters = _infer_shape_and_parameters(node.tpm, parents)
+            shape, parameters = _infer_shape_and_parameters(node.tpm, tpm_parents)
         except BNetError as error:
             faults.append(Fault(template.name, f"for {error.subject}, {error.expected}", format_value(error.actual)))
             continue
-        endless = node.tpm.kind == "discrete" and node.tpm.states is None
-        if endless and not any(WORD in given.over for given in inputs):
+        has_word_states = node.tpm.kind == "discrete" and node.tpm.states is None
+        if has_word_states and not any(WORD in parent.over for parent in parents):
             faults.append(Fault(template.name, "a number of states, or words to read", "neither"))
             continue
         if node.shape is not None and node.shape != shape:
             faults.append(Fault(template.name, f"the shape {node.shape} that its node declares", f"{shape}"))
             continue
         shapes[template] = shape
-        owner = family.stem if node.shared else family.name
-        members.append(NodeSpec(family, node.tpm, tuple(inputs), tuple(parents), shape, owner, node.scope, parameters))
-    first: dict[str, NodeSpec] = {}  # slices that share their parameters must want the same ones
-    for member in members:
-        other = first.setdefault(member.param_prefix, member)
-        if other.parameters != member.parameters:
-            wanted = f"parameters as {other.group.name}, with which it shares"
-            faults.append(Fault(member.group.name, wanted, "other shapes"))
-    return members, faults
+        prefix = group.stem if node.shared else group.name
+        fields = tuple(parents), tuple(tpm_parents), shape, prefix, node.scope, parameters
+        specs.append(NodeSpec(group, node.tpm, *fields))
+    first: dict[str, NodeSpec] = {}  # slices that share their parameters must declare the same ones
+    for spec in specs:
+        previous = first.setdefault(spec.param_prefix, spec)
+        if previous.parameters != spec.parameters:
+            expected = f"parameters as {previous.group.name}, with which it shares"
+            faults.append(Fault(spec.group.name, expected, "other shapes"))
+    return specs, faults
 
 
 def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Shape, Mapping[str, Parameter]]:
-    """What a TPM says of its shape and parameters, a stranger's mistakes told as such."""
+    """The shape and parameters that a TPM declares, checked: the TPM may be a user's."""
     name = type(tpm).__name__
     if tpm.kind not in ("input", "deterministic", "discrete", "continuous"):
         raise BNetError(name, expected="a kind: input, deterministic, discrete or continuous", actual=tpm.kind)
@@ -318,8 +323,8 @@ def _infer_shape_and_parameters(tpm: TPM, parents: Sequence[Parent]) -> tuple[Sh
     except BNetError:
         raise
     except Exception as error:
-        told = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
-        raise BNetError(name, expected=f"a TPM that takes {told}", actual=repr(error)) from error
+        description = ", ".join(f"{parent.name} of {parent.form}" for parent in parents)
+        raise BNetError(name, expected=f"a TPM that takes {description}", actual=repr(error)) from error
     if not isinstance(shape, tuple) or not all(type(size) is int and size > 0 for size in shape):
         raise BNetError(name, expected="a shape, a tuple of whole numbers", actual=shape)
     if not all(isinstance(parameter, Parameter) for parameter in parameters.values()):
@@ -335,35 +340,36 @@ def _describe_parents(
     shapes: Mapping[NodeTemplate, Shape],
     faults: list[Fault],
 ) -> list[Parent] | None:
-    """What the TPM is told of its parents; None where one of them is in fault."""
+    """The parents as the TPM receives them; None where one of them has a fault."""
     if len(parents) != len(template.node.arrows) or len(parents) != len(template.slots):
         return None
-    told = []
-    for given, (_, source) in zip(parents, template.iter_slots(), strict=True):
-        parent, tpm = source.template, source.template.node.tpm
+    tpm_parents = []
+    for spec, (_, template_parent) in zip(parents, template.iter_slots(), strict=True):
+        parent, tpm = template_parent.template, template_parent.template.node.tpm
         shape = shapes.get(parent, parent.node.shape)
         shape = tpm.fixed_shape if shape is None else shape
         if shape is None:
-            if given.index >= index[template]:
+            if spec.index >= index[template]:
                 faults.append(Fault(parent.name, "shape=, for it is read at earlier words before it is known", "none"))
             return None
-        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in given.over)
+        over = tuple((axis, None if axis == WORD else sizes[axis]) for axis in spec.over)
         states = (tpm.states or 0) if tpm.is_index_valued else None
-        reads = (parent.word_stack or "", given.reach) if WORD in given.over else None
-        told.append(Parent(parent.name, shape, states, over, reads))
-    return told
+        stack_reach = (parent.word_stack or "", spec.reach) if WORD in spec.over else None
+        tpm_parents.append(Parent(parent.name, shape, states, over, stack_reach))
+    return tpm_parents
 
 
 def _deduplicate_faults(faults: list[Fault]) -> list[Fault]:
-    """Each fault once, not once for each slice."""
-    kept: dict[tuple[str, str, str], Fault] = {}
+    """Faults without repetitions for each slice."""
+    unique: dict[tuple[str, str, str], Fault] = {}
     for fault in faults:
-        kept.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
-    return list(kept.values())
+        unique.setdefault((re.sub(r"_\d+$", "", fault.node), fault.expected, re.sub(r"\d+", "#", fault.actual)), fault)
+    return list(unique.values())
 
 
 def _initialize_parameters(network: Network) -> dict[str, Tensor]:
-    """Starting parameters; each has a generator of its own, so that one more node changes no other."""
+    """Initial parameters, normal or filled."""
+    # Each parameter has its own generator, seeded by its name, so that adding a node changes no other parameter.
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
     check_memory(
@@ -373,8 +379,9 @@ def _initialize_parameters(network: Network) -> dict[str, Tensor]:
         if parameter.fill is None:
             digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")  # the same in every type
-            store[name] = drawn.to(torch.get_default_dtype()) * parameter.spread
+            # Always in float32, so that a seed gives the same parameters in every floating type.
+            samples = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+            store[name] = samples.to(torch.get_default_dtype()) * parameter.spread
         else:
             fill = torch.as_tensor(parameter.fill, dtype=torch.get_default_dtype(), device="cpu")
             store[name] = fill.expand(shape).clone(memory_format=torch.contiguous_format)
@@ -388,7 +395,7 @@ def check_parameters(
     *,
     check_finite: bool = True,
 ) -> None:
-    """Refuse parameters that are missing, of another shape, not floating, or (where `check_finite` matter) not finite.
+    """Refuse parameters that are missing, of another shape, not floating, or (with `check_finite`) not finite.
 
     Logits (`logit_names`) may be -inf, but not all logits of a row.
     """
@@ -397,8 +404,8 @@ def check_parameters(
         value = parameters.get(name)
         node = name.rpartition(".")[0]
         if not is_dense(value):
-            got = "nothing" if value is None else format_value(value)
-            faults.append(Fault(node, f"a tensor {name} of shape {shape}", got))
+            actual = "nothing" if value is None else format_value(value)
+            faults.append(Fault(node, f"a tensor {name} of shape {shape}", actual))
         elif tuple(value.shape) != shape:
             faults.append(Fault(node, f"{name} of shape {shape}", f"shape {tuple(value.shape)}"))
         elif not value.is_floating_point():
@@ -414,8 +421,8 @@ def check_parameters(
 
 
 def as_network(net: object) -> Network:
-    """The network of a net, be it held by a `BNet` or bare; anything else is refused."""
-    found = getattr(net, "network", net)
-    if not isinstance(found, Network):
+    """The network of a `BNet` or a `Network`; anything else is refused."""
+    network = getattr(net, "network", net)
+    if not isinstance(network, Network):
         raise BNetError("net", expected="a net", actual=net)
-    return found
+    return network

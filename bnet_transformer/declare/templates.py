@@ -1,8 +1,4 @@
-"""The passes over names and arrows: declaration to templates, templates to the folded graph.
-
-First every node is unrolled over its slices and every arrow resolved to what it names; then the templates are brought
-into a topological order with recurrent groups, and cycles are reported.
-"""
+"""From a declaration to the folded graph: unroll slices, resolve names, sort topologically, report cycles."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, Templ
 
 @dataclass(frozen=True)
 class TemplateParent:
-    """One arrow, resolved: the template it comes from, its reach, and the discrete templates that pick."""
+    """A resolved arrow: the parent's template, the reach, and the discrete templates that pick."""
 
     template: NodeTemplate
     reach: Reach
@@ -27,7 +23,7 @@ class TemplateParent:
 
 @dataclass(eq=False)
 class NodeTemplate:
-    """A node at one slice, with its arrows resolved; `None` stands for an arrow that could not be."""
+    """A node at one slice with its resolved arrows; `None` stands for an arrow that did not resolve."""
 
     stack: str
     slice: int | None
@@ -46,20 +42,20 @@ class NodeTemplate:
         """The names of its slots, one for each parent; a last `*x` is repeated."""
         names = self.node.tpm.get_slots()
         if names and names[-1].startswith("*"):
-            rest = max(len(self.parents) - len(names) + 1, 0)
-            return (*names[:-1], *([names[-1][1:]] * rest))
+            num_repeats = max(len(self.parents) - len(names) + 1, 0)
+            return (*names[:-1], *([names[-1][1:]] * num_repeats))
         return names
 
     def iter_slots(self) -> Iterator[tuple[str, TemplateParent]]:
-        """What fills each slot, of the arrows that could be resolved."""
-        for slot, source in zip(self.slots, self.parents, strict=False):
-            if source is not None:
-                yield slot, source
+        """Each slot with its parent, for the arrows that resolved."""
+        for slot, parent in zip(self.slots, self.parents, strict=False):
+            if parent is not None:
+                yield slot, parent
 
 
 @dataclass
 class SymbolTable:
-    """The declared roles: who stands where, for resolving names."""
+    """The declared roles and templates, for resolving names, and the faults so far."""
 
     declaration: Declaration
     faults: list[Fault] = field(default_factory=list)
@@ -70,30 +66,30 @@ class SymbolTable:
         self.outside_nodes = {node.role: node for node in self.declaration.nodes}
 
     def add_fault(self, node: str, expected: str, actual: str) -> None:
-        """Note a fault."""
+        """Record a fault."""
         self.faults.append(Fault(node, expected, actual))
 
 
 def declaration_to_graph(
     declaration: Declaration,
 ) -> tuple[TemplateGraph | None, tuple[NodeTemplate, ...], list[Fault]]:
-    """The folded graph with, for each family in its order, the template that it stands for, and all faults; no graph
-    where there is a cycle."""
+    """The folded graph, the template of each group in its order, and all faults; no graph where there is a cycle."""
     symbols, templates = SymbolTable(declaration), []
     _check_names(symbols)
     for stack, slice_, step, node in _unroll_slices(declaration):
         plates, words = _resolve_plates(symbols, stack, slice_, node), _resolve_word_stack(symbols, stack, step, node)
         templates.append(NodeTemplate(stack, slice_, step, node, plates, words))
-    symbols.templates |= {(each.stack, each.node.role, each.slice): each for each in templates}
+    symbols.templates |= {(template.stack, template.node.role, template.slice): template for template in templates}
     for template in templates:
         template.parents = tuple(_resolve_arrow(symbols, template, arrow) for arrow in template.node.arrows)
     if not templates and not symbols.faults:
         raise BNetError("declaration", expected="at least one node, in a stack or outside", actual="none")
     faults = symbols.faults + check_slots(templates)
-    groups, cycles = _sort_into_components(templates)
+    components, cycles = _sort_into_components(templates)
     if cycles:
         return None, (), [*faults, *cycles]
-    return _build_graph(declaration, groups), tuple(template for group in groups for template in group), faults
+    ordered = tuple(template for component in components for template in component)
+    return _build_graph(declaration, components), ordered, faults
 
 
 def _unroll_slices(declaration: Declaration) -> Iterator[tuple[str, int | None, int | None, Node]]:
@@ -127,26 +123,27 @@ def _check_names(symbols: SymbolTable) -> None:
             if fault:
                 symbols.add_fault(str(node.role), "a role that makes plain names", fault)
                 continue
-            place = f"{block} of stack {stack!r}" if stack else block
+            location = f"{block} of stack {stack!r}" if stack else block
             stem = join_stem(stack, node.role)
-            first = stems.setdefault(stem, place)
-            state = {first, place} == {place.replace(block, "prologue"), place.replace(block, "slice")}
-            if first != place and not state:
-                symbols.add_fault(stem, "a name that one node has", f"it in the {first} and in the {place}")
+            first = stems.setdefault(stem, location)
+            is_state = {first, location} == {location.replace(block, "prologue"), location.replace(block, "slice")}
+            if first != location and not is_state:
+                symbols.add_fault(stem, "a name that one node has", f"it in the {first} and in the {location}")
     for stack, nodes in _iter_blocks(declaration):
-        seen = [(block, node.role) for block, node in nodes]
+        declared = [(block, node.role) for block, node in nodes]
         for block, node in nodes:
             if node.scope == "corpus" and (node.arrows or WORD in node.plates):
-                got = "parents" if node.arrows else "a word plate"
-                symbols.add_fault(join_stem(stack, node.role), "scope='corpus' for a root without words alone", got)
+                actual = "parents" if node.arrows else "a word plate"
+                symbols.add_fault(join_stem(stack, node.role), "scope='corpus' for a root without words alone", actual)
             if node.shared and block != "slice":
                 symbols.add_fault(join_stem(stack, node.role), "shared=True within a slice alone", f"it in the {block}")
-        for block, role in dict.fromkeys(pair for pair in seen if seen.count(pair) > 1):
-            symbols.add_fault(join_stem(stack, role), f"one declaration in the {block}", f"{seen.count((block, role))}")
+        for block, role in dict.fromkeys(pair for pair in declared if declared.count(pair) > 1):
+            count = declared.count((block, role))
+            symbols.add_fault(join_stem(stack, role), f"one declaration in the {block}", f"{count}")
 
 
 def _resolve_word_stack(symbols: SymbolTable, stack: str, step: int | None, node: Node) -> str | None:
-    """The stack whose words a node is over: its own (`word`), another's (`enc.word`), or none."""
+    """The stack whose words a node is over: its own (`word`), another one (`enc.word`), or None."""
     for plate in node.plates:
         other, dot, name = plate.rpartition(".")
         if name == WORD and dot and other in symbols.stacks:
@@ -167,19 +164,19 @@ def _check_plates(symbols: SymbolTable) -> None:
     for name in count:
         fault = find_role_fault(name)
         if fault or name in (WORD, SLICE):
-            got = (fault or f"{name!r}, which every net has").replace("role", "name")
-            symbols.add_fault(f"plate {name!r}", "a plain name of its own", got)
+            actual = (fault or f"{name!r}, which every net has").replace("role", "name")
+            symbols.add_fault(f"plate {name!r}", "a plain name of its own", actual)
         if count[name] > 1:
             symbols.add_fault(f"plate {name!r}", "one declaration", f"{count[name]}")
 
 
 def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: Node) -> tuple[str, ...]:
-    """A node's plates but the word, in the declaration's order."""
+    """A node's plates without the word, in the order of the declaration."""
     order = [plate.name for plate in symbols.declaration.plates]
     name = join_name(join_stem(stack, node.role), () if slice_ is None else (slice_,))
     outside = any(node is other for other in symbols.declaration.nodes)
-    others = [f"{other}.{WORD}" for other in symbols.stacks if other]
-    if sum(plate == WORD or plate in others for plate in node.plates) > 1:
+    word_plates = [f"{other}.{WORD}" for other in symbols.stacks if other]
+    if sum(plate == WORD or plate in word_plates for plate in node.plates) > 1:
         symbols.add_fault(name, "the words of one stack", f"plates {', '.join(node.plates)}")
     for plate in dict.fromkeys(node.plates):
         if node.plates.count(plate) > 1:
@@ -188,8 +185,8 @@ def _resolve_plates(symbols: SymbolTable, stack: str, slice_: int | None, node: 
             symbols.add_fault(name, "no word plate: it stands outside the stacks", "plates with 'word'")
         elif plate == SLICE:
             symbols.add_fault(name, "plates without 'slice': the block where a node stands gives it", "'slice'")
-        elif plate != WORD and plate not in order and plate not in others:
-            known = ", ".join([*order, WORD, *others])
+        elif plate != WORD and plate not in order and plate not in word_plates:
+            known = ", ".join([*order, WORD, *word_plates])
             symbols.add_fault(name, f"a declared plate ({known})", f"the plate {plate!r}")
     return tuple(plate for plate in order if plate in node.plates)
 
@@ -211,10 +208,10 @@ def _check_pick(
     symbols: SymbolTable, child: NodeTemplate, parent: NodeTemplate, plate: str, selector: NodeTemplate
 ) -> bool:
     before = len(symbols.faults)
-    has = [*parent.plates, *([WORD] if parent.word_stack is not None else [])]
-    if plate not in has:
+    axes = [*parent.plates, *([WORD] if parent.word_stack is not None else [])]
+    if plate not in axes:
         symbols.add_fault(
-            child.name, f"a pick along a plate of {parent.name} ({', '.join(has) or 'none'})", repr(plate)
+            child.name, f"a pick along a plate of {parent.name} ({', '.join(axes) or 'none'})", repr(plate)
         )
     if plate in child.plates:
         symbols.add_fault(child.name, f"no pick along {plate!r}, a plate of its own", f"pick by {selector.name}")
@@ -228,8 +225,8 @@ def _check_pick(
             f"a selector of {sizes[plate]} states, one for each {plate}",
             f"{selector.name} with {tpm.states}",
         )
-    inside = set(selector.plates) <= set(child.plates) and selector.word_stack in (None, child.word_stack)
-    if not inside:
+    is_within_plates = set(selector.plates) <= set(child.plates) and selector.word_stack in (None, child.word_stack)
+    if not is_within_plates:
         symbols.add_fault(child.name, "a selector with no plate that it lacks itself", f"{selector.name}")
     return len(symbols.faults) == before
 
@@ -237,34 +234,34 @@ def _check_pick(
 def _resolve_role(
     symbols: SymbolTable, child: NodeTemplate, reference: str, slice_: str | int | None
 ) -> NodeTemplate | None:
-    """The template that `role` or `stack.role` names, seen from a child."""
+    """The template that `role` or `stack.role` names, from the position of a child."""
     stack_name, dot, role = reference.rpartition(".")
     if dot and stack_name not in symbols.stacks:
         names = ", ".join(repr(name) for name in symbols.stacks)
         symbols.add_fault(child.name, f"a stack among {names or 'none'}", f"an arrow from {reference!r}")
         return None
-    own = child.stack if child.step is not None else None
-    home = stack_name if dot else own
-    if home is None and not dot and role not in symbols.outside_nodes and len(symbols.stacks) == 1:
-        home = next(iter(symbols.stacks))
-    stack = symbols.stacks.get(home) if home is not None else None
+    child_stack = child.stack if child.step is not None else None
+    target_stack = stack_name if dot else child_stack
+    if target_stack is None and not dot and role not in symbols.outside_nodes and len(symbols.stacks) == 1:
+        target_stack = next(iter(symbols.stacks))
+    stack = symbols.stacks.get(target_stack) if target_stack is not None else None
     roles = {n.role for n in (*stack.prologue, *stack.slice, *stack.epilogue)} if stack else set()
     if role not in roles:
         if not dot and role in symbols.outside_nodes:
             return symbols.templates["", role, None]
         of_stacks = [f"{s.name}.{n.role}" for s in symbols.stacks.values() if s.name for n in s.slice]
-        near = unknown_name_error("role", role, [*sorted(roles), *symbols.outside_nodes, *of_stacks]).allowed or ""
-        symbols.add_fault(child.name, f"an arrow from a declared role ({near})", repr(reference))
+        hint = unknown_name_error("role", role, [*sorted(roles), *symbols.outside_nodes, *of_stacks]).allowed or ""
+        symbols.add_fault(child.name, f"an arrow from a declared role ({hint})", repr(reference))
         return None
     assert stack is not None
-    at = _resolve_slice(symbols, child, stack, role, slice_, same_stack=stack.name == own)
-    return symbols.templates.get((stack.name, role, at)) if at != -1 else None
+    slice_index = _resolve_slice(symbols, child, stack, role, slice_, same_stack=stack.name == child_stack)
+    return symbols.templates.get((stack.name, role, slice_index)) if slice_index != -1 else None
 
 
 def _resolve_slice(
     symbols: SymbolTable, child: NodeTemplate, stack: Stack, role: str, rule: str | int | None, *, same_stack: bool
 ) -> int | None:
-    """The slice of a role that an arrow comes from; None where the role has none, -1 after a fault."""
+    """The slice that an arrow comes from; None where the role has no slices, -1 after a fault."""
     if all(node.role != role for node in stack.slice):
         if rule is not None:
             symbols.add_fault(child.name, f"no slice for {role!r}, which stands outside the slices", f"slice={rule!r}")
@@ -276,118 +273,120 @@ def _resolve_slice(
     in_prologue = same_stack and child.step == -1
     if rule is None:
         rule = "first" if in_prologue else "same" if same_stack and in_slice else "last"
-    places = {"first": 0, "last": last} | ({"same": step, "next": step + 1} if in_slice else {})
-    at = places.get(rule) if isinstance(rule, str) else rule
-    if at is None:
+    slice_of_rule = {"first": 0, "last": last} | ({"same": step, "next": step + 1} if in_slice else {})
+    index = slice_of_rule.get(rule) if isinstance(rule, str) else rule
+    if index is None:
         symbols.add_fault(child.name, "slice='first', 'last' or a number, for it stands in no slice", f"slice={rule!r}")
         return -1
-    if at > last:
-        symbols.add_fault(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {at}")
+    if index > last:
+        symbols.add_fault(child.name, f"a slice of {role!r} from 0 to {last}", f"slice {index}")
         return -1
-    return at
+    return index
 
 
 # templates to the folded graph
 
 
 def _sort_into_components(templates: Sequence[NodeTemplate]) -> tuple[list[list[NodeTemplate]], list[Fault]]:
-    """The templates in a topological order, in groups (of one, or of those that read each other); the cycles."""
+    """The components (strongly connected) in topological order, and the faults of invalid cycles."""
     import networkx as nx
 
-    place = {template: k for k, template in enumerate(templates)}
-    joins = nx.DiGraph()
-    joins.add_nodes_from(templates)
-    joins.add_edges_from((parent, child) for child in templates for parent, _, _ in _iter_parents(child))
-    whole = nx.condensation(joins)
-    members = {box: sorted(data["members"], key=lambda t: place[t]) for box, data in whole.nodes(data=True)}
+    position = {template: k for k, template in enumerate(templates)}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(templates)
+    graph.add_edges_from((parent, child) for child in templates for parent, _, _ in _iter_parents(child))
+    condensed = nx.condensation(graph)
+    members_of = {k: sorted(attrs["members"], key=lambda t: position[t]) for k, attrs in condensed.nodes(data=True)}
     faults: list[Fault] = []
-    groups: list[list[NodeTemplate]] = []
-    for box in nx.lexicographical_topological_sort(whole, key=lambda box: place[members[box][0]]):
-        group = members[box]
-        if len(group) > 1 or joins.has_edge(group[0], group[0]):
-            ordered = _sort_component(group)
+    components: list[list[NodeTemplate]] = []
+    for k in nx.lexicographical_topological_sort(condensed, key=lambda k: position[members_of[k][0]]):
+        component = members_of[k]
+        if len(component) > 1 or graph.has_edge(component[0], component[0]):
+            ordered = _sort_component(component)
             if ordered is None:
-                names = [template.name for template in group]
+                names = [template.name for template in component]
                 shown = " -> ".join([*names[:6], "…"] if len(names) > 6 else [*names, names[0]])
-                wanted = "no cycle, unless each turn goes back to an earlier word of one stack"
-                faults.append(Fault(names[0], wanted, f"a cycle {shown}"))
-            group = ordered or group
-        groups.append(group)
-    return groups, faults
+                expected = "no cycle, unless each turn goes back to an earlier word of one stack"
+                faults.append(Fault(names[0], expected, f"a cycle {shown}"))
+            component = ordered or component
+        components.append(component)
+    return components, faults
 
 
 def _iter_parents(child: NodeTemplate) -> Iterator[tuple[NodeTemplate, Reach, str]]:
-    """The parents of a template: what fills its slots, and what picks."""
-    for slot, source in child.iter_slots():
-        yield source.template, source.reach, slot
-        for _, selector in source.pick:
+    """The parents of a template: those that fill its slots, and those that pick."""
+    for slot, parent in child.iter_slots():
+        yield parent.template, parent.reach, slot
+        for _, selector in parent.pick:
             yield selector, Reach("same"), "pick"
 
 
 def _sort_component(component: list[NodeTemplate]) -> list[NodeTemplate] | None:
-    """The order within a group that reads itself, word after word; None where a word would wait for itself."""
+    """The order of a recurrent component within one word; None where a word would depend on itself."""
     import networkx as nx
 
-    now = nx.DiGraph()
-    now.add_nodes_from(component)
+    # Words are computed one after another. Only arrows that may join a word to itself order the nodes of one word;
+    # strictly causal arrows read words that are already known.
+    graph = nx.DiGraph()
+    graph.add_nodes_from(component)
     for child in component:
         for parent, reach, _ in _iter_parents(child):
-            if parent in now:
+            if parent in graph:
                 if child.word_stack is None or child.word_stack != parent.word_stack or not reach.is_causal:
                     return None
                 if not reach.is_strictly_causal:
-                    now.add_edge(parent, child)
-    if not nx.is_directed_acyclic_graph(now):
+                    graph.add_edge(parent, child)
+    if not nx.is_directed_acyclic_graph(graph):
         return None
-    return list(nx.lexicographical_topological_sort(now, key=component.index))
+    return list(nx.lexicographical_topological_sort(graph, key=component.index))
 
 
 def _build_graph(declaration: Declaration, components: Sequence[Sequence[NodeTemplate]]) -> TemplateGraph:
-    index = {template: k for k, template in enumerate(template for group in components for template in group)}
+    index = {template: k for k, template in enumerate(template for component in components for template in component)}
     arrows: dict[tuple[int, int], list[tuple[Reach, str]]] = {}
     for child in index:
         for parent, reach, slot in _iter_parents(child):
             arrows.setdefault((index[parent], index[child]), []).append((reach, slot))
-    bundles = []
+    edges = []
     for (parent_index, child_index), joined in arrows.items():
-        reaches, slots = (tuple(dict.fromkeys(each)) for each in zip(*joined, strict=True))
-        bundles.append(EdgeTemplate(parent_index, child_index, reaches, slots))
+        reaches, slots = (tuple(dict.fromkeys(values)) for values in zip(*joined, strict=True))
+        edges.append(EdgeTemplate(parent_index, child_index, reaches, slots))
     return TemplateGraph(
         tuple(NodeGroup(k, t.stack, t.node.role, t.slice, t.plates, t.word_stack, t.step) for t, k in index.items()),
-        tuple(bundles),
+        tuple(edges),
         {plate.name: plate.size for plate in declaration.plates},
         {stack.name: stack.slices for stack in declaration.stacks},
-        tuple(tuple(index[template] for template in group) for group in components),
+        tuple(tuple(index[template] for template in component) for component in components),
     )
 
 
 def check_slots(templates: Sequence[NodeTemplate]) -> list[Fault]:
-    """Faults of arity, of single slots that would get a collection and the reverse, and of reaches without words."""
+    """Faults of arity, of single slots that receive a collection and the reverse, and of reaches without words."""
     faults: list[Fault] = []
     for child in templates:
-        takes = child.node.tpm.get_slots()
-        open_ended = bool(takes) and takes[-1].startswith("*")
-        wrong = len(child.parents) < len(takes) - 1 if open_ended else len(child.parents) != len(takes)
+        slots = child.node.tpm.get_slots()
+        open_ended = bool(slots) and slots[-1].startswith("*")
+        has_wrong_arity = len(child.parents) < len(slots) - 1 if open_ended else len(child.parents) != len(slots)
         kind = type(child.node.tpm).__name__
-        if wrong:
-            wanted = f"{kind} takes {', '.join(takes)}" if takes else f"{kind} takes none"
-            got = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
-            faults.append(Fault(child.name, f"{len(takes)} parents ({wanted})", got))
+        if has_wrong_arity:
+            expected = f"{kind} takes {', '.join(slots)}" if slots else f"{kind} takes none"
+            actual = f"{len(child.parents)}: " + ", ".join(arrow.role for arrow in child.node.arrows)
+            faults.append(Fault(child.name, f"{len(slots)} parents ({expected})", actual))
             continue
-        for slot, source in child.iter_slots():
-            faults += [*_find_slot_faults(child, f"for the slot {slot} of {kind}", slot, source)]
-            faults += _find_pick_faults(child, source)
+        for slot, parent in child.iter_slots():
+            faults += [*_find_slot_faults(child, f"for the slot {slot} of {kind}", slot, parent)]
+            faults += _find_pick_faults(child, parent)
     return faults
 
 
 def _find_pick_faults(child: NodeTemplate, parent: TemplateParent) -> Iterator[Fault]:
-    """A word is picked by a node that reads exactly these words: of the same stack, by the same reach."""
+    """A selector of words must read exactly the words that it picks from: the same stack, by the same reach."""
     template = parent.template
     for plate, selector in parent.pick:
         reads = {(s.template.word_stack, s.reach) for s in selector.parents if s is not None and not s.reach.is_single}
         if plate == WORD and (selector.node.tpm.states is not None or (template.word_stack, parent.reach) not in reads):
-            wanted = f"a pick of a word by a Read of the same words as {template.name} (reach {parent.reach})"
-            yield Fault(child.name, wanted, f"pick by {selector.name}")
+            expected = f"a pick of a word by a Read of the same words as {template.name} (reach {parent.reach})"
+            yield Fault(child.name, expected, f"pick by {selector.name}")
 
 
 def _find_slot_faults(child: NodeTemplate, prefix: str, slot: str, parent: TemplateParent) -> Iterator[Fault]:
@@ -397,21 +396,21 @@ def _find_slot_faults(child: NodeTemplate, prefix: str, slot: str, parent: Templ
             child.name, prefix + ", a collection (an arrow from every word or every head)", f"one {template.name}"
         )
     if not slot.endswith(".") and over:
-        got = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
-        yield Fault(child.name, prefix + ", a single parent", got)
+        actual = f"{template.name} over every {' and '.join(over)} (reach {parent.reach})"
+        yield Fault(child.name, prefix + ", a single parent", actual)
     if (
         template.word_stack is not None
         and child.word_stack is None
         and parent.reach.kind not in ("every", "first", "last", "mask")
     ):
-        wanted = "reach 'every', 'first' or 'last', for it has no word of its own"
-        yield Fault(child.name, wanted, f"reach {parent.reach} to {template.name}")
+        expected = "reach 'every', 'first' or 'last', for it has no word of its own"
+        yield Fault(child.name, expected, f"reach {parent.reach} to {template.name}")
     if template.word_stack is None and parent.reach.kind not in ("same", "every"):
         yield Fault(child.name, f"no reach to {template.name}, which has no words", f"reach {parent.reach}")
 
 
 def collection_axes(child: NodeTemplate, parent: TemplateParent) -> tuple[str, ...]:
-    """The axes over which a slot receives a collection: the parent's plates that the child lacks, then words."""
+    """The axes of the collection in a slot: the parent's plates that the child lacks, then words."""
     template, picked = parent.template, {plate for plate, _ in parent.pick}
     plates = tuple(plate for plate in template.plates if plate not in child.plates and plate not in picked)
     words = template.word_stack is not None and not parent.reach.is_single and WORD not in picked

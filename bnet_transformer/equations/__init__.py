@@ -1,9 +1,8 @@
-r"""The reading *equations*: the TPM of every node template in LaTeX, told per word, with words as rows,
-with words as columns, or in index notation.
+r"""The TPM of every node template in LaTeX: for one word, with words as rows or as columns, or in index notation.
 
-Passes: `groups` (slices with equal equations are told once), `tell` (a group becomes a row, in the letters of
-`Notation`), `meanings` (what the letters stand for). Each TPM writes its own right-hand side (`TPM.latex`); no
-architecture and no TPM is known here by name.
+`render` joins the slices that share an equation and writes one row for each; every TPM writes its own right-hand side
+(`TPM.latex`), so no architecture and no TPM is known here by name. `notation` assigns letters to roles and plates and
+describes them. `result` holds the rows and lays them out.
 """
 
 from bnet_transformer.equations.render import equations

@@ -1,9 +1,9 @@
-r"""Which letters stand for what: roles, plates, stacks, sets of words, masks; no two things share one.
+r"""Notation: distinct letters for roles, plates, stacks, sets of words and masks.
 
-A role with a one-letter part shows that letter, the rest as subscripts (`W_q` is `W_q`, `cross_q` is
-`q_{\mathrm{cross}}`); any other stands upright (`\mathrm{norm1}`). A matrix of all words has the capital
-letter; a bold one where that means something else, a spare one where another role has it. `describe_notation` says below the
-equations what the letters stand for: what the indices run over, and how words stand in matrices.
+A role with a one-letter part uses that letter, with the rest as subscripts (`W_q` is `W_q`, `cross_q` is
+`q_{\mathrm{cross}}`); any other role is upright (`\mathrm{norm1}`). The matrix of all words has the capital letter: a
+bold one where the capital has another meaning, a spare one where another role has it. `describe_notation` writes the
+definitions below the equations: the ranges of indices, and how words stand in matrices.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Notation:
 
     @cached_property
     def _role_letters(self) -> dict[str, Letter]:
-        roles = list(dict.fromkeys(family.role for family in self.network.graph.groups))
+        roles = list(dict.fromkeys(group.role for group in self.network.graph.groups))
         names = {role: _parse_role(role) for role in roles}
         count = Counter(names.values())
         return {role: (format_upright(role), ()) if count[name] > 1 else name for role, name in names.items()}
 
     @cached_property
     def _capitals(self) -> dict[str, Letter]:
-        """The letter of the matrix of all words, for roles whose own letter is small."""
+        """The letter of the matrix of all words, for roles with a lowercase letter."""
         taken = set(self._role_letters.values())
         letters = {base.upper() for base, _ in taken}
         spare = [letter for letter in SPARE_CAPITALS if letter not in letters]
-        found = {}
+        capitals = {}
         for role, (base, sub) in self._role_letters.items():
             if len(base) == 1 and base.islower():
                 capital, clashes = base.upper(), (base.upper(), sub) in taken
@@ -51,11 +51,11 @@ class Notation:
                     capital = spare.pop(0)
                 elif clashes or capital in TAKEN_CAPITALS:
                     capital = rf"\mathbf{{{capital}}}"
-                found[role] = (capital, sub)
-        return found
+                capitals[role] = (capital, sub)
+        return capitals
 
     def role_letter(self, role: str) -> Letter:
-        """The letter and subscripts of one word's value, and of what has no words."""
+        """The letter and subscripts of one word's value, or of a value without words."""
         return self._role_letters[role]
 
     def matrix_letter(self, role: str) -> Letter:
@@ -65,9 +65,9 @@ class Notation:
     @cached_property
     def plate_indices(self) -> dict[str, str]:
         """The index of each plate: h for heads, Greek letters for the others."""
-        others = [plate for plate in self.network.graph.plate_sizes if plate != "head"]
-        greek = [rf"\{name}" for name in GREEK] + [rf"\omega_{{{k}}}" for k in range(1, len(others))]
-        return {"head": "h", **dict(zip(others, greek, strict=False))}
+        other_plates = [plate for plate in self.network.graph.plate_sizes if plate != "head"]
+        greek = [rf"\{name}" for name in GREEK] + [rf"\omega_{{{k}}}" for k in range(1, len(other_plates))]
+        return {"head": "h", **dict(zip(other_plates, greek, strict=False))}
 
     def stack_superscript(self, name: str) -> tuple[str, ...]:
         """The superscript of a stack: none where it has no name."""
@@ -87,8 +87,8 @@ class Notation:
 
     @cached_property
     def mask_tables(self) -> dict[Reach, int]:
-        """The tables that serve as masks, numbered."""
-        reaches = [given.reach for member in self.network.specs for given in member.parents]
+        """The tables that are masks, numbered."""
+        reaches = [parent.reach for spec in self.network.specs for parent in spec.parents]
         return {reach: k for k, reach in enumerate(dict.fromkeys(r for r in reaches if r.kind == "mask"))}
 
     def mask_set(self, reach: Reach) -> str:
@@ -113,7 +113,7 @@ class Notation:
 
 
 def format_upright(name: str) -> str:
-    """A name of several letters, as an equation shows it."""
+    """A name of several letters, upright."""
     return rf"\mathrm{{{escape_latex(name)}}}"
 
 
@@ -122,18 +122,18 @@ def _parse_role(role: str) -> Letter:
     letter = next((k for k, part in enumerate(parts) if len(part) == 1), None)
     if letter is None or (len(parts) == 1 and role in RESERVED_LETTERS):
         return format_upright(role), ()
-    rest = parts[:letter] + parts[letter + 1 :]
-    return parts[letter], tuple(part if len(part) == 1 else format_upright(part) for part in rest)
+    subscripts = parts[:letter] + parts[letter + 1 :]
+    return parts[letter], tuple(part if len(part) == 1 else format_upright(part) for part in subscripts)
 
 
 def describe_notation(network: Network, notation: Notation, form: str) -> list[str]:
-    """What the letters of a net stand for."""
+    """The definitions of a net's letters."""
     lines = [_describe_stack(network, notation, stack) for stack in network.declaration.stacks]
     used = [plate for plate in network.graph.plate_sizes if any(plate in f.plates for f in network.graph.groups)]
     for plate in used:
         last = network.graph.plate_sizes[plate] - 1
-        several = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
-        lines.append(rf"{notation.plate_indices[plate]} \in \{{{several}\}} \quad \text{{({escape_latex(plate)})}}")
+        values = rf"0, \ldots, {last}" if last > 1 else "0, 1" if last else "0"
+        lines.append(rf"{notation.plate_indices[plate]} \in \{{{values}\}} \quad \text{{({escape_latex(plate)})}}")
     lines += [line for reach in notation.mask_tables for line in _describe_mask(notation, reach)]
     return (
         lines
@@ -151,14 +151,14 @@ def _describe_stack(network: Network, notation: Notation, stack: Stack) -> str:
     )
     slices = "t = 0" if stack.slices == 1 else rf"t = 0, \ldots, {depth}-1"
     line = rf"{slices}, \quad {depth} = {stack.slices}"
-    if any(family.word_stack == stack.name for family in network.graph.groups):
+    if any(group.word_stack == stack.name for group in network.graph.groups):
         index = "" if stack.name else r"i, j \in "
         line += rf", \qquad {index}{words} = \{{0, \ldots, {count}-1\}}"
     return rf"\text{{in }} {notation.stack_superscript(stack.name)[0]}: \; {line}" if stack.name else line
 
 
 def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
-    """Who is read by a table: in full where it is small."""
+    """The words that a mask reads: in full for small masks."""
     name = notation.mask_set(reach)
     if len(reach.table) > 6:
         size = rf"{len(reach.table)} \times {len(reach.table[0])}"
@@ -171,43 +171,43 @@ def _describe_mask(notation: Notation, reach: Reach) -> list[str]:
 
 
 def _describe_matrices(network: Network, notation: Notation, form: str) -> list[str]:
-    """How words stand in a matrix, said of the first that there is, and of those that have another letter."""
-    vectors = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
-    if form == "word" or not vectors:
+    """How words stand in a matrix, for the first role, and for those with another letter."""
+    vector_roles = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
+    if form == "word" or not vector_roles:
         return []
-    letters_of = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vectors}
-    renamed = [role for role, (one, many) in letters_of.items() if len(many) == 1 and many not in (one, one.upper())]
-    roles = dict.fromkeys([vectors[0], *renamed])
-    ones = [Symbol(*notation.role_letter(role), word="i") for role in roles]
-    manies = [Symbol(*notation.matrix_letter(role), word="i", form=form, is_full_matrix=False) for role in roles]
-    pairs = list(zip(manies, ones, strict=True))
+    letters = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vector_roles}
+    renamed = [role for role, (x, X) in letters.items() if len(X) == 1 and X not in (x, x.upper())]
+    roles = dict.fromkeys([vector_roles[0], *renamed])
+    vectors = [Symbol(*notation.role_letter(role), word="i") for role in roles]
+    matrices = [Symbol(*notation.matrix_letter(role), word="i", form=form, is_full_matrix=False) for role in roles]
+    pairs = list(zip(matrices, vectors, strict=True))
     match form:
         case "row":
-            return [r"\text{words are rows: } " + r", \quad ".join(f"{many} = {one.T}" for many, one in pairs)]
+            return [r"\text{words are rows: } " + r", \quad ".join(f"{X} = {x.T}" for X, x in pairs)]
         case "column":
-            return [r"\text{words are columns: } " + r", \quad ".join(f"{many} = {one}" for many, one in pairs)]
+            return [r"\text{words are columns: } " + r", \quad ".join(f"{X} = {x}" for X, x in pairs)]
         case _:
-            entry = rf"{manies[0]['a']} \text{{ is feature }} a \text{{ of word }} i"
-            others = [rf"{many['a']} \text{{ that of }} {one}" for many, one in pairs[1:]]
+            entry = rf"{matrices[0]['a']} \text{{ is feature }} a \text{{ of word }} i"
+            descriptions = [rf"{X['a']} \text{{ that of }} {x}" for X, x in pairs[1:]]
             return [
-                r", \quad ".join([entry, *others]),
+                r", \quad ".join([entry, *descriptions]),
                 r"\text{indices that are repeated, and not on the left, are summed over}",
             ]
 
 
 def _describe_first_words(network: Network, notation: Notation) -> list[str]:
-    """Of what a first word reads nothing."""
-    read = {(m.group.role, given.index) for m in network.specs for given in m.parents if given.reach.kind == "rest"}
+    """The parents that a first word does not read (reach `rest`)."""
+    read = {(m.group.role, parent.index) for m in network.specs for parent in m.parents if parent.reach.kind == "rest"}
     pairs = dict.fromkeys((role, network.graph.groups[k].role) for role, k in sorted(read))
     symbols = [
-        (Symbol(*notation.role_letter(one), word="0"), Symbol(*notation.role_letter(other), word="0"))
-        for one, other in pairs
+        (Symbol(*notation.role_letter(child), word="0"), Symbol(*notation.role_letter(parent), word="0"))
+        for child, parent in pairs
     ]
-    return [rf"{one} \text{{ does not read }} {other}" for one, other in symbols]
+    return [rf"{child} \text{{ does not read }} {parent}" for child, parent in symbols]
 
 
 def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
-    """What a word before the first one is worth, where one is read."""
-    read = {given.index for m in network.specs for given in m.parents if given.reach.kind == "before"}
+    """The value of the word before the first, where it is read."""
+    read = {parent.index for m in network.specs for parent in m.parents if parent.reach.kind == "before"}
     roles = dict.fromkeys(network.graph.groups[k].role for k in sorted(read))
     return [f"{Symbol(*notation.role_letter(role), word='-1')} = 0" for role in roles]

@@ -1,4 +1,4 @@
-r"""The result: rows of equations and what their letters mean, to print, paste, compile or show."""
+r"""The result: rows of equations and the definitions of their letters, to print, paste, compile or display."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DOCUMENT_HEAD = rf"""\documentclass{{article}}
 class Equation:
     """One row: `left = right`, for one node template.
 
-    `form` is the form in which it is told (`word` where the asked form has no words for it); `slices` the
-    slices that it holds for, where not for all; `note` says in plain words what kind of TPM it is.
+    `form` is the form in which it is written (`word` where the requested form cannot express it); `slices` are the
+    slices that it holds for, where not for all; `note` describes the TPM in words.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Equation:
 
     @property
     def condition(self) -> str:
-        """The slices it holds for, where not for all."""
+        """The slices that it holds for, where not for all."""
         if not self.slices:
             return ""
         return rf" \qquad (t = {', '.join(map(str, self.slices))})"
@@ -61,10 +61,10 @@ class Equation:
 
 @dataclass(frozen=True)
 class Equations:
-    r"""The structural equations of a net, one row for each node template, and what the letters in them mean.
+    r"""The structural equations of a net, one row for each node template, and the definitions of their letters.
 
-    `str()` and `.latex` are an `align*` to paste in a paper (amsmath, amssymb), `.document()` is a document
-    of its own. Rows are found by name (`told["x_(t+1)"]`) and in a loop.
+    `str()` and `.latex` are an `align*` to paste in a paper (amsmath, amssymb), `.document()` is a complete document.
+    Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable.
     """
 
     form: str
@@ -77,7 +77,7 @@ class Equations:
         return f"\\begin{{align*}}\n{self._body()}\n\\end{{align*}}"
 
     def document(self) -> str:
-        """A document of its own, for pdflatex."""
+        """A complete document, for pdflatex."""
         return f"{DOCUMENT_HEAD}{self.latex}\n\\end{{document}}\n"
 
     def __str__(self) -> str:
@@ -101,12 +101,12 @@ class Equations:
 
     def _body(self) -> str:
         lines = align_equations([(row.left, row.right + row.condition) for row in self.rows])
-        told = pack_statements(self.where)
-        lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(told)]
+        statements = pack_statements(self.where)
+        lines += [(r"\text{where} & \quad " if k == 0 else r"& \quad ") + line for k, line in enumerate(statements)]
         return " \\\\\n".join(lines)
 
 
-# how equations stand on a page
+# layout of equations on a page
 
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[^\s]")
 _WIDTH_TABLE = {  # of commands that are neither letters nor relations
@@ -129,7 +129,7 @@ _NARROW = frozenset("ijl.,:;()[]|'")
 
 
 def estimate_width(latex: str) -> float:
-    """About how wide a formula is, in letters.
+    """An estimate of the width of a formula, in letters.
 
     >>> estimate_width("x") < estimate_width("x_i^t") < estimate_width(r"x_i^t + x_j^t") < 8
     True
@@ -193,7 +193,7 @@ _COMMANDS_WITH_ARGUMENTS = {r"\frac": _measure_fraction, r"\underbrace": _measur
 
 
 def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_WIDTH) -> list[str]:
-    """Lines of an `align` from left and right sides; a pair too wide for the page is broken between them."""
+    """The lines of an `align` from left and right sides; pairs wider than the page are broken between the sides."""
     lefts, rights = [estimate_width(left) for left, _ in pairs], [estimate_width(right) + 2.2 for _, right in pairs]
     options = []
     for column in sorted({*lefts, 0.0}, reverse=True):
@@ -208,7 +208,7 @@ def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_W
 
 
 def pack_statements(statements: Sequence[str], column_width: float = PAGE_WIDTH / 2) -> list[str]:
-    """Short statements side by side, long ones on a line of their own."""
+    """Short statements next to each other, long ones on lines of their own."""
     lines: list[str] = []
     for statement in statements:
         longer = rf"{lines[-1]}, \qquad {statement}" if lines else ""

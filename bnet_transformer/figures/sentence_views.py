@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
@@ -42,7 +43,6 @@ from bnet_transformer.inference.joint_posterior import expected_group_attention
 from bnet_transformer.inference.selection import find_state_group
 from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.reference.node_tables import compute_read_mask
-from bnet_transformer.tpm.arrays import to_numpy
 
 MAX_UNFOLDED_ARROWS = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
 MAX_OPEN_STATES = 64  # joint states of open choices over which attention is averaged unasked

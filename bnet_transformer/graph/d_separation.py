@@ -1,36 +1,25 @@
-"""Separation: which nodes tell of each other, given others. Many questions at once, each on a bit of its own.
+"""D-separation by the Bayes ball, for many queries at once: each query is one bit of a 64-bit lane.
 
-Balls roll along arrows (Shachter 1998): past a node that is not given, and back up from one that is. A set of nodes is
-an array of bits for each family, so that one step along a bundle of arrows is one array operation. A question names few
-words and heads, and those that it does not name are alike: mapping each word to the greatest kept one at or before it
-takes arrows to arrows, so the balls need only the graph of the words named, their next ones and both ends.
+A set of nodes is an array of bits for each node group, so one step along an edge template is one array operation. The
+queries run on a thinned graph, which has only the words and heads that they need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import WORD
 from bnet_transformer.graph.ground_graph import GroundGraph, Ids
-from bnet_transformer.graph.template_graph import NodeGroup
+from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.graph.traversal import CutMarks, propagate_marks
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to question q
 LANE_BITS = 64
 MAX_BITS = 2**28
-THINNABLE_REACHES = (
-    "same",
-    "every",
-    "causal",
-    "first",
-    "last",
-)  # the reaches that a map of words as above takes to themselves
 
 
 @dataclass(frozen=True)
@@ -50,184 +39,89 @@ class SeparationQuery:
 def are_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int] = ()
 ) -> NDArray[np.bool_]:
-    """For each question, whether it is so. `functional_groups` are families whose nodes their parents determine: what is given
-    then closes under what it determines (D-separation: Geiger, Verma and Pearl 1990), as does what is set.
+    """For each query, whether its `x` and `y` are separated.
+
+    `functional_groups` are the groups whose nodes are functions of their parents. `given`, and the nodes that `do`
+    sets, are then closed under what they determine (D-separation).
     """
-    found = np.zeros(len(queries), dtype=bool)
+    separated = np.zeros(len(queries), dtype=bool)
     start = 0
     while start < len(queries):
-        size = max(
-            LANE_BITS,
-            MAX_BITS // max(1, len(thin_graph(ground, [queries[start].nodes]).ground)) // LANE_BITS * LANE_BITS,
-        )
+        num_nodes = max(1, len(thin_graph(ground, [queries[start].nodes]).ground))
+        size = max(LANE_BITS, MAX_BITS // num_nodes // LANE_BITS * LANE_BITS)
         chunk = queries[start : start + min(size, 64 * LANE_BITS)]
-        found[start : start + len(chunk)] = _are_chunk_separated(ground, chunk, functional_groups)
+        separated[start : start + len(chunk)] = _are_chunk_separated(ground, chunk, functional_groups)
         start += len(chunk)
-    return found
+    return separated
 
 
 def _are_chunk_separated(
     ground: GroundGraph, queries: Sequence[SeparationQuery], functional_groups: Collection[int]
 ) -> NDArray[np.bool_]:
-    thin = thin_graph(ground, [question.nodes for question in queries])
+    thinned = thin_graph(ground, [query.nodes for query in queries])
     count = len(queries)
     x, y, given = (
-        pack_queries(thin.ground, count, thin.to_thinned([getattr(question, part) for question in queries]))
+        pack_queries(thinned.ground, count, thinned.to_thinned([getattr(query, part) for query in queries]))
         for part in ("x", "y", "given")
     )
     cut = pack_cuts(
-        ground, thin.ground, *(thin.to_thinned([some] * count) for some in (ground.cut_nodes, ground.retained_parents))
+        ground,
+        thinned.ground,
+        *(thinned.to_thinned([nodes] * count) for nodes in (ground.cut_nodes, ground.retained_parents)),
     )
-    blocked = deterministic_closure(thin.ground, given, cut, functional_groups)
+    blocked = deterministic_closure(thinned.ground, given, cut, functional_groups)
     y &= ~blocked
-    hit = np.bitwise_or.reduce(bayes_ball(thin.ground, x, given, blocked, cut, goal=y) & y, axis=0)
-    return ~np.unpackbits(hit.view(np.uint8), bitorder="little")[:count].astype(bool)
+    reached = np.bitwise_or.reduce(bayes_ball(thinned.ground, x, given, blocked, cut, goal=y) & y, axis=0)
+    return ~np.unpackbits(reached.view(np.uint8), bitorder="little")[:count].astype(bool)
 
 
 def deterministic_closure(ground: GroundGraph, given: Bits, cut: CutMarks, functional_groups: Collection[int]) -> Bits:
-    """The nodes that what is given determines, itself among them; with no `functional_groups`, itself alone."""
+    """The given nodes and all that they determine; without `functional_groups` the given nodes only."""
     if not functional_groups:
         return given
-    # what is not determined: a root counts as free, whatever its TPM
-    folded, found, open_ = ground.template, np.zeros_like(given), ~given
+    # D-separation (Geiger, Verma and Pearl 1990): a node is determined if it is given, or is a function of parents that
+    # are all determined. Computed is the complement, by a least fixed point: a node that is not given is undetermined
+    # if it is no function, has no incoming arrow (a root is free, whatever its TPM), or has an undetermined parent.
+    template, undetermined, not_fixed = ground.template, np.zeros_like(given), ~given
     for index, bits in cut.cut_nodes.items():
-        part = view_group(ground, open_, index)
+        part = view_group(ground, not_fixed, index)
         part &= ~bits
-    for group in folded.components or tuple((family.index,) for family in folded.groups):
+    for component in template.components or tuple((group.index,) for group in template.groups):
         while True:
-            grown = False
-            for index in group:
-                part = view_group(ground, found, index)
-                if index in functional_groups and folded.in_edges[index]:
-                    parts = ((b, view_group(ground, found, b.parent)) for b in folded.in_edges[index])
-                    above = (propagate_marks(ground, b, bits, cut, up=False) for b, bits in parts)
-                    now = reduce(np.bitwise_or, above) & view_group(ground, open_, index)
+            changed = False
+            for index in component:
+                part = view_group(ground, undetermined, index)
+                if index in functional_groups and template.in_edges[index]:
+                    parts = ((edge, view_group(ground, undetermined, edge.parent)) for edge in template.in_edges[index])
+                    incoming = (propagate_marks(ground, edge, bits, cut, up=False) for edge, bits in parts)
+                    fresh = reduce(np.bitwise_or, incoming) & view_group(ground, not_fixed, index)
                 else:
-                    now = view_group(ground, open_, index)
-                grown |= bool((now & ~part).any())
-                part |= now
-            if not grown or (len(group) == 1 and all(b.parent != group[0] for b in folded.in_edges[group[0]])):
+                    fresh = view_group(ground, not_fixed, index)
+                changed |= bool((fresh & ~part).any())
+                part |= fresh
+            reads_itself = any(edge.parent == component[0] for edge in template.in_edges[component[0]])
+            if not changed or (len(component) == 1 and not reads_itself):
                 break
-    return ~found
-
-
-# the words and heads that a question does not name
-
-
-@dataclass(frozen=True)
-class ThinnedGraph:
-    """A smaller ground graph for each question, all of one size: `kept[q][axis]` are the indices that question q keeps
-    of an axis, a plate or the words of a stack.
-    """
-
-    ground: GroundGraph
-    full: GroundGraph
-    retained: tuple[dict[tuple[str, str], Sequence[int]], ...]
-
-    def to_thinned(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
-        """The nodes of each question as numbers of the smaller graph."""
-        found = []
-        for some, kept in zip(nodes, self.retained, strict=True):
-            own = []
-            for node in some:
-                family, index = self.full.unravel_index(node)
-                at = [kept[axis].index(i) for axis, i in zip(_axes(family), index, strict=True)]
-                own.append(self.ground.ravel_index(family, at))
-            found.append(own)
-        return found
-
-    def to_full(self, node: int, query: int = 0) -> int:
-        """The number in the full graph of a node of the smaller one."""
-        family, index = self.ground.unravel_index(node)
-        kept = self.retained[query]
-        return self.full.ravel_index(family, [kept[axis][i] for axis, i in zip(_axes(family), index, strict=True)])
-
-    def apply_surgery(self) -> GroundGraph:
-        """The smaller graph of the first question, without the arrows that the full one has lost."""
-        cut, rows = (self.to_thinned([some])[0] for some in (self.full.cut_nodes, self.full.retained_parents))
-        return self.ground.surgery(cut, dict(zip(rows, self.full.retained_parents.values(), strict=True)))
-
-
-def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
-    """The smaller graphs for questions that name these nodes."""
-    full = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
-    full |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
-    wanted = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]
-    least = [
-        {axis: _required_indices(axis, each.get(axis, set()), size) for axis, size in full.items()} for each in wanted
-    ]
-    sizes = {axis: max(len(each[axis]) for each in least) for axis in full}
-    sizes |= {axis: full[axis] for axis in _unthinnable_axes(ground)}
-    kept = tuple({axis: _pad_indices(some, sizes[axis], full[axis]) for axis, some in each.items()} for each in least)
-    plates = {plate: sizes[plate, ""] for plate in ground.template.plate_sizes}
-    small = GroundGraph(
-        replace(ground.template, plate_sizes=plates), {stack: sizes[WORD, stack] for stack in ground.word_counts}
-    )
-    return ThinnedGraph(small, ground, kept)
-
-
-def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]:
-    """So many of the indices of an axis, these among them, in order."""
-    if size == full_size:
-        return range(full_size)
-    more = (i for i in range(full_size) if i not in required)
-    return sorted([*required, *islice(more, size - len(required))])
-
-
-def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
-    """The indices that must be kept of an axis: of words those named, both ends, and the one after each; of a plate
-    those named and one more."""
-    if axis[0] == WORD:
-        return {i for word in (0, *named, size - 1) for i in (word, word + 1) if i < size}
-    other = next((i for i in range(size) if i not in named), None)
-    return named if other is None else {*named, other}
-
-
-def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
-    """The words that cannot be thinned, for a reach among them tells words apart by more than their order."""
-    found = set()
-    for bundle in ground.template.edges:
-        child, parent = ground.template.groups[bundle.child], ground.template.groups[bundle.parent]
-        across = child.word_stack is not None and child.word_stack != parent.word_stack
-        for reach in bundle.reaches if parent.word_stack is not None else ():
-            if reach.kind not in THINNABLE_REACHES or (across and reach.kind in ("same", "causal")):
-                found |= {(WORD, stack) for stack in (child.word_stack, parent.word_stack) if stack is not None}
-    return found
-
-
-def _named_indices(ground: GroundGraph, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
-    found: dict[tuple[str, str], set[int]] = {}
-    for node in nodes:
-        family, index = ground.unravel_index(node)
-        for axis, i in zip(_axes(family), index, strict=True):
-            found.setdefault(axis, set()).add(i)
-    return found
-
-
-def _axes(group: NodeGroup) -> list[tuple[str, str]]:
-    return [(plate, "") for plate in group.plates] + ([] if group.word_stack is None else [(WORD, group.word_stack)])
-
-
-# the balls
+    return ~undetermined
 
 
 def pack_queries(ground: GroundGraph, count: int, nodes: Sequence[Iterable[int]]) -> Bits:
-    """`[node, lanes]`: the bit of each question at its nodes."""
-    found: Bits = np.zeros((len(ground), -(-count // LANE_BITS)), dtype=np.uint64)
-    pairs = [(node, question) for question, some in enumerate(nodes) for node in some]
+    """`[node, lanes]`: the bit of each query, set at its nodes."""
+    bits: Bits = np.zeros((len(ground), -(-count // LANE_BITS)), dtype=np.uint64)
+    pairs = [(node, query) for query, ids in enumerate(nodes) for node in ids]
     if pairs:
-        node, question = np.array(pairs).T
-        bit = np.uint64(1) << (question % LANE_BITS).astype(np.uint64)
-        np.bitwise_or.at(found, (node, question // LANE_BITS), bit)
-    return found
+        node, query = np.array(pairs).T
+        bit = np.uint64(1) << (query % LANE_BITS).astype(np.uint64)
+        np.bitwise_or.at(bits, (node, query // LANE_BITS), bit)
+    return bits
 
 
 def pack_cuts(
     ground: GroundGraph, small: GroundGraph, cut_nodes: Sequence[Iterable[int]], partly_cut: Sequence[Iterable[int]]
 ) -> CutMarks:
-    """What surgery took of a graph, as bits of a smaller one, in which each question has these numbers for it."""
-    nodes, some = (pack_queries(small, len(cut_nodes), numbers) for numbers in (cut_nodes, partly_cut))
-    return CutMarks(split_bits_by_group(small, nodes), split_bits_by_group(small, some & ~nodes), ground)
+    """The surgery of `ground` as bits of a smaller graph, in which each query has these numbers for the cut nodes."""
+    nodes, partial = (pack_queries(small, len(cut_nodes), numbers) for numbers in (cut_nodes, partly_cut))
+    return CutMarks(split_bits_by_group(small, nodes), split_bits_by_group(small, partial & ~nodes), ground)
 
 
 def bayes_ball(
@@ -239,57 +133,65 @@ def bayes_ball(
     within: Bits | None = None,
     goal: Bits | None = None,
 ) -> Bits:
-    """`[node, lanes]`: where the balls come that start at `start`; they stay inside `within`, and may stop once each
-    question that has a `goal` has come to it.
-    """
-    families = range(len(ground.template.groups))
-    sides = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
-    told = {name: [view_group(ground, bits, index) for index in families] for name, bits in sides.items()}
-    inside = None if within is None else [view_group(ground, within, index) for index in families]
-    waiting: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
-    goals = {} if goal is None else split_bits_by_group(ground, goal)
-    short: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
+    """The nodes that a ball from `start` reaches, `[node, lanes]`.
 
-    def propagate_bits(index: int, bits: Bits, way: str) -> None:
-        up = way == "up"
+    The ball stays inside `within`, and may stop once every query that has a `goal` has reached it.
+    """
+    # The Bayes ball (Shachter 1998). A ball that goes up (came from a child) passes a node that is not blocked, to its
+    # parents and children. A ball that goes down passes it to its children, and bounces off a given node to its
+    # parents: the collider is open. `blocked` are the determined nodes, `given` those that are given: a determined node
+    # lets no ball pass, but only evidence opens a collider. x and y are separated if no ball from x reaches y. Groups
+    # are in topological order, so taking the last (up) or the first (down) pending group collects all balls that arrive
+    # there before it is expanded.
+    groups = range(len(ground.template.groups))
+    visited = {"given": given, "blocked": blocked, "up": start.copy(), "down": np.zeros_like(start)}
+    by_group = {name: [view_group(ground, bits, index) for index in groups] for name, bits in visited.items()}
+    allowed = None if within is None else [view_group(ground, within, index) for index in groups]
+    pending: dict[str, dict[int, Bits]] = {"up": {}, "down": {}}
+    goals = {} if goal is None else split_bits_by_group(ground, goal)
+    unmet: Bits = start[0] * 0 if goal is None else np.bitwise_or.reduce(goal, axis=0)
+
+    def propagate_bits(index: int, bits: Bits, direction: str) -> None:
+        up = direction == "up"
         if not bits.any():
             return
-        for bundle in (ground.template.in_edges if up else ground.template.out_edges)[index]:
-            other = bundle.parent if up else bundle.child
-            come = propagate_marks(ground, bundle, bits, cut, up=up)
-            fresh = come & ~told[way][other] if inside is None else come & ~told[way][other] & inside[other]
+        for edge in (ground.template.in_edges if up else ground.template.out_edges)[index]:
+            other = edge.parent if up else edge.child
+            arrived = propagate_marks(ground, edge, bits, cut, up=up)
+            fresh = arrived & ~by_group[direction][other]
+            fresh = fresh if allowed is None else fresh & allowed[other]
             if fresh.any():
-                told[way][other] |= fresh
-                waiting[way][other] = waiting[way][other] | fresh if other in waiting[way] else fresh
+                by_group[direction][other] |= fresh
+                pending[direction][other] = pending[direction][other] | fresh if other in pending[direction] else fresh
                 if other in goals:
-                    come = (fresh & goals[other]).reshape(-1, len(short))
-                    np.bitwise_and(short, ~np.bitwise_or.reduce(come, axis=0), out=short)
+                    arrived = (fresh & goals[other]).reshape(-1, len(unmet))
+                    np.bitwise_and(unmet, ~np.bitwise_or.reduce(arrived, axis=0), out=unmet)
 
-    waiting["up"] |= split_bits_by_group(ground, start)
-    while (waiting["up"] or waiting["down"]) and (goal is None or short.any()):
-        rising = bool(waiting["up"])
-        way = "up" if rising else "down"
-        index = max(waiting[way]) if rising else min(waiting[way])
-        bits = waiting[way].pop(index)
-        past = bits & ~told["blocked"][index]
-        propagate_bits(index, past if rising else bits & told["given"][index], "up")
-        propagate_bits(index, past, "down")
-    return sides["up"] | sides["down"]
+    pending["up"] |= split_bits_by_group(ground, start)
+    while (pending["up"] or pending["down"]) and (goal is None or unmet.any()):
+        going_up = bool(pending["up"])
+        direction = "up" if going_up else "down"
+        index = max(pending[direction]) if going_up else min(pending[direction])
+        bits = pending[direction].pop(index)
+        passing = bits & ~by_group["blocked"][index]
+        propagate_bits(index, passing if going_up else bits & by_group["given"][index], "up")
+        propagate_bits(index, passing, "down")
+    return visited["up"] | visited["down"]
 
 
 def split_bits_by_group(ground: GroundGraph, bits: Bits) -> dict[int, Bits]:
-    """The bits of each family that has some."""
+    """The bits of each group that has some, `[*plates, word, lanes]`."""
     nodes = np.flatnonzero(bits.any(axis=-1))
-    families = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
-    return {index: view_group(ground, bits, index) for index in families.tolist()}
+    groups = np.unique(np.searchsorted(ground.offsets, nodes, side="right") - 1)
+    return {index: view_group(ground, bits, index) for index in groups.tolist()}
 
 
 def view_group(ground: GroundGraph, bits: Bits, index: int) -> Bits:
-    """The part of a family, `[*plates, word, lanes]`."""
+    """The bits of one group, `[*plates, word, lanes]`, as a view."""
     low, high = int(ground.offsets[index]), int(ground.offsets[index + 1])
     return bits[low:high].reshape(*ground.shapes[index], bits.shape[-1])
 
 
 def nodes_of_first_query(bits: Bits) -> Ids:
-    """The nodes at which the first question has its bit."""
+    """The nodes with the bit of the first query."""
     return np.flatnonzero(bits[:, 0] & np.uint64(1))

@@ -1,7 +1,7 @@
-"""Structure queries by name, of the ground graph of a sentence and of the folded graph of a net alike.
+"""Structure queries by name, for the ground graph of a sentence and the folded graph of a net.
 
-A folded node stands for all nodes of a family, in every sentence. What the folded graph separates, each ground graph
-separates, given all nodes of the given families. A trail of the folded graph need not be active in a ground graph.
+A folded node stands for all nodes of a group, in every sentence. What the folded graph separates, each ground graph
+separates, given all nodes of the given groups. A trail of the folded graph need not be active in a ground graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bnet_transformer.graph.d_separation import (
     nodes_of_first_query,
     pack_cuts,
     pack_queries,
-    thin_graph,
 )
 from bnet_transformer.graph.ground_graph import GroundGraph, NodeSelection
+from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.graph.traversal import ancestors, descendants, markov_blanket
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Trail:
 
     @property
     def colliders(self) -> tuple[str, ...]:
-        """The nodes at which two arrows meet; they are open by what is given."""
+        """The nodes at which two arrows meet; conditioning opens them."""
         steps = zip(self.nodes[1:], self.forward, self.forward[1:], strict=False)
         return tuple(node for node, into, out in steps if into and not out)
 
@@ -87,7 +87,7 @@ class Separation:
 
     @property
     def dependence(self) -> float | None:
-        """The greater of the two tests; None where none was asked for."""
+        """The greater of the two tests; None where none was computed."""
         return max((test for test in (self.over_choices, self.over_roots) if test is not None), default=None)
 
     def __bool__(self) -> bool:
@@ -105,7 +105,7 @@ class Separation:
 
 
 class StructureQueries:
-    """What `BNet` and `Sentence` answer from the graph alone; a node of a net is a family: all its nodes.
+    """The structure queries of `BNet` and `Sentence`. A node of a net is a group, which stands for all its nodes.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4)
@@ -120,7 +120,7 @@ class StructureQueries:
 
     @property
     def _functional_groups(self) -> frozenset[int]:
-        """The numbers of the families whose nodes are functions of their parents."""
+        """The indices of the groups whose nodes are functions of their parents."""
         raise NotImplementedError
 
     def parents(self, name: str) -> list[str]:
@@ -150,7 +150,7 @@ class StructureQueries:
         return self._format_names(self._graph.children(self._graph.id(name)))
 
     def ancestors(self, *names: str) -> list[str]:
-        """All from which a path of arrows leads to one of these nodes.
+        """All nodes from which a path of arrows leads to one of these nodes.
 
         Args:
             *names: Nodes.
@@ -163,7 +163,7 @@ class StructureQueries:
         return self._format_names(ancestors(self._graph, map(self._graph.id, names)))
 
     def descendants(self, *names: str) -> list[str]:
-        """All to which a path of arrows leads from one of these nodes.
+        """All nodes to which a path of arrows leads from one of these nodes.
 
         Args:
             *names: Nodes.
@@ -191,7 +191,8 @@ class StructureQueries:
     def separated(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Separation:
         """Whether the graph separates x from y given others; what the folded graph separates, every sentence does.
 
-        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
+        Separation implies independence; the converse can fail where TPMs are deterministic. Roots, such as words and
+        weights, count as free.
 
         Args:
             x: A node, or several.
@@ -204,11 +205,9 @@ class StructureQueries:
         >>> bool(net.separated("x_0", "x_2")), bool(net.separated("x_0", "x_2", given=["x_1", "c"]))
         (False, True)
         """
-        question = self._build_query(x, y, given)
-        is_separated = bool(are_separated(self._graph, [question], self._closure_groups(deterministic))[0])
-        left, right, known = (
-            tuple(self._format_names(sorted(part))) for part in (question.x, question.y, question.given)
-        )
+        query = self._build_query(x, y, given)
+        is_separated = bool(are_separated(self._graph, [query], self._closure_groups(deterministic))[0])
+        left, right, known = (tuple(self._format_names(sorted(part))) for part in (query.x, query.y, query.given))
         return Separation(is_separated, left, right, known, deterministic)
 
     def separations(self, questions: Sequence[Sequence[Names]], *, deterministic: bool = False) -> NDArray[np.bool_]:
@@ -223,13 +222,13 @@ class StructureQueries:
         >>> s.separations([("q_0_0", "k_0_1"), ("q_0_0", "k_0_1", ["c"])])
         array([False,  True])
         """
-        closing = self._closure_groups(deterministic)
+        closure = self._closure_groups(deterministic)
         if isinstance(questions, str) or not isinstance(questions, Sequence):
             raise BNetError("questions", expected="a list of (x, y) or (x, y, given)", actual=questions)
         for question in questions:
             if isinstance(question, str) or not isinstance(question, Sequence) or not 2 <= len(question) <= 3:
                 raise BNetError("question", expected="(x, y) or (x, y, given)", actual=question)
-        return are_separated(self._graph, [self._build_query(*question) for question in questions], closing)
+        return are_separated(self._graph, [self._build_query(*question) for question in questions], closure)
 
     def minimal_separator(self, x: Names, y: Names) -> list[str] | None:
         """Nodes that separate x from y, none of which can be left out; None where an arrow joins x and y.
@@ -240,15 +239,15 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.find_minimal_separator("x_0_0", "x_1_1")
+        >>> s.minimal_separator("x_0_0", "x_1_1")
         ['W_k_0', 'W_v_0', 'k_0_0', 'v_0_0']
         """
-        question = self._build_query(x, y)
-        nodes = find_minimal_separator(self._graph, question.x, question.y)
+        query = self._build_query(x, y)
+        nodes = find_minimal_separator(self._graph, query.x, query.y)
         return None if nodes is None else self._format_names(nodes)
 
     def active_trail(self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False) -> Trail | None:
-        """A shortest trail along which x tells of y, given others; None where they are separated.
+        """A shortest active trail from x to y, given others; None where they are separated.
 
         Args:
             x: A node, or several.
@@ -258,7 +257,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> print(s.find_active_trail("q_0_0", "k_0_1"))
+        >>> print(s.active_trail("q_0_0", "k_0_1"))
         q_0_0 <- W_q_0 <- c -> W_k_0 -> k_0_1
         """
         return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
@@ -272,7 +271,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.has_path("x_0_1", "x_1_2"), s.has_path("q_0_1", "x_1_2")
+        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
         (True, False)
         """
         return has_path(self._graph, self._graph.id(x), self._graph.id(y))
@@ -287,7 +286,7 @@ class StructureQueries:
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.find_minimal_cut("c", "x_1_0")
+        >>> s.minimal_cut("c", "x_1_0")
         ['W_k_0', 'W_v_0', 'q_0_0']
         """
         source, target = self._graph.id(x), self._graph.id(y)
@@ -297,14 +296,14 @@ class StructureQueries:
         return None if nodes is None else self._format_names(nodes)
 
     def _build_query(self, x: Names, y: Names, given: Names = ()) -> SeparationQuery:
-        """A question of separation by node numbers. A node on two sides is an error."""
+        """A separation query on node ids. A node on two sides is an error."""
         parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
         ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
-        for one, other in (("x", "y"), ("x", "given"), ("y", "given")):
-            for node in sorted(ids[one] & ids[other]):
+        for first, second in (("x", "y"), ("x", "given"), ("y", "given")):
+            for node in sorted(ids[first] & ids[second]):
                 name = self._graph.name(node)
                 raise BNetError(
-                    f"separation of {name}", expected="a node on one side", actual=f"it in {one} and {other}"
+                    f"separation of {name}", expected="a node on one side", actual=f"it in {first} and {second}"
                 )
         for part in ("x", "y"):
             if not ids[part]:
@@ -312,7 +311,7 @@ class StructureQueries:
         return SeparationQuery(ids["x"], ids["y"], ids["given"])
 
     def _closure_groups(self, deterministic: bool) -> frozenset[int]:
-        """The families under which the given nodes are closed."""
+        """The groups under which the given nodes are closed."""
         check_choice("deterministic", deterministic, (True, False))
         return self._functional_groups if deterministic else frozenset()
 
@@ -324,7 +323,7 @@ def parse_names(subject: str, names: object) -> tuple[str, ...]:
     """One name or several, as a tuple.
 
     Args:
-        subject: What the names are for, as an error says it.
+        subject: The argument's name in an error.
         names: A string, or several.
     """
     if isinstance(names, str):
@@ -340,107 +339,103 @@ def parse_names(subject: str, names: object) -> tuple[str, ...]:
 
 def has_path(ground: GroundGraph, x: int, y: int) -> bool:
     """True where a path of arrows leads from x to y."""
-    thin = thin_graph(ground, [{x, y}])
-    ((source, target),) = thin.to_thinned([[x, y]])
-    return target in descendants(thin.apply_surgery(), [source])
+    thinned = thin_graph(ground, [{x, y}])
+    ((source, target),) = thinned.to_thinned([[x, y]])
+    return target in descendants(thinned.apply_surgery(), [source])
 
 
 def find_active_trail(
     ground: GroundGraph, query: SeparationQuery, functional_groups: Collection[int] = ()
 ) -> Trail | None:
-    """A shortest active trail from x to y given others, or None where they are separated (with these `functional_groups`)."""
+    """A shortest active trail from x to y given others, or None where they are separated."""
     if are_separated(ground, [query], functional_groups)[0]:
         return None
-    thin = thin_graph(ground, [query.nodes])
-    small = thin.apply_surgery()
-    x, y, given = (set(thin.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
+    # Breadth-first search over (node, direction), the states of the Bayes ball, finds a shortest trail. A collider is
+    # open if it is given or an ancestor of a given node: the detour of the ball to that descendant is no part of a
+    # trail.
+    thinned = thin_graph(ground, [query.nodes])
+    small = thinned.apply_surgery()
+    x, y, given = (set(thinned.to_thinned([part])[0]) for part in (query.x, query.y, query.given))
     opened = given | set(ancestors(small, given))
     cut = pack_cuts(small, small, [small.cut_nodes], [small.retained_parents])
-    blocked = set(
-        nodes_of_first_query(
-            deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
-        ).tolist()
-    )
-    came = {(node, True): (node, True) for node in sorted(x)}  # whence the ball came; where it starts, from there
-    queue = deque(came)
+    determined = deterministic_closure(small, pack_queries(small, 1, [given]), cut, functional_groups)
+    blocked = set(nodes_of_first_query(determined).tolist())
+    predecessors = {(node, True): (node, True) for node in sorted(x)}  # a start is its own predecessor
+    queue = deque(predecessors)
     while queue:
         state = queue.popleft()
-        node, rising = state
+        node, going_up = state
         if node in y and node not in blocked:
             steps = [state]
-            while came[steps[-1]] != steps[-1]:
-                steps.append(came[steps[-1]])
-            names = tuple(ground.name(thin.to_full(node)) for node, _ in reversed(steps))
-            return Trail(names, tuple(not rising for _, rising in reversed(steps[:-1])))
-        after: list[tuple[int, bool]] = []
-        if (rising and node not in blocked) or (not rising and node in opened):
-            after += [(parent, True) for parent in small.parents(node)]
+            while predecessors[steps[-1]] != steps[-1]:
+                steps.append(predecessors[steps[-1]])
+            names = tuple(ground.name(thinned.to_full(node)) for node, _ in reversed(steps))
+            return Trail(names, tuple(not going_up for _, going_up in reversed(steps[:-1])))
+        next_states: list[tuple[int, bool]] = []
+        if (going_up and node not in blocked) or (not going_up and node in opened):
+            next_states += [(parent, True) for parent in small.parents(node)]
         if node not in blocked:
-            after += [(child, False) for child in small.children(node)]
-        for step in after:
-            if step not in came:
-                came[step] = state
+            next_states += [(child, False) for child in small.children(node)]
+        for step in next_states:
+            if step not in predecessors:
+                predecessors[step] = state
                 queue.append(step)
     return None
 
 
 def find_minimal_separator(ground: GroundGraph, x: frozenset[int], y: frozenset[int]) -> list[int] | None:
-    """A set of nodes that separates x from y and of which no part does; None where an arrow joins them.
-
-    It is the part of their ancestors that balls from x meet, and of that part what balls from y meet
-    (van der Zander and Liskiewicz 2020).
-    """
-    above = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
-    inside, cut = (
-        pack_queries(ground, 1, [above]),
-        pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents]),
-    )
+    """A set of nodes that separates x from y and of which no proper subset does; None where an arrow joins them."""
+    # Van der Zander and Liskiewicz (2020), "Finding minimal d-separators in linear time": if any set separates x from
+    # y, so does the set of their other ancestors. Of it, only the nodes that balls from x reach are needed, and of
+    # these only those that balls from y reach; what remains is minimal.
+    ancestral = sorted({*x, *y, *ancestors(ground, x), *ancestors(ground, y)})
+    inside = pack_queries(ground, 1, [ancestral])
+    cut = pack_cuts(ground, ground, [ground.cut_nodes], [ground.retained_parents])
     sources, targets = pack_queries(ground, 1, [x]), pack_queries(ground, 1, [y])
     given = inside & ~sources & ~targets
-    met = bayes_ball(ground, sources, given, given, cut, inside)
-    if (met & targets).any():
+    reached = bayes_ball(ground, sources, given, given, cut, inside)
+    if (reached & targets).any():
         return None
-    given &= met
+    given &= reached
     given &= bayes_ball(ground, targets, given, given, cut, inside)
-    found: list[int] = nodes_of_first_query(given).tolist()
-    return found
+    separator: list[int] = nodes_of_first_query(given).tolist()
+    return separator
 
 
 def find_minimal_cut(ground: GroundGraph, x: int, y: int, limit: int = DEFAULT_LIMIT) -> list[int] | None:
-    """A smallest set of nodes that every path of arrows from x to y meets; None where an arrow joins them.
-
-    It is sought among few words first: a smallest cut of a part of the graph that cuts the whole is a smallest one.
-    """
+    """A smallest set of nodes that every directed path from x to y meets; None where an arrow joins them."""
     import networkx as nx
 
     if y in ground.children(x):
         return None
-    count, most = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
+    # Menger's theorem: a minimum node cut by max-flow. It starts with few words: the cut of a subgraph is a lower
+    # bound, so one that also cuts the full graph is a minimum there.
+    count, max_words = INITIAL_WORD_COUNT, max(ground.word_counts.values(), default=0)
     while True:
         graph = _build_path_graph(ground, x, y, count, limit)
         cut = sorted(nx.minimum_node_cut(graph, x, y)) if x in graph and nx.has_path(graph, x, y) else []
-        if count >= most or y not in descendants(ground.surgery({*ground.cut_nodes, *cut}), [x]):
+        if count >= max_words or y not in descendants(ground.surgery({*ground.cut_nodes, *cut}), [x]):
             return cut
         count *= 2
 
 
 def _build_path_graph(ground: GroundGraph, x: int, y: int, word_count: int, limit: int) -> nx.DiGraph:
-    """The arrows on paths from x to y among the first words and those of x and y."""
+    """The arrows on directed paths from x to y, among the first words and those of x and y."""
     import networkx as nx
 
-    own = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
+    words_of_stack = {stack: set(range(min(word_count, size))) for stack, size in ground.word_counts.items()}
     for node in (x, y):
-        family, index = ground.unravel_index(node)
-        if family.word_stack is not None:
-            own[family.word_stack].add(index[-1])
-    selection = NodeSelection(words={stack: sorted(words) for stack, words in own.items()})
-    between = np.zeros(len(ground), dtype=bool)
-    between[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
+        group, index = ground.unravel_index(node)
+        if group.word_stack is not None:
+            words_of_stack[group.word_stack].add(index[-1])
+    selection = NodeSelection(words={stack: sorted(words) for stack, words in words_of_stack.items()})
+    on_path = np.zeros(len(ground), dtype=bool)
+    on_path[list({x, *descendants(ground, [x])} & {y, *ancestors(ground, [y])})] = True
     if (arrows := ground.count_arrows(selection)) > limit:
-        got, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
-        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=got, allowed=allowed)
+        actual, allowed = f"{arrows} of {word_count} words", "limit=, for a slow search"
+        raise BudgetError("minimal cut", expected=f"at most {limit} arrows", actual=actual, allowed=allowed)
     graph = nx.DiGraph()
     for _, sources, targets in ground.arrows(selection):
-        inside = between[sources] & between[targets]
-        graph.add_edges_from(zip(sources[inside].tolist(), targets[inside].tolist(), strict=True))
+        is_on_path = on_path[sources] & on_path[targets]
+        graph.add_edges_from(zip(sources[is_on_path].tolist(), targets[is_on_path].tolist(), strict=True))
     return graph

@@ -1,4 +1,4 @@
-"""Shrinking: boxes of nodes become single nodes; what the shrunk graph is, on plain arrays."""
+"""Quotient graphs: boxes of nodes are contracted to single nodes, and parallel arrows are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_ARROWS = 10_000_000  # that are shrunk
 
 @dataclass(frozen=True)
 class Quotient(Drawable):
-    """A shrunk graph: `arrows[k]` joins boxes, `counts[k]` says how many ground arrows it stands for."""
+    """A quotient graph: `arrows[k]` joins two boxes and stands for `counts[k]` ground arrows."""
 
     boxes: tuple[str, ...]
     arrows: NDArray[np.int64]
@@ -51,37 +51,39 @@ class Quotient(Drawable):
 def shrink(
     ground: GroundGraph, boxes: Mapping[str, str] | Callable[[str], str], selection: NodeSelection = ALL_NODES
 ) -> Quotient:
-    """Shrink each box to one node; arrows inside a box vanish, parallel ones are counted.
+    """Contract each box to one node: arrows inside a box vanish, parallel arrows are counted.
 
     `boxes` maps a node's name to its box; a node that a mapping does not name is a box of its own.
     """
     if callable(boxes):
         naming = boxes
     else:
-        told = check_mapping("boxes", boxes if boxes is not None else "None")
-        for name in told:
+        mapping = check_mapping("boxes", boxes if boxes is not None else "None")
+        for name in mapping:
             ground.parse_name(name)
-        naming = lambda name: told.get(name, name)  # noqa: E731
+        naming = lambda name: mapping.get(name, name)  # noqa: E731
     arrows = ground.count_arrows(selection)
     if arrows > MAX_ARROWS:
         raise BudgetError("shrinking", expected=f"at most {MAX_ARROWS} arrows", actual=arrows, allowed="fewer words")
-    kept = [
+    nodes = [
         node
-        for family in ground.template.groups
-        if ground.is_selected(family, selection)
-        for node in ground.select_nodes(family, selection).tolist()
+        for group in ground.template.groups
+        if ground.is_selected(group, selection)
+        for node in ground.select_nodes(group, selection).tolist()
     ]
     label = np.full(len(ground), -1, dtype=np.int64)
     order: dict[str, int] = {}
-    for node in kept:
+    for node in nodes:
         name = naming(ground.name(node))
         if not isinstance(name, str) or not name:
             raise BNetError("boxes", expected="the name of a box, a string", actual=name)
         label[node] = order.setdefault(name, len(order))
-    size = len(order)
-    codes = [label[sources] * size + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)]
+    num_boxes = len(order)
+    codes = [
+        label[sources] * num_boxes + label[targets] for _, sources, targets in ground.arrows(selection) if len(sources)
+    ]
     joined = np.concatenate(codes) if codes else np.zeros(0, dtype=np.int64)
     unique, counts = np.unique(joined, return_counts=True)
-    pairs = np.stack([unique // max(size, 1), unique % max(size, 1)], axis=1)
-    across = pairs[:, 0] != pairs[:, 1]
-    return Quotient(tuple(order), pairs[across], counts[across])
+    pairs = np.stack([unique // max(num_boxes, 1), unique % max(num_boxes, 1)], axis=1)
+    is_outer = pairs[:, 0] != pairs[:, 1]
+    return Quotient(tuple(order), pairs[is_outer], counts[is_outer])

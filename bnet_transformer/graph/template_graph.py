@@ -1,6 +1,6 @@
-"""The folded graph: one family for each node template and slice, with its plates, and the arrows between families.
+"""The folded graph: one node group for each node template and slice, with its plates, and the edges between groups.
 
-It knows no sentence yet: the word plate has no size here. `GroundGraph` adds the words.
+It has no sentence, so the word plate has no size. `GroundGraph` adds the words.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class EdgeTemplate:
-    """All arrows from one family to another: for a shared plate the same index, for a plate of the parent alone
-    every index, for words the union of the reaches (one for each slot of the child that the parent fills)."""
+    """All arrows from one group to another: for a shared plate the same index, for a plate of the parent alone every
+    index, for words the union of the reaches (one for each slot of the child that the parent fills).
+    """
 
     parent: int
     child: int
@@ -52,7 +53,11 @@ class EdgeTemplate:
 
 @dataclass(frozen=True)
 class TemplateGraph:
-    """Families and bundles of arrows. Families stand in topological order, recurrent groups side by side."""
+    """Node groups and edge templates.
+
+    Groups are in topological order; those of a recurrent component are adjacent. `components` are the strongly
+    connected components in that order.
+    """
 
     groups: tuple[NodeGroup, ...]
     edges: tuple[EdgeTemplate, ...]
@@ -62,16 +67,16 @@ class TemplateGraph:
 
     @cached_property
     def without_plates(self) -> TemplateGraph:
-        """The same graph with one node for each family: plates and words are gone, and with them the reaches."""
-        families = tuple(replace(family, plates=(), word_stack=None) for family in self.groups)
-        bundles = tuple(replace(bundle, reaches=()) for bundle in self.edges)
-        return TemplateGraph(families, bundles, {}, self.slices, self.components)
+        """The same graph with one node for each group: without plates, words and reaches."""
+        groups = tuple(replace(group, plates=(), word_stack=None) for group in self.groups)
+        edges = tuple(replace(edge, reaches=()) for edge in self.edges)
+        return TemplateGraph(groups, edges, {}, self.slices, self.components)
 
     @cached_property
     def word_stacks(self) -> tuple[str, ...]:
-        """The stacks over whose words some family lies, in their order; none in a net without words."""
-        over = {family.word_stack for family in self.groups}
-        return tuple(stack for stack in self.slices if stack in over)
+        """The stacks with a group over their words, in order; none in a net without words."""
+        used = {group.word_stack for group in self.groups}
+        return tuple(stack for stack in self.slices if stack in used)
 
     @property
     def depth(self) -> int:
@@ -80,111 +85,111 @@ class TemplateGraph:
 
     @cached_property
     def by_name(self) -> dict[str, NodeGroup]:
-        return {family.name: family for family in self.groups}
+        return {group.name: group for group in self.groups}
 
     @cached_property
     def by_stem(self) -> dict[str, tuple[NodeGroup, ...]]:
-        found: dict[str, list[NodeGroup]] = {}
-        for family in self.groups:
-            found.setdefault(family.stem, []).append(family)
-        return {stem: tuple(families) for stem, families in found.items()}
+        by_stem: dict[str, list[NodeGroup]] = {}
+        for group in self.groups:
+            by_stem.setdefault(group.stem, []).append(group)
+        return {stem: tuple(groups) for stem, groups in by_stem.items()}
 
     @cached_property
     def in_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
-        """For each family, the arrows that come in."""
-        return _collect_edges(len(self.groups), ((arrow.child, arrow) for arrow in self.edges))
+        """The incoming edges of each group."""
+        return _collect_edges(len(self.groups), ((edge.child, edge) for edge in self.edges))
 
     @cached_property
     def out_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
-        """For each family, the arrows that go out."""
-        return _collect_edges(len(self.groups), ((arrow.parent, arrow) for arrow in self.edges))
+        """The outgoing edges of each group."""
+        return _collect_edges(len(self.groups), ((edge.parent, edge) for edge in self.edges))
 
     @cached_property
     def word_independent(self) -> frozenset[int]:
-        """The weights: families that are not over words and descend from none that is (`W_q_0`, `c`).
+        """The weights: groups that are not over words and have no ancestor that is (`W_q_0`, `c`).
 
-        A net without words has none: there is nothing that they were the weights of.
+        A net without words has no weights in this sense.
         """
-        found: set[int] = set()
-        for family in self.groups if self.word_stacks else ():
-            above = (arrow.parent for arrow in self.in_edges[family.index])
-            if family.word_stack is None and all(parent in found for parent in above):
-                found.add(family.index)
-        return frozenset(found)
+        independent: set[int] = set()
+        for group in self.groups if self.word_stacks else ():
+            parents = (edge.parent for edge in self.in_edges[group.index])
+            if group.word_stack is None and all(parent in independent for parent in parents):
+                independent.add(group.index)
+        return frozenset(independent)
 
     @cached_property
     def recurrent(self) -> frozenset[int]:
-        """The families whose words are computed one after another: they read themselves, or each other in a group."""
-        grouped = {index for group in self.components if len(group) > 1 for index in group}
-        return frozenset(grouped | {arrow.child for arrow in self.edges if arrow.child == arrow.parent})
+        """The groups whose words are computed one after another: they read themselves, or each other in a component."""
+        in_cycle = {index for component in self.components if len(component) > 1 for index in component}
+        return frozenset(in_cycle | {edge.child for edge in self.edges if edge.child == edge.parent})
 
     def ancestors(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """The families from which arrows lead to some; one of these is among them only if it leads to one of these.
+        """The groups from which edges lead to `groups`; these are included only where one leads to another.
 
         Args:
-            groups: Where the walk starts.
-            blocked_groups: Families above which it does not go, be they among those where it starts or not.
+            groups: Where the search starts.
+            blocked_groups: Groups whose parents are not visited, even if the search starts there.
         """
         return self._transitive_closure(groups, True, blocked_groups)
 
     def descendants(self, groups: Iterable[int]) -> set[int]:
-        """The families to which arrows lead from some; one of these is among them only if one of these leads to it."""
+        """The groups to which edges lead from `groups`; these are included only where one leads to another."""
         return self._transitive_closure(groups, False, ())
 
     def ancestral_set(self, groups: Iterable[int], blocked_groups: Container[int] = ()) -> set[int]:
-        """Some families and all their ancestors: see `ancestors`."""
-        own = set(groups)
-        return own | self.ancestors(own, blocked_groups)
+        """`groups` and all their ancestors."""
+        start = set(groups)
+        return start | self.ancestors(start, blocked_groups)
 
     def _transitive_closure(self, groups: Iterable[int], up: bool, blocked_groups: Container[int]) -> set[int]:
-        found: set[int] = set()
+        closure: set[int] = set()
         stack = list(groups)
         while stack:
             index = stack.pop()
             if index not in blocked_groups:
-                arrows = self.in_edges[index] if up else self.out_edges[index]
-                more = {a.parent if up else a.child for a in arrows} - found
-                found |= more
-                stack.extend(more)
-        return found
+                edges = self.in_edges[index] if up else self.out_edges[index]
+                fresh = {edge.parent if up else edge.child for edge in edges} - closure
+                closure |= fresh
+                stack.extend(fresh)
+        return closure
 
     def get_group(self, name: str) -> NodeGroup:
-        """The family of that name, or the error with near matches; the name of one node is told as such."""
+        """The group of that name, or the error with near matches; the name of a single node has its own message."""
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
-            owner = self.find_group_of_node(name)
-            if owner is None:
+            group = self.find_group_of_node(name)
+            if group is None:
                 raise unknown_name_error("family", name, self.by_name) from None
-            got, allowed = f"{name!r}, one node", f"{owner.name!r}"
-            raise UnknownNameError("family", expected="the name of a family", actual=got, allowed=allowed) from None
+            actual, allowed = f"{name!r}, one node", f"{group.name!r}"
+            raise UnknownNameError("family", expected="the name of a family", actual=actual, allowed=allowed) from None
 
     def find_group_of_node(self, name: object) -> NodeGroup | None:
-        """The family of which that is the name of one node: `q_0` of `q_0_2`."""
-        found = self.parse_name(name, {})
-        return found[0] if found and found[1] else None
+        """The group of a single node by its name: `q_0` for `q_0_2`."""
+        parsed = self.parse_name(name, {})
+        return parsed[0] if parsed and parsed[1] else None
 
     def parse_name(self, name: object, word_counts: Mapping[str, int]) -> tuple[NodeGroup, tuple[int, ...]] | None:
-        """The family of the node of that name and its index there, where there is one.
+        """The group of a node and its index there, or None.
 
         Args:
-            name: The name of a node: `q_0_2` is word 2 of the family `q_0`.
-            word_counts: How many words each stack has; any number where it does not say.
+            name: The name of a node: `q_0_2` is word 2 of the group `q_0`.
+            word_counts: The number of words of each stack; unlimited for stacks that are missing.
         """
         stem, indices = split_name(name) if isinstance(name, str) else ("", ())
-        for family in self.by_stem.get(stem, ()):
-            own = () if family.slice is None else (family.slice,)
-            sizes = [self.plate_sizes[plate] for plate in family.plates]
-            sizes += [] if family.word_stack is None else [word_counts.get(family.word_stack, sys.maxsize)]
-            index = indices[len(own) :]
-            inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
-            if indices[: len(own)] == own and inside:
-                return family, index
+        for group in self.by_stem.get(stem, ()):
+            prefix = () if group.slice is None else (group.slice,)
+            sizes = [self.plate_sizes[plate] for plate in group.plates]
+            sizes += [] if group.word_stack is None else [word_counts.get(group.word_stack, sys.maxsize)]
+            index = indices[len(prefix) :]
+            is_inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
+            if indices[: len(prefix)] == prefix and is_inside:
+                return group, index
         return None
 
 
 def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:
-    found: list[list[EdgeTemplate]] = [[] for _ in range(count)]
-    for index, arrow in pairs:
-        found[index].append(arrow)
-    return tuple(map(tuple, found))
+    edges: list[list[EdgeTemplate]] = [[] for _ in range(count)]
+    for index, edge in pairs:
+        edges[index].append(edge)
+    return tuple(map(tuple, edges))

@@ -1,7 +1,7 @@
-"""Walks over the ground graph: how marks move along bundles of arrows; ancestors, the Markov blanket, an order.
+"""Traversal of the ground graph: marks that move along edge templates; ancestors, Markov blanket, topological order.
 
-A set of nodes is an array of marks for each family, `[*plates, word, lanes]`, of booleans or of bits, so that one step
-along a bundle of arrows is one array operation.
+A set of nodes is an array of marks for each group, `[*plates, word, lanes]`, of booleans or of bits, so that one step
+along an edge template is one array operation.
 """
 
 from __future__ import annotations
@@ -24,65 +24,67 @@ Marks = NDArray[Any]  # [*plates, word, lanes]: booleans in one lane, or a bit o
 def ancestors(
     ground: GroundGraph, nodes: Iterable[int], blocked_groups: Collection[int] = (), blocked_nodes: Iterable[int] = ()
 ) -> list[int]:
-    """Every node from which a path of arrows leads to one of `nodes`, those left out.
+    """Every node from which a path of arrows leads to one of `nodes`, without `nodes` themselves.
 
     Args:
         ground: The ground graph.
-        nodes: Where the walk starts.
-        blocked_groups: Families above whose nodes it does not go, be they among those where it starts or not.
-        blocked_nodes: Nodes above which it does not go.
+        nodes: Where the search starts.
+        blocked_groups: Groups whose parents are not visited, even if the search starts there.
+        blocked_nodes: Nodes whose parents are not visited.
     """
     return _transitive_closure(ground, nodes, up=True, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
 
 
 def descendants(ground: GroundGraph, nodes: Iterable[int]) -> list[int]:
-    """Every node to which a path of arrows leads from one of `nodes`, those left out."""
+    """Every node to which a path of arrows leads from one of `nodes`, without `nodes` themselves."""
     return _transitive_closure(ground, nodes, up=False)
 
 
 def markov_blanket(ground: GroundGraph, node: int) -> list[int]:
     """The Markov blanket: parents, children, and the children's other parents."""
-    found = set(ground.parents(node))
+    blanket = set(ground.parents(node))
     for child in ground.children(node):
-        found |= {child, *ground.parents(child)}
-    return sorted(found - {node})
+        blanket |= {child, *ground.parents(child)}
+    return sorted(blanket - {node})
 
 
 def topological_order(ground: GroundGraph) -> Ids:
-    """All nodes, parents before children; within a recurrent group word after word."""
+    """All nodes, parents before children; a recurrent component is ordered word by word."""
     parts: list[Ids] = []
-    for group in ground.template.components:
-        families = [ground.template.groups[index] for index in group]
-        reads_itself = any(bundle.parent in group for bundle in ground.template.in_edges[group[0]])
+    for component in ground.template.components:
+        groups = [ground.template.groups[index] for index in component]
+        reads_itself = any(edge.parent in component for edge in ground.template.in_edges[component[0]])
         if not reads_itself:
-            parts.append(ground.select_nodes(families[0]))
+            parts.append(ground.select_nodes(groups[0]))
             continue
-        stack = families[0].word_stack or ""
+        stack = groups[0].word_stack or ""
         for i in range(ground.word_counts[stack]):
-            here = NodeSelection(words={stack: [i]})
-            parts.extend(ground.select_nodes(family, here) for family in families)
+            word = NodeSelection(words={stack: [i]})
+            parts.extend(ground.select_nodes(group, word) for group in groups)
     return np.concatenate(parts)
 
 
 def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:
-    """Some nodes and all their ancestors, parents before children."""
+    """`nodes` and all their ancestors, parents before children."""
     needed = {*nodes, *ancestors(ground, nodes)}
     return [node for node in topological_order(ground).tolist() if node in needed]
 
 
 def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
-    """Which nodes of each family are among some: `[*plates, word, 1]`."""
+    """The marks of `nodes` in each of their groups, `[*plates, word, 1]`."""
     marked = {}
-    for family, own in ground.split_by_group(nodes).items():
-        marked[family] = np.zeros((*ground.shapes[family], 1), dtype=bool)
-        marked[family].reshape(-1)[np.array(own) - int(ground.offsets[family])] = True
+    for group, ids in ground.split_by_group(nodes).items():
+        marked[group] = np.zeros((*ground.shapes[group], 1), dtype=bool)
+        marked[group].reshape(-1)[np.array(ids) - int(ground.offsets[group])] = True
     return marked
 
 
 @dataclass(frozen=True)
 class CutMarks:
-    """What surgery took, by family: all arrows into the nodes marked in `cut_nodes`, and into those marked in `partly_cut` all
-    but the ones that the `ground` graph keeps there."""
+    """The surgery, by group.
+
+    Nodes in `cut_nodes` lose all incoming arrows, nodes in `partly_cut` all but those that `ground` retains.
+    """
 
     cut_nodes: Mapping[int, Marks]
     partly_cut: Mapping[int, Marks]
@@ -99,11 +101,11 @@ def _transitive_closure(
 ) -> list[int]:
     roots = mark_nodes(ground, nodes)
     reached = find_reachable(ground, roots, up=up, blocked_groups=blocked_groups, blocked_nodes=blocked_nodes)
-    found: list[int] = []
+    closure: list[int] = []
     for index in sorted(reached):
         mark = reached[index] & ~roots[index] if index in roots else reached[index]
-        found.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
-    return found
+        closure.extend((np.flatnonzero(mark) + int(ground.offsets[index])).tolist())
+    return closure
 
 
 def find_reachable(
@@ -114,75 +116,79 @@ def find_reachable(
     blocked_groups: Collection[int] = (),
     blocked_nodes: Iterable[int] = (),
 ) -> dict[int, Marks]:
-    """Mark every node to which a path leads from some marked nodes, up or down, by at least one arrow."""
-    stopped = mark_nodes(ground, blocked_nodes)
+    """The marks of every node that a path of at least one arrow joins to the marked nodes, upwards or downwards."""
+    blocked = mark_nodes(ground, blocked_nodes)
     cut = CutMarks(
         mark_nodes(ground, ground.cut_nodes),
         mark_nodes(ground, ground.retained_parents.keys() - ground.cut_nodes),
         ground,
     )
+    # Groups are in topological order: the last (up) or first (down) pending group has received all its marks, unless it
+    # is in a recurrent component, which is repeated until nothing is new.
     reached: dict[int, Marks] = {}
-    fresh = dict(roots)
-    while fresh:
-        index = max(fresh) if up else min(fresh)
-        mark = fresh.pop(index)
+    frontier = dict(roots)
+    while frontier:
+        index = max(frontier) if up else min(frontier)
+        mark = frontier.pop(index)
         if index in blocked_groups:
             continue
-        mark = mark & ~stopped[index] if index in stopped else mark
-        for bundle in (ground.template.in_edges if up else ground.template.out_edges)[index]:
-            other = bundle.parent if up else bundle.child
-            hit = propagate_marks(ground, bundle, mark, cut, up=up)
-            new = hit & ~reached[other] if other in reached else hit
+        mark = mark & ~blocked[index] if index in blocked else mark
+        for edge in (ground.template.in_edges if up else ground.template.out_edges)[index]:
+            other = edge.parent if up else edge.child
+            arrived = propagate_marks(ground, edge, mark, cut, up=up)
+            new = arrived & ~reached[other] if other in reached else arrived
             if new.any():
-                reached[other] = reached[other] | hit if other in reached else hit
-                fresh[other] = fresh[other] | new if other in fresh else new
+                reached[other] = reached[other] | arrived if other in reached else arrived
+                frontier[other] = frontier[other] | new if other in frontier else new
     return reached
 
 
 def propagate_marks(ground: GroundGraph, edge: EdgeTemplate, marks: Marks, cut: CutMarks, *, up: bool) -> Marks:
-    """The marks of one family moved along a bundle of arrows, less those that surgery took.
+    """The marks of one group moved along an edge template, after surgery.
 
     Args:
         ground: The ground graph.
-        edge: The arrows.
+        edge: The edge template.
         marks: The marked nodes, `[*plates, word, lanes]`, of the child going up, of the parent going down.
-        cut: What surgery took.
-        up: Whether the walk goes from children to parents.
+        cut: The surgery.
+        up: Whether to go from children to parents.
     """
-    lost = [some[edge.child] for some in (cut.cut_nodes, cut.partly_cut) if edge.child in some]
-    if not lost:
+    # The edge is split by its children: no mark passes to or from a cut child, a partly cut child uses the reaches that
+    # it retains, and all others the full edge.
+    cut_marks = [marks_of[edge.child] for marks_of in (cut.cut_nodes, cut.partly_cut) if edge.child in marks_of]
+    if not cut_marks:
         return propagate_uncut_marks(ground, edge, marks, up=up)
-    parts = [(edge, ~reduce(np.bitwise_or, lost))]
-    kept = cut.ground.retained_edge(edge) if edge.child in cut.partly_cut else None
-    if kept is not None:
-        parts.append((kept, cut.partly_cut[edge.child]))
+    parts = [(edge, ~reduce(np.bitwise_or, cut_marks))]
+    retained = cut.ground.retained_edge(edge) if edge.child in cut.partly_cut else None
+    if retained is not None:
+        parts.append((retained, cut.partly_cut[edge.child]))
     if up:
-        found = [propagate_uncut_marks(ground, some, marks & own, up=True) for some, own in parts]
+        moved = [propagate_uncut_marks(ground, part, marks & mask, up=True) for part, mask in parts]
     else:
-        found = [propagate_uncut_marks(ground, some, marks, up=False) & own for some, own in parts]
-    return reduce(np.bitwise_or, found)
+        moved = [propagate_uncut_marks(ground, part, marks, up=False) & mask for part, mask in parts]
+    return reduce(np.bitwise_or, moved)
 
 
 def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """The bits of one family moved along a bundle of arrows; broadcasts to the shape of the other family."""
+    """The marks of one group moved along an edge template; broadcasts to the shape of the other group."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
-    here, there = (child, parent) if up else (parent, child)
-    gone = tuple(k for k, plate in enumerate(here.plates) if plate not in there.plates)
-    bits = np.bitwise_or.reduce(bits, axis=gone) if gone else bits
-    bits = bits[..., None, :] if here.word_stack is None else bits
+    source, target = (child, parent) if up else (parent, child)
+    dropped = tuple(k for k, plate in enumerate(source.plates) if plate not in target.plates)
+    bits = np.bitwise_or.reduce(bits, axis=dropped) if dropped else bits
+    bits = bits[..., None, :] if source.word_stack is None else bits
     bits = _propagate_over_words(ground, edge, bits, up=up)
-    stay = [plate for plate in here.plates if plate in there.plates]
-    order = [stay.index(plate) for plate in there.plates if plate in stay]
-    bits = bits.transpose(*order, len(stay), len(stay) + 1)
-    for k, plate in enumerate(there.plates):
-        if plate not in stay:
+    shared = [plate for plate in source.plates if plate in target.plates]
+    order = [shared.index(plate) for plate in target.plates if plate in shared]
+    bits = bits.transpose(*order, len(shared), len(shared) + 1)
+    for k, plate in enumerate(target.plates):
+        if plate not in shared:
             bits = np.expand_dims(bits, k)
-    bits = bits[..., 0, :] if there.word_stack is None else bits
-    return np.broadcast_to(bits, (*ground.shapes[there.index], bits.shape[-1]))
+    bits = bits[..., 0, :] if target.word_stack is None else bits
+    return np.broadcast_to(bits, (*ground.shapes[target.index], bits.shape[-1]))
 
 
 def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """`[..., word, lanes]` moved from word to word by the reaches of a bundle."""
+    """`[..., word, lanes]` moved between words by the reaches of an edge."""
     child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
     if parent.word_stack is None or not edge.reaches:
         return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
@@ -194,7 +200,7 @@ def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
 
 
 def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
-    """What n words of a child send to m words of the parent that they read (up), or the other way."""
+    """The marks of n words of a child moved to the m words of the parent that they read (up), or the other way."""
     if reach.kind == "same":
         return bits
     if reach.kind == "every":
@@ -204,9 +210,9 @@ def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> 
         flow = flow[..., ::-1, :] if up else flow
         return flow if reach.kind == "causal" else _propagate_by_reach(Reach("before"), flow, n, m, up)
     if reach.kind == "mask":
-        rows, which = _unique_rows(reach, n, m, up)
-        found = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
-        return np.stack(found, axis=-2)[..., which, :]
+        rows, inverse = _unique_rows(reach, n, m, up)
+        reduced = [np.bitwise_or.reduce(bits[..., row, :], axis=-2) for row in rows]
+        return np.stack(reduced, axis=-2)[..., inverse, :]
     low, high = (end.clip(0, m) for end in reach.word_range(np.arange(n), m))
     if up:  # both ends grow with i, so the words that read word j are a range as well
         low, high = (np.searchsorted(end, np.arange(m), side="right") for end in (high, low))
@@ -214,20 +220,22 @@ def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> 
 
 
 def _reduce_ranges(bits: Marks, low: Ids, high: Ids) -> Marks:
-    """The marks of each range of words: of two runs that cover it, the greatest power of two long (a sparse table)."""
-    found = np.zeros((*bits.shape[:-2], len(low), bits.shape[-1]), dtype=bits.dtype)
+    """The marks of each range of words, `[..., range, lanes]`."""
+    # A sparse table: a range of length l is covered by two runs of length 2^k <= l, which may overlap since OR is
+    # idempotent. O(n log n) for all ranges.
+    reduced = np.zeros((*bits.shape[:-2], len(low), bits.shape[-1]), dtype=bits.dtype)
     length, run = high - low, 1
     while (length >= run).any():
-        here = (length >= run) & (length < 2 * run)
-        found[..., here, :] = bits[..., low[here], :] | bits[..., high[here] - run, :]
+        selected = (length >= run) & (length < 2 * run)
+        reduced[..., selected, :] = bits[..., low[selected], :] | bits[..., high[selected] - run, :]
         bits = bits[..., :-run, :] | bits[..., run:, :]
         run *= 2
-    return found
+    return reduced
 
 
 @lru_cache(maxsize=64)
 def _unique_rows(reach: Reach, n: int, m: int, up: bool) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """The different rows of who reads whom, and which row each word has."""
+    """The distinct rows of a mask, and the row that each word has."""
     pairs = reach.matrix(n, m)
-    rows, which = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
-    return rows, which.reshape(-1)
+    rows, inverse = np.unique(pairs.T if up else pairs, axis=0, return_inverse=True)
+    return rows, inverse.reshape(-1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from bnet_transformer import reference
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
@@ -48,7 +49,6 @@ from bnet_transformer.inference.query import (
 )
 from bnet_transformer.reference import GroundModel, ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_int, check_mapping, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import CompiledModule
@@ -29,7 +30,6 @@ from bnet_transformer.inference.selection import parse_indices, parse_slices, pa
 from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.reference.node_tables import check_discrete_node
 from bnet_transformer.tpm import Attention
-from bnet_transformer.tpm.arrays import copy_to_tensor
 
 
 @dataclass(frozen=True)

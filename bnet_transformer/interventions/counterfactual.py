@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import reference
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
 from bnet_transformer.inference.query import Query, route_reference
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.attention.heads.head_inclusion import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.equations import equations
@@ -26,7 +27,6 @@ from bnet_transformer.inference.joint_posterior import expected_group_attention,
 from bnet_transformer.inference.node_evaluator import NodeQuery
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import split_choices
-from bnet_transformer.tpm.arrays import to_numpy
 
 MAX_OPEN_STATES = 64  # joint states of open choices that are told one by one; of more, the mean alone
 MAX_REFERENCE_NODES = 4_096  # nodes whose mean is computed one by one

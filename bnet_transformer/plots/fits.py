@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction as check_share
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
@@ -17,7 +18,6 @@ from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, frame_cell
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
-from bnet_transformer.tpm.arrays import to_numpy
 
 FIT_VIEWS = ("pi", "theta", "history")
 MAX_UNSMOOTHED_STEPS = 120  # more steps than this are drawn pale, with their running mean over them

@@ -16,6 +16,7 @@ from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.head_attention import OTHER
 from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
@@ -30,7 +31,6 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 from bnet_transformer.plots.labelled_arrays import to_float_array
-from bnet_transformer.tpm.arrays import to_numpy
 
 MEASURES = {  # of each measure: its scale, the title, and which numbers are its errors
     "rho": ("share of sentences, rho", "Where heads are in", None),

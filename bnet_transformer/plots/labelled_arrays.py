@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import text_width
@@ -26,7 +27,6 @@ from bnet_transformer.plots.heat_maps import (
     probability_limits,
     tick_label_width,
 )
-from bnet_transformer.tpm.arrays import copy_to_tensor, to_numpy
 
 MAX_UPRIGHT_BARS = 16  # more bars than this lie on their side
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -37,7 +38,6 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
-from bnet_transformer.tpm.arrays import to_numpy
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
 MAX_BLOCK_HEIGHT = 0.86  # the height of the whole mass, in rows

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import NodeSpec
@@ -27,7 +28,6 @@ from bnet_transformer.plots.labelled_arrays import (
     select_top,
 )
 from bnet_transformer.reference.node_tables import compute_read_mask
-from bnet_transformer.tpm.arrays import to_numpy
 
 TOKEN_WORDS = "tokens"
 BLANK_NOTE = "Blank: no arrow, word i does not read word j."

@@ -15,7 +15,7 @@ from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Media
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
-from bnet_transformer.tpm.arrays import to_numpy
+from bnet_transformer._core.arrays import to_numpy
 
 MAX_BAR_CELLS = 12  # cells whose direct and indirect effects stand side by side as bars
 MAX_STACKED_PANELS = 12  # panels that stand one above the other on a page

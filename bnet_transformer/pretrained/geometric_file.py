@@ -26,7 +26,7 @@ from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models.geometric import geometric
 from bnet_transformer.models.volume_preserving import list_triangular_steps, volume_preserving
 from bnet_transformer.tpm import TPM
-from bnet_transformer.tpm.attention import packed_size
+from bnet_transformer.tpm.volume_preserving import packed_size
 
 TRIANGLE_SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
 LAYER_DESCRIPTIONS: dict[str, str] = {

@@ -1,7 +1,9 @@
-"""The reference: slow, node by node over the ground graph, small tensors. It is the meaning of a declaration.
+"""The reference: evaluation node by node over the ground graph, on small tensors. It defines what a declaration means.
 
-Every other reading is tested against this one. `ground_model` is a sentence with its interventions; a `run` computes
-the values and probabilities of its nodes, given a state of each random node; `enumeration` sums over the states.
+All other parts of the package are tested against it. `ground_model` is a sentence with its interventions and the ground
+parents of each slot. `run` computes values, distributions and attention of nodes, given a state of each random node.
+`enumeration` sums runs over the joint states of the open choices. `node_tables` are the conditional tables and
+attention of single nodes, batched over those states.
 """
 
 from bnet_transformer.reference.enumeration import (

@@ -1,4 +1,4 @@
-"""Sums over unobserved choices, by enumeration: one run of the reference for each joint state."""
+"""Exact inference by enumeration: one run of the reference for each joint state of the open choices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RTOL = {torch.float32: 2**-12, torch.float16: 2**-7, torch.bfloat16: 2**-4}  # 2
 def enumerate_runs(
     model: GroundModel, choices: list[int], fixed: Mapping[int, Tensor], budget: int = BUDGET
 ) -> Iterator[ReferenceRun]:
-    """A run for each joint state of the free nodes."""
+    """A run for each joint state of the choices."""
     check_joint_states(model, choices, budget)
     for states in itertools.product(*(range(model.count_states(node)) for node in choices)):
         chosen = (torch.tensor(state, device=model.network.device) for state in states)
@@ -29,7 +29,7 @@ def enumerate_runs(
 
 
 def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) -> None:
-    """Refuse more joint states of the free nodes than the budget."""
+    """Refuse more joint states of the choices than the budget."""
     count = math.prod(model.count_states(node) for node in choices)
     if count > budget:
         names = ", ".join(model.ground.name(node) for node in choices[:6]) + (", …" if len(choices) > 6 else "")
@@ -43,11 +43,11 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
 
 
 def values(model: GroundModel, node: int, fixed: Mapping[int, Tensor], budget: int = BUDGET) -> Tensor:
-    """The value of a node for each joint state of the choices that decide it: `[*states, *shape]`."""
+    """The value of a node for each joint state of the choices that determine it: `[*states, *shape]`."""
     fixed = get_fixed(model, fixed)
-    free = find_open_choices(model, [node], fixed)
-    found = torch.stack([run.value(node) for run in enumerate_runs(model, free, fixed, budget)])
-    return found.reshape((*(model.count_states(choice) for choice in free), *found.shape[1:]))
+    choices = find_open_choices(model, [node], fixed)
+    stacked = torch.stack([run.value(node) for run in enumerate_runs(model, choices, fixed, budget)])
+    return stacked.reshape((*(model.count_states(choice) for choice in choices), *stacked.shape[1:]))
 
 
 def log_evidence(
@@ -62,14 +62,16 @@ def log_evidence(
     Evidence on a node that is a function of its parents, or a tensor for a node that is chosen by its state, is
     reproduced (`is_close`) or is impossible. Impossible evidence is an error that names the node.
     """
-    settled = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
-    asked = [] if query is None or query in evidence else [query]
-    free = find_open_choices(model, [*evidence, *asked], settled, include_ancestors=True)
+    fixed = {n: v for n, v in evidence.items() if is_fixed(model, n, v)}
+    query_nodes = [] if query is None or query in evidence else [query]
+    choices = find_open_choices(model, [*evidence, *query_nodes], fixed, include_ancestors=True)
     size = 1 if query is None else model.count_states(query)
     totals = torch.full((len(evidence) + 1, size), -math.inf, dtype=torch.float64)
-    for run in enumerate_runs(model, free, settled, budget):
+    # Row k sums the joint probability of the choices and the first k pieces of evidence, so that the first row that is
+    # zero names the piece that is impossible.
+    for run in enumerate_runs(model, choices, fixed, budget):
         state = 0 if query is None else int(run.states[query])
-        totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, free, evidence, atol).cumsum(0))
+        totals[:, state] = torch.logaddexp(totals[:, state], _log_terms(run, choices, evidence, atol).cumsum(0))
     for k in range(len(evidence)):
         if torch.logsumexp(totals[k + 1], 0) == -math.inf:
             raise impossible_evidence_error(model, evidence, k)
@@ -77,12 +79,13 @@ def log_evidence(
 
 
 def impossible_evidence_error(model: GroundModel, evidence: Mapping[int, Tensor], position: int) -> EvidenceError:
-    """The error of the first piece of evidence (its place k) that has probability zero beside those before it."""
+    """The error for the first piece of evidence (number `position`) that has probability zero given those before it."""
     node = [*evidence][position]
     return EvidenceError(
         model.ground.name(node),
         expected="evidence that some state of the net makes possible",
-        actual=f"one of probability zero{' given the evidence before it' if position else ''}: {evidence[node].tolist()}",
+        actual=f"one of probability zero{' given the evidence before it' if position else ''}: "
+        f"{evidence[node].tolist()}",
     )
 
 
@@ -94,31 +97,31 @@ def posterior(
 
 
 def _log_terms(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float) -> Tensor:
-    """`log P(the free choices)`, then the log probability of each piece of evidence in the run."""
+    """`log P(choices)`, then the log probability of each piece of evidence in the run: `[1 + evidence]`."""
     terms = [sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64))]
-    for node, seen in evidence.items():
-        if is_fixed(run.model, node, seen):
+    for node, observed in evidence.items():
+        if is_fixed(run.model, node, observed):
             terms.append(run.log_prob(node))
         else:
-            made = run.value(node)
-            is_same = bool(is_close(made, seen, atol, made.dim()))
+            computed = run.value(node)
+            is_same = bool(is_close(computed, observed, atol, computed.dim()))
             terms.append(torch.tensor(0.0 if is_same else -math.inf, dtype=torch.float64))
     return torch.stack(terms)
 
 
 def log_joint(run: ReferenceRun, choices: list[int], evidence: Mapping[int, Tensor], atol: float = ATOL) -> float:
-    """`log P(the free choices, the evidence)` of one run."""
+    """`log P(choices, evidence)` of one run."""
     return float(_log_terms(run, choices, evidence, atol).sum())
 
 
 def is_close(computed: Tensor, observed: Tensor, atol: float, event_dims: int) -> Tensor:
-    """Whether told values are those that were made: `|made - told| <= atol + r greatest` in every entry.
+    """True where computed values reproduce observed ones: `|computed - observed| <= atol + r largest` in every entry.
 
-    The last `event_dims` dims are a node's own, and `greatest` is the largest entry, made or told, of that very node in that
-    state and sentence. r is the rounding of the floating type: 0 in float64.
+    The last `event_dims` dims are those of a node's value, and `largest` is the largest absolute entry of that node,
+    computed or observed. r is the rounding of the floating type: 0 in float64.
     """
     dims = tuple(range(-event_dims, 0))
     greatest = torch.maximum(computed.detach().abs(), observed.abs())
     greatest = greatest.amax(dims, keepdim=True) if event_dims else greatest
-    near = (computed - observed).abs() <= atol + RTOL.get(computed.dtype, 0.0) * greatest
-    return near.all(dims) if event_dims else near
+    is_within = (computed - observed).abs() <= atol + RTOL.get(computed.dtype, 0.0) * greatest
+    return is_within.all(dims) if event_dims else is_within

@@ -1,4 +1,4 @@
-"""The ground model: a sentence with its interventions, and the parents and choices of its nodes."""
+"""The ground model: a sentence with its interventions, and the parents and open choices of its nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bnet_transformer.tpm import Attention
 
 @dataclass(frozen=True)
 class AttentionRow:
-    """What `do` sets a node to that reads by a row of its own in place of `P(j | i)`: `weights[j]`, for all words."""
+    """An intervention on an attention node: `weights[j]`, for all words, replace `P(j | i)`."""
 
     weights: Tensor
 
@@ -29,11 +29,11 @@ Interventions = Mapping[int, Tensor | AttentionRow]
 
 @dataclass(frozen=True)
 class GroundModel:
-    """A sentence with all that is settled about it.
+    """A sentence with its inputs and interventions.
 
-    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each family of `Given` nodes;
-    `do` a value (a state, where the node is discrete) for each node that is set, `attention_rows` a row of attention for each
-    that reads by one. Nodes are ground ids.
+    `inputs` holds the values that come with the sentence, `[*plates, word, *shape]` for each group of `Given` nodes;
+    `do` the value (for a discrete node the state) of each node that is set; `attention_rows` the row of each node whose
+    attention is set. Nodes are ground ids.
     """
 
     network: Network
@@ -43,48 +43,48 @@ class GroundModel:
     attention_rows: Mapping[int, Tensor] = field(default_factory=dict)
 
     def spec(self, node: int) -> NodeSpec:
-        """The family of a node, as it was declared."""
+        """The spec of a node."""
         return self.network.specs[self.ground.group_of(node).index]
 
     def count_states(self, node: int) -> int:
-        """How many states a discrete node has."""
+        """The number of states of a discrete node."""
         return self.network.count_states(self.ground.group_of(node).index, self.ground.word_counts)
 
     def surgery(self, interventions: Interventions) -> GroundModel:
-        """The same sentence with more nodes set; of what is told of one node, the last counts."""
+        """The same sentence with further interventions; a later intervention on a node replaces the earlier one."""
         if not interventions:
             return self
         do = {node: value for node, value in self.do.items() if node not in interventions}
         rows = {node: row for node, row in self.attention_rows.items() if node not in interventions}
         do |= {node: value for node, value in interventions.items() if isinstance(value, Tensor)}
         rows |= {node: value.weights for node, value in interventions.items() if isinstance(value, AttentionRow)}
-        kept = {node: _retained_reaches(self.spec(node)) for node in rows}
-        return replace(self, ground=self.ground.surgery(do, kept), do=do, attention_rows=rows)
+        retained = {node: _retained_reaches(self.spec(node)) for node in rows}
+        return replace(self, ground=self.ground.surgery(do, retained), do=do, attention_rows=rows)
 
 
 def find_slot_parents(
     model: GroundModel, spec: NodeSpec, index: tuple[int, ...], parent: ParentSpec, states: Mapping[int, Tensor]
 ) -> tuple[tuple[int, ...], list[int], list[int]]:
-    """The ground parents that fill one slot of a node: the axes of the collection, the ids, the words read.
+    """The ground parents that fill one slot of a node: the shape of the collection, the ids, the words read.
 
-    An id of -1 stands for a word that is not there, whose value is zero (or state 0): the one before the first, or
-    one that a selector picks out of reach (which has probability zero).
+    An id of -1 stands for a missing word, whose value is zero (or state 0): the one before the first, or one that a
+    selector picks out of reach (which has probability zero).
     """
     ground, parent_group = model.ground, model.network.specs[parent.index].group
-    own = dict(zip(ground.axes(spec.group), index, strict=True))
+    node_indices = dict(zip(ground.axes(spec.group), index, strict=True))
     options: list[list[int]] = []
     words: list[int] = []
     for plate in parent_group.plates:
-        picked = _selected_entry(model, spec, index, parent, plate, states)
-        wide = list(range(ground.template.plate_sizes[plate]))
-        options.append(wide if plate in parent.over and picked is None else [own[plate] if picked is None else picked])
+        selected = _selected_entry(model, spec, index, parent, plate, states)
+        if plate in parent.over and selected is None:
+            options.append(list(range(ground.template.plate_sizes[plate])))
+        else:
+            options.append([node_indices[plate] if selected is None else selected])
     if parent_group.word_stack is not None:
-        row = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])[
-            own.get(WORD, 0)
-        ]
-        words = np.flatnonzero(row).tolist()
-        picked = _selected_entry(model, spec, index, parent, WORD, states)
-        words = words if picked is None else [word for word in words if word == picked]
+        reads = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])
+        words = np.flatnonzero(reads[node_indices.get(WORD, 0)]).tolist()
+        selected = _selected_entry(model, spec, index, parent, WORD, states)
+        words = words if selected is None else [word for word in words if word == selected]
         if not words and WORD not in parent.over:
             return (), [-1], []
         options.append(words)
@@ -102,16 +102,19 @@ def _selected_entry(
     plate: str,
     states: Mapping[int, Tensor],
 ) -> int | None:
-    """The entry along a plate that a selector picks, if one does."""
+    """The entry along a plate that a selector picks, or None without a selector."""
     selector = dict(parent.pick).get(plate)
     if selector is None:
         return None
-    chooser, own = model.network.specs[selector], dict(zip(model.ground.axes(spec.group), index, strict=True))
-    at = tuple(own[axis] for axis in model.ground.axes(chooser.group))
-    node = model.ground.ravel_index(chooser.group, at)
+    selector_spec, node_indices = (
+        model.network.specs[selector],
+        dict(zip(model.ground.axes(spec.group), index, strict=True)),
+    )
+    selector_index = tuple(node_indices[axis] for axis in model.ground.axes(selector_spec.group))
+    node = model.ground.ravel_index(selector_spec.group, selector_index)
     state = model.do.get(node, states.get(node))
-    if state is None and chooser.tpm.kind == "input":
-        state = model.inputs[chooser.group.name][at]
+    if state is None and selector_spec.tpm.kind == "input":
+        state = model.inputs[selector_spec.group.name][selector_index]
     if state is None:
         raise EvidenceError(model.ground.name(node), expected="a state, for it is random", actual="none")
     return int(state)
@@ -120,19 +123,19 @@ def _selected_entry(
 def evaluation_order(
     model: GroundModel, node: int, computed: Mapping[int, object], states: Mapping[int, Tensor]
 ) -> list[int]:
-    """The nodes on which a value depends, itself last, that are not known yet; a node with a state needs no parent."""
+    """The nodes to compute for a value, parents first, the node last; a node with a state needs no parent."""
     order: list[int] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack = [(node, False)]
     while stack:
-        at, ready = stack.pop()
-        if ready:
-            order.append(at)
-        elif at not in seen and at not in computed:
-            seen.add(at)
-            stack.append((at, True))
-            above = [] if at in states else parents(model, at)
-            stack.extend((parent, False) for parent in above if parent not in computed)
+        current, is_expanded = stack.pop()
+        if is_expanded:
+            order.append(current)
+        elif current not in visited and current not in computed:
+            visited.add(current)
+            stack.append((current, True))
+            node_parents = [] if current in states else parents(model, current)
+            stack.extend((parent, False) for parent in node_parents if parent not in computed)
     return order
 
 
@@ -142,62 +145,64 @@ def parents(model: GroundModel, node: int) -> list[int]:
 
 
 def attention_parents(model: GroundModel, node: int) -> list[int]:
-    """The parents of a node on which its reading `P(j | i)` depends."""
-    member, _ = locate_node(model, node)
-    slots = member.tpm.attention_slots() if node not in model.attention_rows else ()
-    families = {given.index for given in member.parents if given.slot in slots}
-    families |= {selector for given in member.parents if given.slot in slots for _, selector in given.pick}
-    return [parent for parent in parents(model, node) if model.ground.group_of(parent).index in families]
+    """The parents of a node that `P(j | i)` depends on."""
+    spec, _ = locate_node(model, node)
+    slots = spec.tpm.attention_slots() if node not in model.attention_rows else ()
+    filled = [parent_spec for parent_spec in spec.parents if parent_spec.slot in slots]
+    groups = {index for parent_spec in filled for index in (parent_spec.index, *dict(parent_spec.pick).values())}
+    return [parent for parent in parents(model, node) if model.ground.group_of(parent).index in groups]
 
 
 def find_open_choices(
     model: GroundModel, nodes: Iterable[int], fixed: Mapping[int, Tensor], *, include_ancestors: bool = False
 ) -> list[int]:
-    """The discrete random nodes, not settled, that decide the values of `nodes`; `include_ancestors` adds those that decide
-    their distributions in turn."""
+    """The discrete random nodes without a fixed state that determine the values of `nodes`, sorted.
+
+    `include_ancestors` adds those that determine their distributions.
+    """
     discrete = frozenset(m.group.index for m in model.network.specs if m.tpm.kind == "discrete")
     start = [node for node in nodes if node not in model.do]
-    ends, stops = ((), ()) if include_ancestors else (discrete, fixed)
-    found = {*start, *ancestors(model.ground, start, ends, stops)}
-    open_ = (node for node in found if node not in fixed and node not in model.do)
-    return sorted(node for node in open_ if model.ground.group_of(node).index in discrete)
+    blocked_groups, blocked_nodes = ((), ()) if include_ancestors else (discrete, fixed)
+    reached = {*start, *ancestors(model.ground, start, blocked_groups, blocked_nodes)}
+    candidates = (node for node in reached if node not in fixed and node not in model.do)
+    return sorted(node for node in candidates if model.ground.group_of(node).index in discrete)
 
 
 def find_readable_words(model: GroundModel, node: int) -> list[int]:
-    """The words that a node may read whose state is a word."""
-    member, index = locate_node(model, node)
-    read = member.word_parents[0]
-    words = model.ground.word_counts[model.network.get_source_stack(member)]
-    row = index[-1] if member.group.word_stack is not None else 0
-    found: list[int] = np.flatnonzero(read.reach.matrix(_count_words(model, member), words)[row]).tolist()
-    return found
+    """The words that a node whose state is a word can read."""
+    spec, index = locate_node(model, node)
+    parent = spec.word_parents[0]
+    words = model.ground.word_counts[model.network.get_source_stack(spec)]
+    row = index[-1] if spec.group.word_stack is not None else 0
+    readable: list[int] = np.flatnonzero(parent.reach.matrix(_count_words(model, spec), words)[row]).tolist()
+    return readable
 
 
 def get_fixed(model: GroundModel, evidence: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The evidence that says outright what a random node came to."""
-    return {node: seen for node, seen in evidence.items() if is_fixed(model, node, seen)}
+    """The evidence that fixes the state or value of a random node."""
+    return {node: observed for node, observed in evidence.items() if is_fixed(model, node, observed)}
 
 
 def is_fixed(model: GroundModel, node: int, observed: Tensor) -> bool:
-    """True where evidence says outright what a random node came to."""
+    """True where evidence fixes the state or value of a random node."""
     kind = model.spec(node).tpm.kind
     return kind == "continuous" or (kind == "discrete" and not observed.is_floating_point())
 
 
 def _retained_reaches(spec: NodeSpec) -> RetainedParents:
-    """What a node still reads that reads by a row: the families of its values and its residual, with their reaches."""
+    """The groups (values and residual), with their reaches, that an attention node still reads when its row is set."""
     assert isinstance(spec.tpm, Attention)
-    kept: dict[int, tuple[Reach, ...]] = {}
-    for given in spec.parents:
-        if given.slot in spec.tpm.mixed_slots():
-            kept[given.index] = tuple(dict.fromkeys((*kept.get(given.index, ()), given.reach)))
-    return kept
+    retained: dict[int, tuple[Reach, ...]] = {}
+    for parent in spec.parents:
+        if parent.slot in spec.tpm.mixed_slots():
+            retained[parent.index] = tuple(dict.fromkeys((*retained.get(parent.index, ()), parent.reach)))
+    return retained
 
 
 def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...]]:
-    """The member to which a node belongs, and its index there."""
-    family, index = model.ground.unravel_index(node)
-    return model.network.specs[family.index], index
+    """The spec of a node, and its index in the group."""
+    group, index = model.ground.unravel_index(node)
+    return model.network.specs[group.index], index
 
 
 def _count_words(model: GroundModel, spec: NodeSpec) -> int:

@@ -1,4 +1,4 @@
-"""Answers of the reference about one node or node group: distributions, attention, and the choices they depend on."""
+"""Distributions and attention of single nodes by the reference, with the choices that they depend on."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from bnet_transformer.reference import (
 
 def check_discrete_node(model: GroundModel, node: int) -> None:
     """Refuse a node without a finite number of states."""
-    member = model.spec(node)
+    spec = model.spec(node)
     if node in model.do:
-        got = f"one that is set to {model.do[node].tolist()}"
-        raise BNetError(model.ground.name(node), expected="a node that is still random", actual=got)
-    if member.tpm.kind != "discrete":
+        actual = f"one that is set to {model.do[node].tolist()}"
+        raise BNetError(model.ground.name(node), expected="a node that is still random", actual=actual)
+    if spec.tpm.kind != "discrete":
         names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete"]
         raise BNetError(
             model.ground.name(node),
             expected="a discrete random node",
-            actual=f"{'an' if member.tpm.kind == 'input' else 'a'} {member.tpm.kind} one ({type(member.tpm).__name__})",
+            actual=f"{'an' if spec.tpm.kind == 'input' else 'a'} {spec.tpm.kind} one ({type(spec.tpm).__name__})",
             allowed="nodes of " + ", ".join(names) if names else "none: this net has no discrete random node",
         )
 
@@ -48,15 +48,15 @@ def check_discrete_node(model: GroundModel, node: int) -> None:
 def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[int, Tensor]) -> Distribution:
     """`P(node | parents)`, batched over the open choices that decide the parents: `[*states]`."""
     evidence = get_fixed(model, evidence)
-    free = find_open_choices(model, parents(model, node), evidence)
-    sizes = [model.count_states(choice) for choice in free]
-    found = [run.distribution(node) for run in enumerate_runs(model, free, evidence)]
-    if not free:
-        return found[0]
-    first = found[0]
+    choices = find_open_choices(model, parents(model, node), evidence)
+    sizes = [model.count_states(choice) for choice in choices]
+    distributions = [run.distribution(node) for run in enumerate_runs(model, choices, evidence)]
+    if not choices:
+        return distributions[0]
+    first = distributions[0]
 
     def stack_states(name: str) -> Tensor:
-        table = torch.stack([getattr(each, name) for each in found])
+        table = torch.stack([getattr(distribution, name) for distribution in distributions])
         return table.reshape((*sizes, *table.shape[1:]))
 
     if isinstance(first, Categorical):
@@ -68,7 +68,7 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
 
     if isinstance(first, Delta):
         return Delta(stack_states("v"), event_dim=first.v.dim())
-    names = ", ".join(model.ground.name(choice) for choice in free)
+    names = ", ".join(model.ground.name(choice) for choice in choices)
     raise BNetError(
         model.ground.name(node),
         expected=f"{names} settled (do or observe)",
@@ -78,24 +78,25 @@ def conditional_distribution(model: GroundModel, node: int, evidence: Mapping[in
 
 
 def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[int, Tensor]) -> Tensor:
-    """`P(j | i)` of a family that reads words, which depend on the same choices: `[*states, *plates, word, word]`."""
+    """`P(j | i)` of a group whose nodes depend on the same choices: `[*states, *plates, word, word]`."""
     evidence = get_fixed(model, evidence)
     base, shape = int(model.ground.offsets[spec.group.index]), model.ground.shapes[spec.group.index]
-    given = next(given for given in spec.parents if WORD in given.over or dict(given.pick).get(WORD) is not None)
-    width = model.ground.word_counts[model.network.specs[given.index].group.word_stack or ""]
+    parent = next(parent for parent in spec.parents if WORD in parent.over or dict(parent.pick).get(WORD) is not None)
+    width = model.ground.word_counts[model.network.specs[parent.index].group.word_stack or ""]
     rows = []
     for offset in range(len(model.ground.select_nodes(spec.group))):
         node = base + offset
-        free = find_open_choices(model, attention_parents(model, node), evidence)
+        choices = find_open_choices(model, attention_parents(model, node), evidence)
         table = []
-        for run in enumerate_runs(model, free, evidence):
-            reading = run.attention(node)
-            if reading is None:
+        for run in enumerate_runs(model, choices, evidence):
+            attention = run.attention(node)
+            if attention is None:
                 raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
-            row = torch.zeros(width, dtype=reading[1].dtype)
-            row[reading[0]] = reading[1]
+            words, weights = attention
+            row = torch.zeros(width, dtype=weights.dtype)
+            row[words] = weights
             table.append(row)
-        rows.append(torch.stack(table).reshape((*(model.count_states(choice) for choice in free), width)))
+        rows.append(torch.stack(table).reshape((*(model.count_states(choice) for choice in choices), width)))
     states = max((row.shape[:-1] for row in rows), key=len)
     stacked = torch.stack([row.expand(*states, width) for row in rows], -2)
     return stacked.reshape((*stacked.shape[:-2], *shape, width))
@@ -104,67 +105,69 @@ def conditional_attention(model: GroundModel, spec: NodeSpec, evidence: Mapping[
 def split_choices(
     model: GroundModel, ancestor_choices: Mapping[int, Sequence[int]]
 ) -> tuple[list[int], list[int]] | None:
-    """The choices that decide all of some nodes, and the families of which each node has that of its own word beside
-    them; None where nodes depend on other choices. `ancestor_choices` has the choices that decide each node."""
+    """The choices that all nodes share, and the groups of which each node depends on the choice of its own word.
+
+    None where a node depends on other choices. `ancestor_choices` has the choices that determine each node.
+    """
     shared = set.intersection(*map(set, ancestor_choices.values())) if ancestor_choices else set()
-    families = set()
-    for node, free in ancestor_choices.items():
+    groups = set()
+    for node, choices in ancestor_choices.items():
         word = model.ground.unravel_index(node)[1][-1:]
-        own = [model.ground.unravel_index(choice) for choice in free if choice not in shared]
-        if any(index[-1:] != word for _, index in own):
+        located = [model.ground.unravel_index(choice) for choice in choices if choice not in shared]
+        if any(index[-1:] != word for _, index in located):
             return None
-        families.add(tuple(family.index for family, _ in own))
-    apart = families.pop() if families else ()
-    return None if families or len(set(apart)) < len(apart) else (sorted(shared), sorted(apart))
+        groups.add(tuple(group.index for group, _ in located))
+    per_word = groups.pop() if groups else ()
+    return None if groups or len(set(per_word)) < len(per_word) else (sorted(shared), sorted(per_word))
 
 
 def has_ancestor_choices(network: Network, groups: Collection[int]) -> bool:
-    """True where a discrete family stands above some families."""
+    """True where a discrete group is an ancestor of some groups."""
     return any(network.specs[index].tpm.kind == "discrete" for index in network.graph.ancestors(groups))
 
 
 def compute_read_mask(model: GroundModel, spec: NodeSpec) -> NDArray[np.bool_]:
-    """`[word, word]`: whether an arrow lets word i of a member read word j, along any of its plates."""
-    ground, family = model.ground, spec.group
-    over = {given.index for given in spec.word_parents}
-    bundles = [bundle for bundle in ground.template.in_edges[family.index] if bundle.parent in over]
-    pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.word_adjacency(bundle) for bundle in bundles])
-    cut, rows = ground.get_cut_nodes(family.index), ground.get_partly_cut_nodes(family.index)
-    places = [ground.unravel_index(node)[1] for node in (*cut, *rows)]
-    each = math.prod(ground.shapes[family.index][:-1])
-    gone = [word for word, count in Counter(place[-1] for place in places).items() if count == each]
-    some = [kept for kept in map(ground.retained_edge, bundles) if kept is not None] if rows else []
-    stay = {ground.unravel_index(node)[1][-1] for node in rows}
-    for word in gone:
-        left = [ground.word_adjacency(kept)[word] for kept in some] if word in stay else []
-        pairs[word] = np.logical_or.reduce(left) if left else False
+    """`[word, word]`: whether an arrow lets word i of a group read word j, along any of its plates."""
+    ground, group = model.ground, spec.group
+    read_groups = {parent.index for parent in spec.word_parents}
+    edges = [edge for edge in ground.template.in_edges[group.index] if edge.parent in read_groups]
+    pairs: NDArray[np.bool_] = np.logical_or.reduce([ground.word_adjacency(edge) for edge in edges])
+    cut, partly_cut = ground.get_cut_nodes(group.index), ground.get_partly_cut_nodes(group.index)
+    indices = [ground.unravel_index(node)[1] for node in (*cut, *partly_cut)]
+    num_per_word = math.prod(ground.shapes[group.index][:-1])
+    cut_words = [word for word, count in Counter(index[-1] for index in indices).items() if count == num_per_word]
+    retained_edges = [edge for edge in map(ground.retained_edge, edges) if edge is not None] if partly_cut else []
+    partly_cut_words = {ground.unravel_index(node)[1][-1] for node in partly_cut}
+    for word in cut_words:
+        rows_left = [ground.word_adjacency(edge)[word] for edge in retained_edges] if word in partly_cut_words else []
+        pairs[word] = np.logical_or.reduce(rows_left) if rows_left else False
     return pairs
 
 
 def expected_attention(
     model: GroundModel, node: int, evidence: Mapping[int, Tensor], budget: int = BUDGET
 ) -> tuple[list[int], Tensor] | None:
-    """The words that a node reads and `P(j | i, evidence)`: its reading averaged over the posterior of the choices."""
-    settled = get_fixed(model, evidence)
-    free = find_open_choices(model, [*attention_parents(model, node), *evidence], settled, include_ancestors=True)
+    """The words that a node reads and `P(j | i, evidence)`: its attention, averaged by the posterior of the choices."""
+    fixed = get_fixed(model, evidence)
+    choices = find_open_choices(model, [*attention_parents(model, node), *evidence], fixed, include_ancestors=True)
     words: list[int] = []
-    found, logs = [], []
-    for run in enumerate_runs(model, free, settled, budget):
-        reading = run.attention(node)
-        if reading is None:
+    tables, logs = [], []
+    for run in enumerate_runs(model, choices, fixed, budget):
+        attention = run.attention(node)
+        if attention is None:
             return None
-        words = reading[0]
-        found.append(reading[1].double())
-        logs.append(log_joint(run, free, evidence))
+        words, weights = attention
+        tables.append(weights.double())
+        logs.append(log_joint(run, choices, evidence))
     if evidence and max(logs) == -math.inf:
         log_evidence(model, evidence, budget=budget)
-    share = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
-    return words, torch.einsum("s,sm->m", share, torch.stack(found))
+    probs = torch.softmax(torch.tensor(logs, dtype=torch.float64), 0)
+    return words, torch.einsum("s,sm->m", probs, torch.stack(tables))
 
 
 def find_single_parents(model: GroundModel, node: int) -> set[int]:
-    """The parents of a node that fill a slot of a single parent (its query, its residual)."""
-    family, index = model.ground.unravel_index(node)
-    member = model.network.specs[family.index]
-    single = [given for given in member.parents if not given.over and not given.pick]
-    return {parent for given in single for parent in find_slot_parents(model, member, index, given, {})[1]}
+    """The parents of a node that fill a single slot (its query, its residual)."""
+    group, index = model.ground.unravel_index(node)
+    spec = model.network.specs[group.index]
+    single = [parent_spec for parent_spec in spec.parents if not parent_spec.over and not parent_spec.pick]
+    return {parent for parent_spec in single for parent in find_slot_parents(model, spec, index, parent_spec, {})[1]}

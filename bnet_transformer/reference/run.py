@@ -18,9 +18,9 @@ from bnet_transformer.tpm import Attention, EvalContext
 
 
 class ReferenceRun:
-    """One full course of events: `states` says what each random node came to; the rest follows.
+    """One run: `states` has the state of each random node, all other values follow.
 
-    `enumerate_values` has the values of nodes so far; what is put there counts as a node's value.
+    `values` caches the values of nodes; a value that is written there replaces the computed one.
     """
 
     def __init__(self, model: GroundModel, states: Mapping[int, Tensor]) -> None:
@@ -36,106 +36,110 @@ class ReferenceRun:
         return self.values[node]
 
     def _compute_value(self, node: int) -> Tensor:
-        member, index = locate_node(self.model, node)
-        settled = self.model.do.get(node, self.states.get(node))
-        if settled is not None:
-            whole_state = member.tpm.kind == "discrete" and not settled.is_floating_point()
-            return member.tpm.emit(self._make_context(member, index), settled) if whole_state else settled
-        if member.tpm.kind == "input":
-            return self.model.inputs[member.group.name][index]
-        if member.tpm.is_random:
+        spec, index = locate_node(self.model, node)
+        fixed = self.model.do.get(node, self.states.get(node))
+        if fixed is not None:
+            is_state = spec.tpm.kind == "discrete" and not fixed.is_floating_point()
+            return spec.tpm.emit(self._make_context(spec, index), fixed) if is_state else fixed
+        if spec.tpm.kind == "input":
+            return self.model.inputs[spec.group.name][index]
+        if spec.tpm.is_random:
             name = self.model.ground.name(node)
             raise EvidenceError(name, expected="a state or evidence, for it is random", actual="neither")
         value = (
             self._mix_by_row(node)
             if node in self.model.attention_rows
-            else member.tpm.value(*self._tpm_arguments(member, index))
+            else spec.tpm.value(*self._tpm_arguments(spec, index))
         )
-        if not isinstance(value, Tensor) or tuple(value.shape) != member.shape:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            what = f"{self.model.ground.name(node)} ({type(member.tpm).__name__})"
-            raise BNetError(what, expected=f"a value of shape {member.shape}, as it says", actual=got)
+        if not isinstance(value, Tensor) or tuple(value.shape) != spec.shape:
+            actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            subject = f"{self.model.ground.name(node)} ({type(spec.tpm).__name__})"
+            raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=actual)
         if bool(value.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a value that is a number", actual="NaN")
         return value
 
     def _mix_by_row(self, node: int) -> Tensor:
-        """The mix of an attention by the row that was set."""
-        member, index = locate_node(self.model, node)
-        assert isinstance(member.tpm, Attention)
-        at, *parents = self._tpm_arguments(member, index, member.tpm.mixed_slots())
-        return member.tpm.mix(self.model.attention_rows[node][at.read_indices["v."]], *parents)
+        """The value of an attention node whose row is set."""
+        spec, index = locate_node(self.model, node)
+        assert isinstance(spec.tpm, Attention)
+        context, *parents = self._tpm_arguments(spec, index, spec.tpm.mixed_slots())
+        return spec.tpm.mix(self.model.attention_rows[node][context.read_indices["v."]], *parents)
 
     def distribution(self, node: int) -> Distribution:
-        """`P(node | its parents)`, a delta for what is given or set."""
+        """`P(node | its parents)`; a delta for inputs and for nodes that are set."""
         from pyro.distributions import Delta
 
-        member, index = locate_node(self.model, node)
-        if node in {**self.model.do, **self.model.attention_rows} or member.tpm.kind == "input":
+        spec, index = locate_node(self.model, node)
+        if node in {**self.model.do, **self.model.attention_rows} or spec.tpm.kind == "input":
             value = self.value(node)
             return Delta(value, event_dim=value.dim())
-        at, *parents = self._tpm_arguments(member, index)
-        if member.tpm.kind == "discrete" and member.tpm.states is None:
+        context, *parents = self._tpm_arguments(spec, index)
+        if spec.tpm.kind == "discrete" and spec.tpm.states is None:
             network = self.model.network
             scores = torch.full((self.model.count_states(node),), -math.inf, dtype=network.dtype, device=network.device)
-            scores[next(iter(at.read_indices.values()))] = member.tpm.logits(at, *parents)
+            scores[next(iter(context.read_indices.values()))] = spec.tpm.logits(context, *parents)
             return torch.distributions.Categorical(logits=scores, validate_args=False)
-        found: Any = member.tpm.distribution(at, *parents)
-        if member.tpm.kind == "discrete" and found.param_shape[-1] != member.tpm.states:
-            what = f"{self.model.ground.name(node)} ({type(member.tpm).__name__})"
-            raise BNetError(what, expected=f"logits for {member.tpm.states} states", actual=f"{found.param_shape[-1]}")
-        distribution: Distribution = found
+        conditional: Any = spec.tpm.distribution(context, *parents)
+        if spec.tpm.kind == "discrete" and conditional.param_shape[-1] != spec.tpm.states:
+            subject = f"{self.model.ground.name(node)} ({type(spec.tpm).__name__})"
+            raise BNetError(
+                subject, expected=f"logits for {spec.tpm.states} states", actual=f"{conditional.param_shape[-1]}"
+            )
+        distribution: Distribution = conditional
         return distribution
 
     def log_prob(self, node: int) -> Tensor:
-        """`log P(what a random node came to | its parents)`."""
-        found: Tensor = self.distribution(node).log_prob(self.states[node]).double()
-        if bool(found.isnan().any()):
+        """`log P(state | parents)` of a random node."""
+        log_prob: Tensor = self.distribution(node).log_prob(self.states[node]).double()
+        if bool(log_prob.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a log probability that is a number", actual="NaN")
-        return found
+        return log_prob
 
     def attention(self, node: int) -> tuple[list[int], Tensor] | None:
-        """The words that a node reads and `P(j | i)` over them, where its TPM has that distribution."""
-        member, index = locate_node(self.model, node)
+        """The words that a node reads and `P(j | i)` over them; None where its TPM has no such distribution."""
+        spec, index = locate_node(self.model, node)
         if node in self.model.attention_rows:
-            given = next(given for given in member.parents if given.slot == "v.")
-            words = find_slot_parents(self.model, member, index, given, self.states)[2]
+            parent = next(parent for parent in spec.parents if parent.slot == "v.")
+            words = find_slot_parents(self.model, spec, index, parent, self.states)[2]
             return words, self.model.attention_rows[node][words]
-        at, *parents = self._tpm_arguments(member, index, member.tpm.attention_slots())
-        weights = member.tpm.attention_weights(at, *parents)
+        context, *parents = self._tpm_arguments(spec, index, spec.tpm.attention_slots())
+        weights = spec.tpm.attention_weights(context, *parents)
         if weights is None:
             return None
         if bool(weights.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a reading P(j | i) of numbers", actual="NaN")
-        return next(iter(at.read_indices.values())).tolist(), weights
+        return next(iter(context.read_indices.values())).tolist(), weights
 
     def _tpm_arguments(
         self, spec: NodeSpec, index: tuple[int, ...], slots: tuple[str, ...] | None = None
     ) -> tuple[EvalContext, *tuple[Tensor, ...]]:
-        """What the TPM of a node sees: where it stands, then the value in each slot (of `slots`, the rest empty)."""
-        read, mask, enumerate_values = {}, {}, []
+        """The arguments of a node's TPM: the context, then the value in each slot (of `slots` only, the others are
+        empty).
+        """
+        read_indices, mask, arguments = {}, {}, []
         device = self.model.network.device
-        for given in spec.parents:
-            if slots is not None and given.slot not in slots:
-                enumerate_values.append(torch.zeros(0))
+        for parent in spec.parents:
+            if slots is not None and parent.slot not in slots:
+                arguments.append(torch.zeros(0))
                 continue
-            shape, ids, words = find_slot_parents(self.model, spec, index, given, self.states)
-            found = [self.value(node) if node >= 0 else None for node in ids]
-            parent = self.model.network.specs[given.index]
+            shape, ids, words = find_slot_parents(self.model, spec, index, parent, self.states)
+            values = [self.value(node) if node >= 0 else None for node in ids]
+            parent_spec = self.model.network.specs[parent.index]
             zero = torch.zeros(
-                parent.shape,
-                dtype=torch.long if parent.tpm.is_index_valued else self.model.network.dtype,
+                parent_spec.shape,
+                dtype=torch.long if parent_spec.tpm.is_index_valued else self.model.network.dtype,
                 device=device,
             )
-            filled = [zero if value is None else value for value in found]
-            enumerate_values.append(
-                torch.stack(filled or [zero])[: len(filled)].reshape(*shape, *zero.shape) if shape else filled[0]
+            padded = [zero if value is None else value for value in values]
+            arguments.append(
+                torch.stack(padded or [zero])[: len(padded)].reshape(*shape, *zero.shape) if shape else padded[0]
             )
             if shape:
-                there = words if WORD in given.over else list(range(shape[-1]))
-                read[given.slot] = torch.tensor(there, device=device)
-                mask[given.slot] = torch.ones(len(there), dtype=torch.bool, device=device)
-        return (self._make_context(spec, index, read, mask), *enumerate_values)
+                indices = words if WORD in parent.over else list(range(shape[-1]))
+                read_indices[parent.slot] = torch.tensor(indices, device=device)
+                mask[parent.slot] = torch.ones(len(indices), dtype=torch.bool, device=device)
+        return (self._make_context(spec, index, read_indices, mask), *arguments)
 
     def _make_context(
         self,

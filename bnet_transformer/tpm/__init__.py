@@ -1,15 +1,19 @@
-"""The TPMs: one small final class for each kind of conditional distribution, over one abstract base.
+"""TPMs: one small final class for each kind of conditional distribution, over one abstract base (`base`).
 
-A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node.
+A TPM of your own is a frozen dataclass that extends `TPM` and writes the equation of one ground node. `roots` are
+inputs and weights, `combine` linear maps and sums, `steps` word-wise functions, `score` and `attention` attention,
+`random` discrete and continuous nodes, `volume_preserving` Cayley and triangular maps. `field_checks` checks their
+options, `symbols` writes their equations.
 """
 
-from bnet_transformer.tpm.attention import Attention, Cayley, Read, Skew, Triangular
+from bnet_transformer.tpm.attention import Attention, Read
 from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product
 from bnet_transformer.tpm.combine import Add, Affine, Concat, Linear, Pool
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
 from bnet_transformer.tpm.score import Bias, Bilinear, Buckets, Dot, Normaliser, Relative, Rotary, Score
 from bnet_transformer.tpm.steps import Activation, Dropout, FeedForward, Gated, Memory, Norm, Recur, ResNet, Scale
+from bnet_transformer.tpm.volume_preserving import Cayley, Skew, Triangular
 
 __all__ = [
     "TPM",

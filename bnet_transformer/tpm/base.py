@@ -1,13 +1,13 @@
-"""What every TPM is: the conditional distribution of one ground node given its parents' values.
+"""The base class of TPMs: the conditional distribution of one ground node given its parents' values.
 
-A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` in front. Of its values it may
-assume this, and nothing else:
+A TPM is a frozen dataclass that writes the equation of *one* ground node, with `...` for leading dims. It may assume
+this about its values, and nothing else:
 
 - a slot named `x` holds the value of one parent: `[..., *shape]`;
-- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis stands before the
-  shape: `[..., m, *shape]`; `at.mask["k."]` (`[..., m]`) tells which of the m are read (all, in a ground node);
+- a slot named `k.` (the chapter writes k_. for "k of every word") holds a collection, whose axis is before the shape:
+  `[..., m, *shape]`; `context.mask["k."]` (`[..., m]`) is true for those of the m that are read (all, in one node);
 - a last slot named `*x` holds any number of parents;
-- parameters come as `at["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
+- parameters are `context["name"]`, `[..., *shape]`, with the node's own plates among the leading dims;
 - leading dims broadcast against each other, so `torch.einsum("...oi,...i->...o", W, x)` serves one node and a batch.
 """
 
@@ -49,11 +49,11 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
 
 @dataclass(frozen=True)
 class Parent:
-    """What a TPM is told of a parent before there are values.
+    """A parent as its child's TPM sees it before there are values.
 
-    `states` counts the values of a discrete parent that is read by its index (a selector, a word of a vocabulary);
-    `over` names the axes of a collection with their sizes (`("head", 4)`, `("word", None)`: the sentence decides),
-    empty for a single parent. `stack_reach` says of a collection of words which stack's and by which reach.
+    `states` is the number of values of a discrete parent that is read by its index (a selector, a word of a
+    vocabulary); `over` has the axes of a collection with their sizes (`("head", 4)`, `("word", None)`: the sentence
+    decides), and is empty for a single parent. `stack_reach` is the stack and the reach of a collection of words.
     """
 
     name: str
@@ -64,16 +64,16 @@ class Parent:
 
     @property
     def form(self) -> str:
-        """The parent as an error message says it."""
+        """The parent as error messages show it."""
         if self.states == 0:
             return "as many states as words"
-        what = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
-        return what + "".join(f" over every {plate}" for plate, _ in self.over)
+        form = f"{self.states} states" if self.states is not None else f"shape {self.shape}"
+        return form + "".join(f" over every {plate}" for plate, _ in self.over)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that a TPM owns: its shape for one node, how it starts, whether training changes it.
+    """A tensor that a TPM owns: its shape for one node, its initialisation, whether training changes it.
 
     It starts as `fill` where that is given (a number, or nested tuples of `shape`), else normal with `spread`.
     """
@@ -95,8 +95,8 @@ class Parameter:
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
-            wanted = f"finite numbers, one or of shape {self.shape}"
-            raise BNetError("fill of a parameter", expected=wanted, actual=self.fill)
+            expected = f"finite numbers, one or of shape {self.shape}"
+            raise BNetError("fill of a parameter", expected=expected, actual=self.fill)
         set_frozen(self, fill=_to_tuples(fill.tolist()))
 
 
@@ -106,10 +106,10 @@ def _to_tuples(table: float | list[Any]) -> float | tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product in the equation of one ground node: it takes as many multiplications as its sizes multiply to.
+    """A matrix product in the equation of one ground node; its multiplications are the product of its sizes.
 
-    `parents` are the parents that have gone into it, `sizes` the widths that it runs over, `over` the collections along
-    whose axis it runs (`sum_j`), and `has_parameter` says that a parameter of the TPM is one of its factors.
+    `parents` are its factors, `sizes` the widths it runs over, `over` the collections along whose axis it runs
+    (`sum_j`); `has_parameter` is true where a parameter of the TPM is a factor.
     """
 
     parents: tuple[Parent, ...]
@@ -120,9 +120,10 @@ class Product:
 
 @dataclass(frozen=True)
 class EvalContext:
-    """Where a TPM is evaluated: its parameters, the index of its word, and for collections who is read.
+    """The context of an evaluation.
 
-    `rotary` are the turns of rotary positions that were made before, of all slices.
+    It has the parameters, the index of the word, and for each collection the words that are read and their mask.
+    `rotary` caches cosines and sines of rotary positions, for all slices.
     """
 
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class EvalContext:
         return self.parameters[name]
 
     def to(self, dtype: torch.dtype) -> EvalContext:
-        """The same place in another floating type."""
+        """The same context in another floating type."""
         if all(value.dtype == dtype for value in self.parameters.values()):
             return self if self.dtype == dtype else replace(self, dtype=dtype)
         return replace(self, parameters={name: value.to(dtype) for name, value in self.parameters.items()}, dtype=dtype)
@@ -168,36 +169,36 @@ class TPM(CheckedDataclass, abc.ABC):
         """The shape of the node's value; refuses parents of a shape that it cannot take."""
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        """The tensors that the TPM owns."""
+        """The parameters of the TPM, by name."""
         return {}
 
     def products(self, *parents: Parent) -> tuple[Product, ...] | None:
-        """The matrix products of its equation, from which costs are counted; None where it does not say."""
+        """The matrix products of its equation, for counting costs; None where it does not declare them."""
         return () if self.elementwise else None
 
     @property
     def states(self) -> int | None:
-        """How many values a discrete node has; None where the sentence decides it, or there is no such number."""
+        """The number of states of a discrete node; None where the sentence decides it, or the node is not discrete."""
         return None
 
     @property
     def default(self) -> int | None:
-        """The state of an input where the sentence gives none; None where it must."""
+        """The state of an input for which the sentence gives none; None where the sentence must give it."""
         return None
 
     @property
     def image(self) -> Patches | None:
-        """How the vectors of an input are cut from an image; None where they are no patches."""
+        """How the vectors of an input are cut from an image; None for other inputs."""
         return None
 
     @property
     def is_index_valued(self) -> bool:
-        """True where children receive a discrete node's state, a whole number, rather than a tensor."""
+        """True where children receive the integer state of a discrete node instead of a tensor."""
         return self.kind == "discrete"
 
     @property
     def fixed_shape(self) -> Shape | None:
-        """The shape of a discrete node's value, which its parents do not change; None of any other node."""
+        """The shape of a discrete node's value, which does not depend on parents; None for other nodes."""
         return () if self.is_index_valued else None
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ class TPM(CheckedDataclass, abc.ABC):
         raise BNetError(type(self).__name__, expected="a method `logits`, for it is discrete", actual="none")
 
     def emit(self, context: EvalContext, state: Tensor) -> Tensor:
-        """What children receive from a discrete node in a state."""
+        """The value that children receive from a discrete node in a state."""
         return state
 
     def distribution(self, context: EvalContext, *parents: Tensor) -> Distribution:
@@ -226,9 +227,9 @@ class TPM(CheckedDataclass, abc.ABC):
         return Delta(value, event_dim=value.dim())
 
     def log_prob(self, context: EvalContext, value: Tensor, *parents: Tensor) -> Tensor:
-        """`log P(value | parents)` of a continuous node; a TPM may write it shorter than its distribution does."""
-        found: Tensor = self.distribution(context, *parents).log_prob(value)
-        return found
+        """`log P(value | parents)` of a continuous node. A TPM may compute it more cheaply than by its distribution."""
+        log_prob: Tensor = self.distribution(context, *parents).log_prob(value)
+        return log_prob
 
     def attention_weights(self, context: EvalContext, *parents: Tensor) -> Tensor | None:
         """The attention distribution `P(j | i)`, `[..., m]`, where the TPM has one."""
@@ -240,7 +241,7 @@ class TPM(CheckedDataclass, abc.ABC):
         return type(self).attention_weights is not TPM.attention_weights
 
     def no_attention_reason(self) -> str:
-        """What to tell someone who asks for `P(j | i)` and there is none."""
+        """Why the TPM has no `P(j | i)`, for error messages."""
         return f"{type(self).__name__} has no attention distribution"
 
     def latex(self, s: Symbols) -> str:
@@ -256,7 +257,7 @@ class TPM(CheckedDataclass, abc.ABC):
 
     @property
     def max_words(self) -> int | None:
-        """How many words the node can be over; None where there is no bound."""
+        """The largest number of words that the node can be over; None for no limit."""
         return None
 
     @property
@@ -271,7 +272,7 @@ class TPM(CheckedDataclass, abc.ABC):
 
 @dataclass(frozen=True)
 class VectorMap(TPM):
-    """A TPM from vectors of one width to another of that width; entry by entry, unless it says its products."""
+    """A TPM from vectors to vectors of the same width; elementwise, unless it declares products."""
 
     slots: ClassVar[tuple[str, ...]] = ("x",)
     elementwise: ClassVar[bool] = True
@@ -284,18 +285,20 @@ class VectorMap(TPM):
 
 
 def initial_spread(shape: Shape, spread: float | None) -> float:
-    """How a tensor that maps starts: 1/sqrt(columns), so that a map keeps the size of what it maps, unless told."""
+    """The initial standard deviation of a weight: `spread`, or 1/sqrt(columns), which preserves the scale of what it
+    maps.
+    """
     if spread is not None:
         return spread
     return float(shape[-1] ** -0.5) if shape else 1.0
 
 
 def check_vector(parent: Parent, width: int | None = None, *, reason: str = "") -> int:
-    """The width of a parent that must be a vector (of that width)."""
-    wanted = "a vector" if width is None else f"a vector of width {width}"
-    wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
-    if parent.states is not None or len(parent.shape) != 1 or wrong_width:
-        raise BNetError(parent.name, expected=wanted + (f" ({reason})" if reason else ""), actual=parent.form)
+    """The width of a parent that must be a vector (of width `width`)."""
+    expected = "a vector" if width is None else f"a vector of width {width}"
+    has_wrong_width = len(parent.shape) == 1 and width is not None and parent.shape[0] != width
+    if parent.states is not None or len(parent.shape) != 1 or has_wrong_width:
+        raise BNetError(parent.name, expected=expected + (f" ({reason})" if reason else ""), actual=parent.form)
     return parent.shape[0]
 
 
@@ -321,6 +324,6 @@ def check_discrete(parent: Parent) -> int:
 
 def check_shape(subject: str, shape: object) -> Shape:
     """A value's shape, from a number or a tuple of numbers."""
-    told = shape.tolist() if isinstance(shape, np.ndarray) else shape
-    sizes = told if isinstance(told, Sequence) and not isinstance(told, str) else (told,)
+    values = shape.tolist() if isinstance(shape, np.ndarray) else shape
+    sizes = values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     return tuple(check_int(subject, size) for size in sizes)

@@ -1,4 +1,4 @@
-"""Linear maps, sums and gatherings: `W x + b`, parents added, heads summed through `W_o`, words pooled."""
+"""Linear maps, sums and pooling: `W x + b`, parents added, heads summed through `W_o`, words pooled."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class _LinearMap(TPM):
         W, x = parents
         out, width = check_matrix(W)
         if x.shape != (width,) or x.states is not None:
-            wanted = f"a vector of width {width} (the columns of {W.name})"
-            raise BNetError(x.name, expected=wanted, actual=x.form)
+            expected = f"a vector of width {width} (the columns of {W.name})"
+            raise BNetError(x.name, expected=expected, actual=x.form)
         return (out,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        found = {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.has_bias else {}
+        bias = {"bias": Parameter(self.shape(*parents), fill=0.0)} if self.has_bias else {}
         if self.dim is None:
-            return found
+            return bias
         width = check_vector(parents[0])
-        return {"weight": Parameter((self.dim, width), width**-0.5)} | found
+        return {"weight": Parameter((self.dim, width), width**-0.5)} | bias
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (out,), (width,) = self.shape(*parents), parents[-1].shape
@@ -92,7 +92,7 @@ class Affine(_LinearMap):
 
 
 def apply_linear(W: Tensor, x: Tensor, b: Tensor | None = None) -> Tensor:
-    """`W x (+ b)` for one vector or a batch of them."""
+    """`W x (+ b)` for one vector or a batch of them, `[..., out]`."""
     if math.prod(W.shape[:-2]) == 1 and W.dim() <= x.dim() + 1 and (b is None or b.dim() == 1):
         return torch.nn.functional.linear(x, W.reshape(W.shape[-2:]), b)
     y = torch.einsum("...oi,...i->...o", W, x)
@@ -105,7 +105,7 @@ class Add(TPM):
     """The sum of its parents, all of one shape; of a single parent it is a copy.
 
     >>> import torch
-    >>> Add().value(At(), torch.ones(2), torch.ones(2))
+    >>> Add().value(EvalContext(), torch.ones(2), torch.ones(2))
     tensor([2., 2.])
     """
 
@@ -117,8 +117,8 @@ class Add(TPM):
             raise BNetError("Add", expected="at least one parent", actual="none")
         for parent in parents:
             if parent.states is not None or parent.shape != parents[0].shape:
-                wanted = f"a value of shape {parents[0].shape}, as {parents[0].name}"
-                raise BNetError(parent.name, expected=wanted, actual=parent.form)
+                expected = f"a value of shape {parents[0].shape}, as {parents[0].name}"
+                raise BNetError(parent.name, expected=expected, actual=parent.form)
         return parents[0].shape
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
@@ -136,10 +136,10 @@ class Add(TPM):
 class Concat(TPM):
     """`sum_h W_o^h a^h (+ b) (+ x)`: heads concatenated and mapped by `W_o = [W_o^1 ... W_o^K]`; no selector.
 
-    With `mapped=False` there is no `W_o`: the heads' vectors stand side by side. Heads may stand in several `plates`:
-    in groups, and in each group several.
+    With `mapped=False` there is no `W_o`: the heads' vectors are concatenated. Heads may be over several `plates`, such
+    as groups and the heads of each group.
 
-    >>> Concat().takes(), Concat(mapped=False).takes()
+    >>> Concat().get_slots(), Concat(mapped=False).get_slots()
     (('W_o.', 'a.'), ('a.',))
     """
 
@@ -156,8 +156,8 @@ class Concat(TPM):
         width = check_vector(a)
         for parent in parents[: 2 if self.mapped else 1]:
             if len(parent.over) != self.plates:
-                wanted = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
-                raise BNetError(parent.name, expected=f"one collection ({wanted})", actual=parent.form)
+                expected = "a plate of heads" if self.plates == 1 else f"{self.plates} plates of heads"
+                raise BNetError(parent.name, expected=f"one collection ({expected})", actual=parent.form)
             if parent.over != a.over or None in dict(parent.over).values():
                 raise BNetError(parent.name, expected="a plate of known size, as W_o and a share", actual=parent.form)
         if not self.mapped:
@@ -165,8 +165,8 @@ class Concat(TPM):
         else:
             out, columns = check_matrix(parents[0])
             if columns != width:
-                wanted = f"matrices with {width} columns, as {a.name}"
-                raise BNetError(parents[0].name, expected=wanted, actual=parents[0].form)
+                expected = f"matrices with {width} columns, as {a.name}"
+                raise BNetError(parents[0].name, expected=expected, actual=parents[0].form)
         if self.residual:
             check_vector(parents[-1], out, reason="the residual is added")
         return (out,)
@@ -194,12 +194,12 @@ class Concat(TPM):
         return W_o.movedim(-2, -2 - self.plates).flatten(-1 - self.plates)
 
     def latex(self, s: Symbols) -> str:
-        rest = (s.plus(s.parameter("b")) if self.bias else "") + (f" + {s.of('x')}" if self.residual else "")
+        terms = (s.plus(s.parameter("b")) if self.bias else "") + (f" + {s.of('x')}" if self.residual else "")
         if not self.mapped:
             stacked = rf"\operatorname{{concat}}_{{{s.index_letters('a.')}}} {s.of('a.', '')}"
-            return s.equals((rf"\left({stacked}\right)_a" if s.form == "einstein" else stacked) + rest)
+            return s.equals((rf"\left({stacked}\right)_a" if s.form == "einstein" else stacked) + terms)
         heads = "" if s.form == "einstein" else s.sum("a.") + " "
-        return s.equals(heads + s.map(s.weight("W_o."), s.of("a.")) + rest)
+        return s.equals(heads + s.map(s.weight("W_o."), s.of("a.")) + terms)
 
 
 @final
@@ -207,7 +207,7 @@ class Concat(TPM):
 class Pool(TPM):
     """One vector from a collection: the mean or the sum of the words that are read.
 
-    >>> Pool().takes()
+    >>> Pool().get_slots()
     ('x.',)
     """
 
@@ -239,14 +239,14 @@ def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
-    """The pooled collection as the form of `s` shows it, its feature under `letter`."""
-    share = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
+    """The pooled collection in the form of `s`, its feature index being `letter`."""
+    factor = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
     x = s.of(slot, letter)
     if s.form in ("word", "einstein") or s.index_letters(slot) != "j":
-        return f"{share}{s.sum(slot)} {x}"
+        return f"{factor}{s.sum(slot)} {x}"
     if s.slot(slot).mask:  # some words are left out
         s.require_form("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
     if s.is_full_matrix:
         one = across = f"{one} {across}"
-    return f"{share}{across} {x}" if s.form == "row" else f"{share}{x} {one}"
+    return f"{factor}{across} {x}" if s.form == "row" else f"{factor}{x} {one}"

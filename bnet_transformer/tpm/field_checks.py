@@ -1,4 +1,4 @@
-"""The checks of the options of TPMs and of their parts, each in the annotation of its field."""
+"""Checks of the options of TPMs, written in the annotations of their fields."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def check_positive(subject: str, value: object) -> float:
 
 
 def check_below_one(subject: str, value: object) -> float:
-    """A probability that is not 1."""
-    found = check_float(subject, value)
-    if not 0 <= found < 1:
+    """A probability below 1."""
+    probability = check_float(subject, value)
+    if not 0 <= probability < 1:
         raise BNetError(subject, expected="a probability below 1", actual=value)
-    return found
+    return probability
 
 
 def min_int(minimum: int) -> Check:
-    """A whole number from there on."""
+    """A check for an integer of at least `minimum`."""
     return lambda subject, value: check_int(subject, value, minimum=minimum)
 
 
 def choice(*options: object) -> Check:
-    """One of some values."""
+    """A check for one of some values."""
 
     def check(subject: str, value: object) -> object:
         check_choice(subject, value, options)
@@ -43,7 +43,7 @@ def choice(*options: object) -> Check:
 
 
 def instance_of(cls: type, expected: str, allowed: str = "") -> Check:
-    """An instance of a class, or the error that says what is wanted."""
+    """A check for an instance of a class."""
 
     def check(subject: str, value: object) -> object:
         if not isinstance(value, cls):
@@ -57,30 +57,30 @@ check_bool = choice(True, False)
 
 
 def optional(check: Check) -> Check:
-    """What a check says, or None."""
+    """A check that accepts None as well."""
     return lambda subject, value: None if value is None else check(subject, value)
 
 
 def named(subject: str, check: Check) -> Check:
-    """A check that calls the option by another name than its field's."""
+    """A check whose errors name the option differently from its field."""
     return lambda _, value: check(subject, value)
 
 
 @cache
 def get_checks(cls: type) -> dict[str, Check]:
-    """The checks of the fields of a class, which stand beside their types: `dim: Annotated[int, whole]`."""
-    found: dict[str, Check] = {}
+    """The checks of the fields of a class, from their annotations: `dim: Annotated[int, check_int]`."""
+    checks: dict[str, Check] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("bnet_transformer."):  # a stranger's annotations may have no meaning out here
             for name, hint in inspect.get_annotations(base, eval_str=True).items():
                 for check in getattr(hint, "__metadata__", ()):
-                    found[name] = check
-    return found
+                    checks[name] = check
+    return checks
 
 
 @dataclass(frozen=True)
 class CheckedDataclass:
-    """A frozen dataclass whose fields are what the check of each makes of them, one after another."""
+    """A frozen dataclass whose fields are replaced by the results of their checks."""
 
     def __post_init__(self) -> None:
         for name, check in get_checks(type(self)).items():  # type: ignore[arg-type]  # a class has a hash

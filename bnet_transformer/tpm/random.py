@@ -1,4 +1,4 @@
-"""What is random: the categorical, the codebook under a selector (with `Select`, which is not), and the Normal."""
+"""Random nodes: `Categorical`, `Codebook`, `Normal`; and `Select`, the deterministic choice by a selector."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Categorical(TPM):
             if self.pool:
                 check_single_axis(parent)
             if len(parent.shape) != 1 or (not self.affine and parent.shape != (self.n,)):
-                wanted = "a vector" if self.affine else f"a vector of {self.n} logits"
-                raise BNetError(parent.name, expected=wanted, actual=parent.form)
+                expected = "a vector" if self.affine else f"a vector of {self.n} logits"
+                raise BNetError(parent.name, expected=expected, actual=parent.form)
         if self.probabilities is not None and parents:
             raise BNetError(parents[0].name, expected="no parent: `probabilities` fixes a root", actual="a parent")
         return ()
@@ -103,10 +103,10 @@ class Categorical(TPM):
         if vectors and not self.affine:
             return {}
         learnable, fill = bool(self.learnable), None if table and not vectors else 0.0
-        found = {"logits": Parameter((*table, self.n), 0.5, fill, learnable)}
+        parameters = {"logits": Parameter((*table, self.n), 0.5, fill, learnable)}
         for width in vectors:
-            found["weight"] = Parameter((self.n, width), width**-0.5, learnable=learnable)
-        return found
+            parameters["weight"] = Parameter((self.n, width), width**-0.5, learnable=learnable)
+        return parameters
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         vectors = tuple(parent for parent in parents if parent.states is None) if self.affine else ()
@@ -142,10 +142,10 @@ class Categorical(TPM):
         table = s.parameter(r"\theta", *states) if states else s.parameter(r"\pi", role=False)
         _define_prior(s, table, self.prior, self.n)
         if self.probabilities is not None and not self.learnable:
-            listed = f"({', '.join(format_number(p) for p in self.probabilities)})"
+            probs = f"({', '.join(format_number(p) for p in self.probabilities)})"
             if self.n <= 8:
-                return add_scripts(listed, [s.state])
-            s.define(rf"\pi_. \text{{ is fixed: }} {listed}")
+                return add_scripts(probs, [s.state])
+            s.define(rf"\pi_. \text{{ is fixed: }} {probs}")
         return str(table.with_sub(s.state))
 
     def priors(self) -> dict[str, float]:
@@ -273,11 +273,11 @@ class Normal(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         width = check_vector(parents[0])
-        found = {"log_sigma": Parameter((), fill=math.log(self.sigma), learnable=self.learnable)}
+        parameters = {"log_sigma": Parameter((), fill=math.log(self.sigma), learnable=self.learnable)}
         if self.dim is not None:
-            found["weight"] = Parameter((self.dim, width), width**-0.5)
-            found["bias"] = Parameter((self.dim,), fill=0.0)
-        return found
+            parameters["weight"] = Parameter((self.dim, width), width**-0.5)
+            parameters["bias"] = Parameter((self.dim,), fill=0.0)
+        return parameters
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         return () if self.dim is None else (Product(parents, (self.dim, *parents[0].shape), has_parameter=True),)
@@ -294,10 +294,11 @@ class Normal(TPM):
         return self.log_density(context, squared_distance(value, mean), mean.shape[-1])
 
     def log_density(self, context: EvalContext, square: Tensor, num_entries: int | Tensor) -> Tensor:
-        """The log density of so many numbers at a squared distance from their mean."""
+        """The log density of `num_entries` numbers at a squared distance from their mean."""
         log_sigma = context["log_sigma"]
-        found: Tensor = -0.5 * (-2 * log_sigma).exp() * square - num_entries * (log_sigma + 0.5 * math.log(2 * math.pi))
-        return found
+        log_scale = num_entries * (log_sigma + 0.5 * math.log(2 * math.pi))
+        log_density: Tensor = -0.5 * (-2 * log_sigma).exp() * square - log_scale
+        return log_density
 
     def distribution(self, context: EvalContext, *parents: Tensor) -> Distribution:
         mean = self.mean(context, *parents)
@@ -316,16 +317,15 @@ class Normal(TPM):
 
 
 def squared_distance(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-1,)) -> Tensor:
-    """`|a - b|^2` of vectors, or of all numbers along some dims; the way back makes one tensor, where a difference and
-    its square make three."""
+    """`|a - b|^2` along some dims. Backward, `mse_loss` allocates one tensor, `(a - b) ** 2` three."""
     a, b = torch.broadcast_tensors(a, b)
     return functional.mse_loss(a, b, reduction="none").sum(dims)
 
 
 def lookup(table: Tensor, states: Sequence[Tensor], rank: int = 1) -> Tensor:
     """`table[..., d1, d2, *shape]` at the states of discrete parents d1, d2; leading dims broadcast."""
-    for done, state in enumerate(states):
-        table = gather_entry(table, state, rank + len(states) - done - 1)
+    for k, state in enumerate(states):
+        table = gather_entry(table, state, rank + len(states) - k - 1)
     return table
 
 
@@ -338,10 +338,10 @@ def gather_entry(table: Tensor, state: Tensor, rank: int) -> Tensor:
     """
     if table.dim() == rank + 1:
         return table[state]
-    lead = table.shape[: table.dim() - rank - 1]
-    batch = broadcast_shapes(lead, state.shape)
-    where = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *table.shape[table.dim() - rank :])
-    return table.expand(*batch, *table.shape[-rank - 1 :]).gather(len(batch), where).squeeze(len(batch))
+    leading = table.shape[: table.dim() - rank - 1]
+    batch = broadcast_shapes(leading, state.shape)
+    index = state.expand(batch)[(...,) + (None,) * (rank + 1)].expand(*batch, 1, *table.shape[table.dim() - rank :])
+    return table.expand(*batch, *table.shape[-rank - 1 :]).gather(len(batch), index).squeeze(len(batch))
 
 
 def _state_range_latex(state: str, n: int) -> str:
@@ -349,11 +349,11 @@ def _state_range_latex(state: str, n: int) -> str:
 
 
 def _define_prior(s: Symbols, row: Symbol, prior: float | None, n: int) -> None:
-    """The Dirichlet on a row of a table, where there is one (a row of logits stands for its softmax)."""
+    """Define the Dirichlet prior of a row of a table, where there is one (a row of logits stands for its softmax)."""
     if prior is not None:
         alpha = format_number(prior)
-        told = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
-        s.define(rf"{told} \sim \operatorname{{Dirichlet}}({_list_latex([alpha] * n)})")
+        distribution = row.with_sub(".") if "\\" in row.base else rf"\operatorname{{softmax}}({row.plain})"
+        s.define(rf"{distribution} \sim \operatorname{{Dirichlet}}({_list_latex([alpha] * n)})")
 
 
 def _list_latex(items: list[str]) -> str:

@@ -1,5 +1,4 @@
-"""Nodes whose value comes from outside: from the sentence (`Given`), the parameter store (`Weight`), or the
-position (`Sinusoid`, `Positions`); what makes words vectors (`Embed`), and images words (`Patches`, `Start`)."""
+"""Roots and embeddings: inputs (`Given`), weights (`Weight`), positions, embeddings of words and of image patches."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from bnet_transformer.tpm.symbols import FEATURE_LETTERS, Symbols, format_multip
 class Patches(CheckedDataclass):
     """How an image `[channel, row, column]` is cut into words: patches of `high` rows and `wide` columns, row by row.
 
-    Word 0 is of no patch (it gathers the image, and is given as zeros); rows and columns that fill no patch are left.
+    Word 0 is no patch (it gathers the image, and its input is zero); rows and columns that fill no patch are dropped.
 
     >>> Patches(channels=3, rows=8, columns=8, high=4, wide=4).tokens
     ('[CLS]', '0,0', '0,1', '1,0', '1,1')
@@ -58,51 +57,51 @@ class Patches(CheckedDataclass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.high > self.rows or self.wide > self.columns:
-            wanted = f"at most the image, {self.rows} x {self.columns}"
-            raise BNetError("patches", expected=wanted, actual=f"{self.high} x {self.wide}")
+            expected = f"at most the image, {self.rows} x {self.columns}"
+            raise BNetError("patches", expected=expected, actual=f"{self.high} x {self.wide}")
 
     @property
     def num_patch_rows(self) -> int:
-        """How many patches stand below each other."""
+        """The number of patches in a column of the image."""
         return self.rows // self.high
 
     @property
     def num_patch_columns(self) -> int:
-        """How many patches stand side by side."""
+        """The number of patches in a row of the image."""
         return self.columns // self.wide
 
     @property
     def words(self) -> int:
-        """How many words an image has, its first among them."""
+        """The number of words of an image, with the first."""
         return 1 + self.num_patch_rows * self.num_patch_columns
 
     @property
     def features(self) -> int:
-        """How many numbers a patch has."""
+        """The number of features of a patch."""
         return self.channels * self.high * self.wide
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """What the words are called: by the row and the column of their patch."""
+        """The names of the words: the row and the column of each patch."""
         return ("[CLS]", *(f"{i},{j}" for i in range(self.num_patch_rows) for j in range(self.num_patch_columns)))
 
     def patchify(self, image: Tensor) -> Tensor:
         """The words of an image, `[word, feature]`; the features of a patch run over channel, row, column."""
-        wanted = (self.channels, self.rows, self.columns)
-        if tuple(image.shape) != wanted:
-            raise BNetError("image", expected=f"[channel, row, column] of shape {wanted}", actual=tuple(image.shape))
-        kept = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
-        cut = kept.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
-        words = cut.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
+        shape = (self.channels, self.rows, self.columns)
+        if tuple(image.shape) != shape:
+            raise BNetError("image", expected=f"[channel, row, column] of shape {shape}", actual=tuple(image.shape))
+        cropped = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
+        patches = cropped.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
+        words = patches.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
         return torch.cat([words.new_zeros(1, self.features), words])
 
 
 @final
 @dataclass(frozen=True)
 class Start(VectorMap):
-    """The first word has a vector of its own, `u`; every other is passed on: `x_0 = u`, `x_i = e_i`.
+    """The first word has a learnable vector `u`; every other word is copied: `x_0 = u`, `x_i = e_i`.
 
-    >>> Start().value(At({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
+    >>> Start().value(EvalContext({"vector": torch.tensor([9.])}, word=torch.arange(3)), torch.ones(3, 1)).squeeze()
     tensor([9., 1., 1.])
     """
 
@@ -199,7 +198,7 @@ class Sinusoid(TPM):
     1, so that the even features, which have the sines, start with the second. `rounded=True` rounds to float32, as a
     table that is stored so.
 
-    >>> Sinusoid(6).value(At(word=torch.tensor(0)))
+    >>> Sinusoid(6).value(EvalContext(word=torch.tensor(0)))
     tensor([0., 1., 0., 1., 0., 1.])
     """
 
@@ -214,20 +213,20 @@ class Sinusoid(TPM):
         return (self.dim,)
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        left_out = 0 if self.halves else self.first
-        pairs = (self.dim + left_out + 1) // 2
+        offset = 0 if self.halves else self.first
+        pairs = (self.dim + offset + 1) // 2
         power = torch.arange(pairs, dtype=torch.float64, device=context.word.device) * (2 / self.dim)
         angle = (context.word + self.first).to(torch.float64)[..., None] * self.base**-power
         waves = [angle.sin(), angle.cos()]
-        both = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
-        both = both[..., left_out : left_out + self.dim]
-        return (both.to(torch.float32) if self.rounded else both).to(context.dtype)
+        encoding = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
+        encoding = encoding[..., offset : offset + self.dim]
+        return (encoding.to(torch.float32) if self.rounded else encoding).to(context.dtype)
 
     def latex(self, s: Symbols) -> str:
-        place = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
+        position = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
 
         def angle(power: str) -> str:
-            return f"{place} / {format_power(self.base, f'{power}/{self.dim}')}"
+            return f"{position} / {format_power(self.base, f'{power}/{self.dim}')}"
 
         if self.halves:
             half = (self.dim + 1) // 2
@@ -237,7 +236,7 @@ class Sinusoid(TPM):
             if self.first:
                 s.define(rf"\text{{features }} e \text{{ of }} {s.node.plain} \text{{ count from }} 1")
         waves = zip((r"\sin", r"\cos"), rows, strict=True)
-        cases = r" \\ ".join(rf"{wave}({angle(power)}) & {where}" for wave, (power, where) in waves)
+        cases = r" \\ ".join(rf"{wave}({angle(power)}) & {condition}" for wave, (power, condition) in waves)
         return s.indicator(rf"{s.node.entry('e')} = \begin{{cases}} {cases} \end{{cases}}")
 
 

@@ -1,4 +1,4 @@
-"""The parts of attention: scores (how much word i asks for word j), rotary positions, biases, normalisers."""
+"""The parts of attention: scores (similarity of query and key), rotary positions, biases by distance, normalisers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ RotaryCache = dict[tuple[object, ...], list[tuple[Tensor, Tensor, Tensor]]]  # p
 @final
 @dataclass(frozen=True)
 class Rotary(CheckedDataclass):
-    """Features e and e + w/2 of the first w of word i turn by the angle `i f_e`, `f_e = base^(-2e/w) / factor`.
+    """Rotary positions (RoPE): pairs of features rotate by an angle that grows with the position.
 
-    `width` is w, by default all features; those behind it stay as they are. With `bands=(low, high, length)` only slow
-    turns are divided by the factor: those of less than `low` turns in `length` words, not those of more than `high`,
-    and the ones between in part, as in Llama 3.
+    Features e and e + w/2 of the first w of word i rotate by `i f_e`, with `f_e = base^(-2e/w) / factor`. `width` is w,
+    by default all features; the others are not rotated. With `bands=(low, high, length)` the factor depends on the
+    frequency, as in Llama 3: it applies in full to features with fewer than `low` rotations in `length` words, not at
+    all to those with more than `high`, and in part in between.
 
     >>> Rotary(100.0, factor=2.0).frequencies(4)
     tensor([0.5000, 0.0500], dtype=torch.float64)
@@ -68,49 +69,51 @@ class Rotary(CheckedDataclass):
             )
 
     def frequencies(self, width: int, device: torch.device | None = None) -> Tensor:
-        """The angles by which the pairs of a vector turn from one word to the next."""
-        turned = self.width or width
-        pairs = torch.arange(turned // 2, device=device, dtype=torch.float64)
-        frequency = self.base ** (-2 * pairs / turned)
+        """The rotation angle of each pair of features from one word to the next, `[width / 2]`."""
+        rotary_width = self.width or width
+        pairs = torch.arange(rotary_width // 2, device=device, dtype=torch.float64)
+        frequency = self.base ** (-2 * pairs / rotary_width)
         if self.bands is None:
             return frequency / self.factor
         low, high, length = self.bands
-        kept = ((length * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
-        return (kept + (1 - kept) / self.factor) * frequency
+        unscaled = ((length * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        return (unscaled + (1 - unscaled) / self.factor) * frequency
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors `[..., d]` of words at these positions, turned; `cache` keeps what turns them for the next ones."""
-        turned = self.width or x.shape[-1]
-        made = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
-        found = next((turn for turn in made if turn[0] is position), None)
-        if found is None:
+        """Vectors `[..., d]` of words at these positions, rotated; `cache` keeps the cosines and sines."""
+        # RoPE (Su et al. 2021): q_i and k_j rotate by i f and j f, so their product depends on j - i only. The angle is
+        # computed in float64: in half precision neighbouring positions of a long sentence coincide.
+        rotary_width = self.width or x.shape[-1]
+        cached = [] if cache is None else cache.setdefault((self, x.shape[-1], x.dtype, x.device), [])
+        entry = next((entry for entry in cached if entry[0] is position), None)
+        if entry is None:
             angle = position.to(torch.float64)[..., None] * self.frequencies(x.shape[-1], x.device)
-            found = position, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-            made.append(found)
-        _, cos, sin = found
-        a, b, rest = x[..., : turned // 2], x[..., turned // 2 : turned], x[..., turned:]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], -1)
+            entry = position, angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            cached.append(entry)
+        _, cos, sin = entry
+        a, b, passed = x[..., : rotary_width // 2], x[..., rotary_width // 2 : rotary_width], x[..., rotary_width:]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, passed], -1)
 
     def define_latex(self, s: Symbols, rotation: str, width: int) -> None:
-        """Say in LaTeX what the turn of word i is."""
-        turned = self.width or width
-        angle = rf"i / {format_power(self.base, f'2e/{turned}')}"
+        """Define the rotation of word i in LaTeX."""
+        rotary_width = self.width or width
+        angle = rf"i / {format_power(self.base, f'2e/{rotary_width}')}"
         if self.bands is not None:
             low, high, length = self.bands
             angle = rf"i f_e, \; f_e = (s_e + \frac{{1 - s_e}}{{{format_number(self.factor)}}}) g_e"
-            s.define(rf"g_e = {format_power(self.base, f'-2e/{turned}')}")
-            span, least = format_number(high - low), format_number(low)
-            inside = rf"\frac{{1}}{{{span}}} (\frac{{{length} g_e}}{{2 \pi}} - {least})"
+            s.define(rf"g_e = {format_power(self.base, f'-2e/{rotary_width}')}")
+            span, lowest = format_number(high - low), format_number(low)
+            inside = rf"\frac{{1}}{{{span}}} (\frac{{{length} g_e}}{{2 \pi}} - {lowest})"
             s.define(rf"s_e = \min(\max({inside}, 0), 1)")
         elif self.factor != 1:
-            angle = rf"i / ({format_number(self.factor)} \cdot {format_power(self.base, f'2e/{turned}')})"
-        some = "" if turned == width else rf" \text{{ for }} e < {turned // 2}"
-        pair = rf"e \text{{ and }} e + {turned // 2}"
-        s.define(rf"{rotation} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{some}")
+            angle = rf"i / ({format_number(self.factor)} \cdot {format_power(self.base, f'2e/{rotary_width}')})"
+        suffix = "" if rotary_width == width else rf" \text{{ for }} e < {rotary_width // 2}"
+        pair = rf"e \text{{ and }} e + {rotary_width // 2}"
+        s.define(rf"{rotation} \text{{ turns features }} {pair} \text{{ by the angle }} {angle}{suffix}")
 
 
 def _check_bands(_: str, bands: object) -> tuple[float, float, int]:
-    """Two growing numbers of turns and a number of words."""
+    """Two increasing numbers of rotations, and a number of words."""
     if not isinstance(bands, tuple) or len(bands) != 3:
         raise BNetError("rotary bands", expected="(low, high, length)", actual=bands)
     low = check_float("low of the rotary bands", bands[0], above=0)
@@ -138,7 +141,7 @@ class Score(CheckedDataclass, abc.ABC):
         """`s_ji` for every query j and one key i (the softmax over queries of the geometric integrator)."""
 
     def products(self, self_parent: Parent, read_parent: Parent, *extra: Parent) -> tuple[Product, ...] | None:
-        """The matrix products of the scores of one word, from its own vector and those it reads; None if not said."""
+        """The matrix products of the scores of one word, from its own vector and those it reads; None if unknown."""
         return None
 
     def latex(self, s: Symbols, query: str, key: str) -> str:
@@ -156,7 +159,7 @@ class Score(CheckedDataclass, abc.ABC):
 class Dot(Score):
     """`scale * q_i . k_j`; `scale=None` is 1/sqrt(d_k). `rotary=base`, or a `Rotary`, turns q by i and k by j.
 
-    >>> Dot(None).against(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
+    >>> Dot(None).score_keys(torch.ones(4), torch.ones(2, 4), torch.tensor(0), torch.arange(2))
     tensor([2., 2.])
     """
 
@@ -179,7 +182,7 @@ class Dot(Score):
             self.rope.check_width(width, query.name, query.form)
 
     def get_scale(self, width: int) -> float:
-        """The scale for keys of that width."""
+        """The scale for keys of width `width`."""
         return width**-0.5 if self.scale is None else self.scale
 
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
@@ -196,15 +199,16 @@ class Dot(Score):
         product, root = self._product_latex(s, query, key), rf"\sqrt{{{s.slot(key).shape[-1]}}}"
         if self.scale is not None:
             return format_multiple(self.scale, product)
-        top, rest = (product, "") if s.form in ("row", "column") else ("1", f" {product}")
-        return rf"\frac{{{top}}}{{{root}}}{rest}"
+        top, factor = (product, "") if s.form in ("row", "column") else ("1", f" {product}")
+        return rf"\frac{{{top}}}{{{root}}}{factor}"
 
     def _product_latex(self, s: Symbols, query: str, key: str) -> str:
         q, k = s.of(query, "b"), s.of(key, "b")
-        own, read = (q, k) if key.endswith(".") else (k, q)
+        self_symbol, read_symbol = (q, k) if key.endswith(".") else (k, q)
         if self.rope is not None:
-            return self._rotary_latex(s, self.rope, q, k, own, read)
-        products = {"word": f"{q.T} {k}", "row": f"{own} {read.T}", "column": f"{read.T} {own}"}
+            return self._rotary_latex(s, self.rope, q, k, self_symbol, read_symbol)
+        z, w = self_symbol, read_symbol
+        products = {"word": f"{q.T} {k}", "row": f"{z} {w.T}", "column": f"{w.T} {z}"}
         return products.get(s.form, f"{q} {k}")
 
     def _rotary_latex(
@@ -214,11 +218,11 @@ class Dot(Score):
             return add_scripts("R", [i], s.role)
 
         rotary.define_latex(s, rotation("i"), s.slot(0).shape[-1])
-        ours, theirs = (rotation(x.word or "0") for x in (q, k))
+        rot_q, rot_k = (rotation(x.word or "0") for x in (q, k))
         if s.form == "word":
-            return rf"({ours} {q})^\top {theirs} {k}"
+            return rf"({rot_q} {q})^\top {rot_k} {k}"
         if s.form == "einstein":
-            return rf"({ours})_{{bd}} {q['d']} ({theirs})_{{be}} {k['e']}"
+            return rf"({rot_q})_{{bd}} {q['d']} ({rot_k})_{{be}} {k['e']}"
         if not s.is_full_matrix:
             s.require_form("word")
         rot = add_scripts(r"\operatorname{rot}", (), s.role)
@@ -229,7 +233,7 @@ class Dot(Score):
         return rf"{rot}({read_symbol})^\top {rot}({self_symbol})"
 
     def rotate(self, x: Tensor, position: Tensor, cache: RotaryCache | None = None) -> Tensor:
-        """Vectors of words at these positions, turned where there are rotary positions."""
+        """Vectors of words at these positions, rotated where there are rotary positions."""
         return x if self.rope is None else self.rope.rotate(x, position, cache)
 
 
@@ -243,9 +247,9 @@ class Bilinear(Score):
     extra_slots: ClassVar[tuple[str, ...]] = ("A",)
 
     def check_parents(self, query: Parent, key: Parent, *extra: Parent) -> None:
-        wanted = (check_vector(query), check_vector(key))
-        if check_matrix(extra[0]) != wanted:
-            raise BNetError(extra[0].name, expected=f"a matrix of shape {wanted}", actual=extra[0].form)
+        shape = (check_vector(query), check_vector(key))
+        if check_matrix(extra[0]) != shape:
+            raise BNetError(extra[0].name, expected=f"a matrix of shape {shape}", actual=extra[0].form)
 
     def score_keys(self, query: Tensor, keys: Tensor, i: Tensor, j: Tensor, *extra: Tensor) -> Tensor:
         Az = torch.einsum("...d,...de->...e", query, extra[0])  # the one word first
@@ -264,9 +268,9 @@ class Bilinear(Score):
     def latex(self, s: Symbols, query: str, key: str) -> str:
         z, A, w = s.of(query, "b"), s.weight("A", "bd"), s.of(key, "d")
         over_keys = key.endswith(".")
-        own, read, turned = (z, w, A.T) if over_keys else (w, z, str(A))
-        straight = str(A) if over_keys else A.T
-        products = {"word": f"{z.T} {A} {w}", "row": f"{own} {straight} {read.T}", "column": f"{read.T} {turned} {own}"}
+        x, y, A_column = (z, w, A.T) if over_keys else (w, z, str(A))  # the word's own vector, those that it reads
+        A_row = str(A) if over_keys else A.T
+        products = {"word": f"{z.T} {A} {w}", "row": f"{x} {A_row} {y.T}", "column": f"{y.T} {A_column} {x}"}
         return format_multiple(self.scale, products.get(s.form, f"{z} {A} {w}"))
 
 
@@ -275,14 +279,14 @@ class Bilinear(Score):
 class Normaliser(CheckedDataclass):
     """From scores to weights: `softmax` over what is read (then the weights are `P(j | i)`), `sigmoid`, or `none`.
 
-    >>> Normaliser().weights(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
+    >>> Normaliser().normalise(torch.tensor([0., 0., 9.]), torch.tensor([True, True, False]))
     tensor([0.5000, 0.5000, 0.0000])
     """
 
     kind: Annotated[str, named("normaliser", choice("softmax", "sigmoid", "none"))] = "softmax"
 
     def normalise(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """`[..., m]` over the words that the mask reads; the others weigh nothing."""
+        """The weights `[..., m]` of the words in the mask; all others have weight 0."""
         if self.kind == "softmax":
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
         weights = scores.sigmoid() if self.kind == "sigmoid" else scores
@@ -294,20 +298,20 @@ class Normaliser(CheckedDataclass):
 
 @dataclass(frozen=True)
 class Bias(CheckedDataclass, abc.ABC):
-    """A bias `b[d(j - i)]`, from a parent `b` of `width` numbers."""
+    """A bias by distance, `b[d(j - i)]`, from a parent `b` of `width` numbers."""
 
     @property
     @abc.abstractmethod
     def width(self) -> int:
-        """How many numbers its parent has."""
+        """The number of entries of its parent."""
 
     @abc.abstractmethod
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        """`[..., m]`: what is added to the score of query i and keys j, or (`from_key`) of key i and queries j."""
+        """`[..., m]`: the bias of query i and keys j, or (`from_key`) of key i and queries j."""
 
     @abc.abstractmethod
     def index_latex(self, s: Symbols, distance: str) -> str:
-        """Which number a distance has, in LaTeX; its definition goes to the symbols."""
+        """The index of a distance in LaTeX; its definition is added to the symbols."""
 
     def check_table(self, b: Parent) -> None:
         """Refuse a table of another width."""
@@ -316,8 +320,8 @@ class Bias(CheckedDataclass, abc.ABC):
     def latex(self, s: Symbols, read: str, *, from_key: bool = False) -> str:
         r"""`+ b_{d(j-i)}`, by the distance from query to key; in matrix forms a matrix of all pairs."""
         b, j = s.weight("b", ""), str(s.of(read).word)
-        apart = f"{s.node.word}-{j}" if from_key else f"{j}-{s.node.word}"
-        entry = b.with_sub(self.index_latex(s, apart if s.node.word else j))
+        distance = f"{s.node.word}-{j}" if from_key else f"{j}-{s.node.word}"
+        entry = b.with_sub(self.index_latex(s, distance if s.node.word else j))
         if s.form in ("word", "einstein"):
             return f" + {entry}"
         table = Symbol("B", sup=(str(b),))
@@ -330,7 +334,7 @@ class Bias(CheckedDataclass, abc.ABC):
 class Relative(Bias):
     """A bias by distance, `b[clip(j - i, -limit, limit) + limit]`, from a parent `b` of 2 limit + 1 numbers.
 
-    >>> Relative(1).bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
+    >>> Relative(1).compute_bias(torch.tensor([9., 0., 1.]), torch.tensor(0), torch.arange(3))
     tensor([0., 1., 1.])
     """
 
@@ -341,12 +345,12 @@ class Relative(Bias):
         return 2 * self.limit + 1
 
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
-        apart = i[..., None] - j if from_key else j - i[..., None]
-        distance = apart.clamp(-self.limit, self.limit) + self.limit
+        distance = i[..., None] - j if from_key else j - i[..., None]
+        index = distance.clamp(-self.limit, self.limit) + self.limit
         if b.dim() == 1:
-            return b[distance]
-        batch = broadcast_shapes(b.shape[:-1], distance.shape[:-1])
-        return b.expand(*batch, b.shape[-1]).gather(-1, distance.expand(*batch, distance.shape[-1]))
+            return b[index]
+        batch = broadcast_shapes(b.shape[:-1], index.shape[:-1])
+        return b.expand(*batch, b.shape[-1]).gather(-1, index.expand(*batch, index.shape[-1]))
 
     def index_latex(self, s: Symbols, distance: str) -> str:
         cut = add_scripts("", [str(self.limit)])
@@ -357,12 +361,13 @@ class Relative(Bias):
 @final
 @dataclass(frozen=True)
 class Buckets(Bias):
-    """A bias by distance in `count` buckets (Raffel et al. 2020): small distances have one each, larger ones share
-    buckets that widen like logarithms, and all from `furthest` on share the last.
+    """A bias by distance in `count` buckets (Raffel et al. 2020).
 
-    Half of the buckets are for the words behind; not `two_sided`, all are for those before, as under a causal mask.
+    Small distances have a bucket each, larger ones share buckets that grow logarithmically, and all from `furthest` on
+    share the last. Half of the buckets are for later words; with `two_sided=False` all are for earlier words, as under
+    a causal mask.
 
-    >>> Buckets(4, furthest=8).bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
+    >>> Buckets(4, furthest=8).compute_bias(torch.arange(4.0), torch.tensor(1), torch.arange(4))
     tensor([1., 0., 3., 3.])
     """
 
@@ -374,8 +379,8 @@ class Buckets(Bias):
         super().__post_init__()
         check_int("count of buckets", self.count, minimum=4 if self.two_sided else 2)
         if self.furthest <= self._max_exact:
-            wanted = f"more than {self._max_exact}, the distances with a bucket of their own"
-            raise BNetError("furthest", expected=wanted, actual=self.furthest)
+            expected = f"more than {self._max_exact}, the distances with a bucket of their own"
+            raise BNetError("furthest", expected=expected, actual=self.furthest)
 
     @property
     def width(self) -> int:
@@ -383,35 +388,35 @@ class Buckets(Bias):
 
     @property
     def _buckets_per_side(self) -> int:
-        """How many buckets one side has."""
+        """The number of buckets of one side."""
         return self.count // 2 if self.two_sided else self.count
 
     @property
     def _max_exact(self) -> int:
-        """How many distances of a side have a bucket of their own."""
+        """The number of distances of a side that have a bucket each."""
         return self._buckets_per_side // 2
 
     def compute_bias(self, b: Tensor, i: Tensor, j: Tensor, *, from_key: bool = False) -> Tensor:
         return Relative(self.furthest).compute_bias(b[..., self._distance_buckets(b.device)], i, j, from_key=from_key)
 
     def _distance_buckets(self, device: torch.device) -> Tensor:
-        """The bucket of every distance from -furthest to furthest, in float32, as models are trained."""
+        """The bucket of every distance from -furthest to furthest, computed in float32 as in training of T5."""
         distance = torch.arange(-self.furthest, self.furthest + 1, device=device)
-        far = distance.abs() if self.two_sided else (-distance).clamp(min=0)
-        share = (far.clamp(min=self._max_exact).float() / self._max_exact).log() / math.log(
+        magnitude = distance.abs() if self.two_sided else (-distance).clamp(min=0)
+        fraction = (magnitude.clamp(min=self._max_exact).float() / self._max_exact).log() / math.log(
             self.furthest / self._max_exact
         )
-        wide = self._max_exact + (share * (self._buckets_per_side - self._max_exact)).long()
-        found = torch.where(far < self._max_exact, far, wide.clamp(max=self._buckets_per_side - 1))
-        return found + self._buckets_per_side * (distance > 0) if self.two_sided else found
+        log_bucket = self._max_exact + (fraction * (self._buckets_per_side - self._max_exact)).long()
+        bucket = torch.where(magnitude < self._max_exact, magnitude, log_bucket.clamp(max=self._buckets_per_side - 1))
+        return bucket + self._buckets_per_side * (distance > 0) if self.two_sided else bucket
 
     def index_latex(self, s: Symbols, distance: str) -> str:
         single, side = self._max_exact, self._buckets_per_side
         cut = add_scripts("", [str(self.count), str(self.furthest)])
-        far = r"|\delta|" if self.two_sided else r"\max(-\delta, 0)"
-        behind = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
-        share = rf"\frac{{\ln(r / {single})}}{{\ln({self.furthest} / {single})}}"
-        wide = rf"\min\left({side - 1}, {single} + \lfloor {side - single} \, {share} \rfloor\right)"
-        cases = rf"r & r < {single} \\ {wide} & r \ge {single}"
-        s.define(rf"\beta{cut}(\delta) = \begin{{cases}} {cases} \end{{cases}}{behind}, \; r = {far}")
+        magnitude = r"|\delta|" if self.two_sided else r"\max(-\delta, 0)"
+        sign_term = rf" + {side} \, [\delta > 0]" if self.two_sided else ""
+        fraction = rf"\frac{{\ln(r / {single})}}{{\ln({self.furthest} / {single})}}"
+        log_bucket = rf"\min\left({side - 1}, {single} + \lfloor {side - single} \, {fraction} \rfloor\right)"
+        cases = rf"r & r < {single} \\ {log_bucket} & r \ge {single}"
+        s.define(rf"\beta{cut}(\delta) = \begin{{cases}} {cases} \end{{cases}}{sign_term}, \; r = {magnitude}")
         return rf"\beta{cut}({distance})"

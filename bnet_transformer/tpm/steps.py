@@ -1,4 +1,4 @@
-"""The word-wise steps: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
+"""Word-wise functions: activation, feed-forward map, ResNet step, norm, dropout, the steps of recurrent nets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ACTIVATION_TABLE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {  # each
     "identity": (lambda x: x, ""),
 }
 ACTIVATIONS = {name: function for name, (function, _) in _ACTIVATION_TABLE.items()}
-ACTIVATION_LATEX = {name: told for name, (_, told) in _ACTIVATION_TABLE.items()}
+ACTIVATION_LATEX = {name: latex for name, (_, latex) in _ACTIVATION_TABLE.items()}
 check_activation = choice(*ACTIVATIONS)
 
 
@@ -41,7 +41,7 @@ def activation_latex(activation: str, argument: str | Symbol) -> str:
 class Activation(VectorMap):
     """`s(x)`, entry by entry.
 
-    >>> Activation("relu").value(At(), torch.tensor([-1.0, 2.0]))
+    >>> Activation("relu").value(EvalContext(), torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
 
@@ -59,7 +59,7 @@ class Activation(VectorMap):
 class Scale(VectorMap):
     """`factor x`.
 
-    >>> Scale(0.5).value(At(), torch.tensor([2.0]))
+    >>> Scale(0.5).value(EvalContext(), torch.tensor([2.0]))
     tensor([1.])
     """
 
@@ -75,7 +75,7 @@ class Scale(VectorMap):
 @final
 @dataclass(frozen=True)
 class FeedForward(VectorMap):
-    """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; without biases if so asked.
+    """`W_2 s(W_1 x + b_1) + b_2`; gated: `W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`; `bias=False` omits the biases.
 
     >>> sorted(FeedForward(32).parameters(Parent("x", (8,))))
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
@@ -91,10 +91,10 @@ class FeedForward(VectorMap):
         maps = {"in": (self.hidden, width), "out": (width, self.hidden)}
         if self.gated:
             maps["gate"] = (self.hidden, width)
-        found = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
+        parameters = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
         if self.bias:
-            found |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
-        return found
+            parameters |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
+        return parameters
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         (width,) = self.shape(*parents)
@@ -102,9 +102,7 @@ class FeedForward(VectorMap):
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         activate = ACTIVATIONS[self.activation]
-        hidden = activate(
-            self._linear(context, "gate" if self.gated else "in", parents[0])
-        )  # what it is made of goes at once
+        hidden = activate(self._linear(context, "gate" if self.gated else "in", parents[0]))
         return self._linear(context, "out", hidden * self._linear(context, "in", parents[0]) if self.gated else hidden)
 
     def latex(self, s: Symbols) -> str:
@@ -194,12 +192,13 @@ class Norm(VectorMap):
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
         x = parents[0]
         gain, bias = context.parameters.get("gain"), context.parameters.get("bias")
-        own = None if gain is None or gain.dim() > 1 else gain  # a gain for each entry of a plate is applied apart
+        # torch's norms take one gain; where a plate has a gain for each entry, it is applied after them.
+        shared = None if gain is None or gain.dim() > 1 else gain
         if self.form == "layer":
-            scaled = functional.layer_norm(x, x.shape[-1:], own, None if own is None else bias, self.eps)
+            scaled = functional.layer_norm(x, x.shape[-1:], shared, None if shared is None else bias, self.eps)
         else:
-            scaled = functional.rms_norm(x, x.shape[-1:], own, self.eps)
-        if own is not None or gain is None:
+            scaled = functional.rms_norm(x, x.shape[-1:], shared, self.eps)
+        if shared is not None or gain is None:
             return scaled
         return gain * scaled if bias is None else gain * scaled + bias
 
@@ -239,7 +238,7 @@ def _norm_latex(x: str, inner: str, is_layer_norm: bool, eps: str, index: str) -
 class Dropout(VectorMap):
     """`m x / (1 - p)`, m Bernoulli(1 - p), in training; in evaluation the delta `1(x' = x)`, never enumerated.
 
-    >>> Dropout(0.1).value(At(), torch.ones(2))
+    >>> Dropout(0.1).value(EvalContext(), torch.ones(2))
     tensor([1., 1.])
     """
 
@@ -263,7 +262,7 @@ class Dropout(VectorMap):
 @final
 @dataclass(frozen=True)
 class Recur(TPM):
-    """`s(W x + U h + b)`: x is the word, h what came of the words before it.
+    """`s(W x + U h + b)`, with the word x and the previous state h.
 
     >>> sorted(Recur(3).parameters(Parent("x", (2,)), Parent("h", (3,))))
     ['U', 'W', 'bias']
@@ -281,8 +280,9 @@ class Recur(TPM):
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
         spread = (3 * self.dim) ** -0.5  # that of torch's own, which draws from U(-1 / sqrt(dim), 1 / sqrt(dim))
-        found = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in zip("WU", parents, strict=True)}
-        return found | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
+        maps = zip("WU", parents, strict=True)
+        parameters = {name: Parameter((self.dim, *parent.shape), spread) for name, parent in maps}
+        return parameters | ({"bias": Parameter((self.dim,), fill=0.0)} if self.bias else {})
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:
         return tuple(Product((parent,), (self.dim, *parent.shape), has_parameter=True) for parent in parents)
@@ -302,9 +302,9 @@ class Recur(TPM):
 @final
 @dataclass(frozen=True)
 class Memory(VectorMap):
-    """`forget * cell + input * candidate`, entry by entry: what is kept of a cell, and what is added to it.
+    """`forget * cell + input * candidate`, entry by entry: the cell update of an LSTM.
 
-    >>> Memory().value(At(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
+    >>> Memory().value(EvalContext(), *(torch.tensor([x]) for x in (1.0, 2.0, 0.5, 4.0)))
     tensor([4.])
     """
 
@@ -323,9 +323,9 @@ class Memory(VectorMap):
 @final
 @dataclass(frozen=True)
 class Gated(VectorMap):
-    """`g * s(x)`, entry by entry: what a gate lets through.
+    """`g * s(x)`, entry by entry.
 
-    >>> Gated("relu").value(At(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
+    >>> Gated("relu").value(EvalContext(), torch.tensor([0.5, 0.5]), torch.tensor([-1.0, 2.0]))
     tensor([0., 1.])
     """
 

@@ -1,17 +1,16 @@
 r"""The symbols in which a TPM writes its own LaTeX equation, in any of the four forms.
 
-`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. What it may use:
+`TPM.latex(s)` returns the right-hand side of `P(node | parents) = ...`. It may use:
 
-- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is told word by word in
-  every form, for in the other forms `s["x"]` stops the telling. That is all that a TPM of your own needs:
+- `s["x"]` is the value in slot `x` *for one word*: `x_i^t`. An equation made of these is written for one word in
+  every form, because `s["x"]` refuses the other forms. A TPM of your own needs no more:
 
       def latex(self, s: Symbols) -> str:
           return s.equals(rf"\sigma({s['g']}) \odot {s['x']}")
 
-- `s.of("x")` is the same value as the form shows it: `x_i^t`, a matrix `X^t` whose rows (or columns) are
-  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` say `W x`, `+ b` and
-  the indicator in all forms at once, so that most TPMs are one line; `s.form` tells the forms apart where that
-  is not enough.
+- `s.of("x")` is the same value in the requested form: `x_i^t`, a matrix `X^t` whose rows (or columns) are
+  words, or `X_{ia}^t` with its indices. `s.map(W, x)`, `s.plus(b)` and `s.equals(...)` write `W x`, `+ b` and
+  the indicator in all forms at once, so that most TPMs are one line; `s.form` is the form where that is not enough.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FEATURE_LETTERS = "abdefg"
 
 
 class UnsupportedFormError(Exception):
-    """What stops a telling that the asked form has no words for."""
+    """The form cannot express an equation; the equation is then written for one word."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +107,17 @@ class Symbol:
 
     def with_accent(self, accent: str) -> Symbol:
         """The same under an accent, `bar` or `hat`."""
-        wide = {"bar": "overline", "hat": "widehat"}
-        return replace(self, base=rf"\{accent if len(self.base) == 1 else wide[accent]}{{{self.base}}}")
+        long_accents = {"bar": "overline", "hat": "widehat"}
+        return replace(self, base=rf"\{accent if len(self.base) == 1 else long_accents[accent]}{{{self.base}}}")
 
 
 @dataclass(frozen=True)
 class SlotSymbols:
     """What fills one slot of a TPM, as equations name it.
 
-    `word_symbol` and `form_symbol` are its symbol for one word and in the asked form, `lhs` stands behind the bar of P.
-    Of a collection, `collection` names it as one, `over` are the letters of its indices, `condition` and `count` say
-    which words are read and how many, `mask` is the superscript of the mask (none where all are read).
+    `word_symbol` and `form_symbol` are its symbols for one word and in the requested form, `lhs` is its name in the
+    condition of P. For a collection, `collection` is its name, `over` has the letters of its indices, `condition` and
+    `count` say which words are read and how many, and `mask` is the superscript of the mask (empty where all are read).
     """
 
     name: str
@@ -136,10 +135,11 @@ class SlotSymbols:
 
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols of one node template in one form; see the head of this module for how a TPM uses them.
+    """The symbols of one node template in one form; the module docstring shows how a TPM uses them.
 
-    `node` is the node itself, `state` what a discrete node comes to, `words` the set of its words ("" without
-    words); `is_full_matrix` is true where one matrix equation tells all words. `definitions` gathers what `define` says.
+    `node` is the node, `state` the state of a discrete node, `words` the set of its words ("" without words);
+    `is_full_matrix` is true where one matrix equation holds for all words. `definitions` collects the statements of
+    `define`.
     """
 
     form: str
@@ -158,7 +158,7 @@ class Symbols:
     # the parents
 
     def slot(self, name: str | int) -> SlotSymbols:
-        """What fills a slot: its shape, whether it holds a state, over which words a collection is."""
+        """What fills a slot: its shape, whether it holds a state, the words of a collection."""
         if isinstance(name, int):
             return self.slots[name]
         for filled in self.slots:
@@ -167,7 +167,7 @@ class Symbols:
         raise unknown_name_error("slot", name, [filled.name for filled in self.slots])
 
     def __getitem__(self, slot: str | int) -> Symbol:
-        """The value in a slot, for one word; an equation that uses it is told word by word."""
+        """The value in a slot for one word; an equation that uses it is written for one word in every form."""
         self.require_form("word")
         return self._add_primes(self.slot(slot), self.slot(slot).word_symbol)
 
@@ -191,7 +191,7 @@ class Symbols:
         return self._add_primes(filled, filled.form_symbol[letters])
 
     def slot_indices(self) -> list[str | int]:
-        """The slots by number, for a TPM that takes any number of parents."""
+        """The slots by number, for a TPM with any number of parents."""
         return list(range(len(self.slots)))
 
     @property
@@ -214,7 +214,7 @@ class Symbols:
         return rf"\sum_{{{', '.join(letters)}}}"
 
     def require_over_words(self, *slots: str) -> None:
-        """Stop the telling in matrices unless these collections are over words, and over nothing else."""
+        """Refuse a matrix form unless these collections are over words only."""
         if self.form != "word" and any(self.slot(slot).over != ("j",) for slot in slots):
             raise UnsupportedFormError
 
@@ -245,11 +245,11 @@ class Symbols:
         return row if self.form == "row" else rf"({row})^\top"
 
     def with_primes(self) -> Symbols:
-        """The same with every collection's index primed, for a sum within a sum."""
+        """The same with primed indices of collections, for a sum within a sum."""
         return replace(self, is_primed=True)
 
     def with_read_index(self, slot: str, index: str) -> Symbols:
-        """The same with the word read in a collection at an index of its own."""
+        """The same with another index for the word read in a collection."""
         slots = tuple(
             replace(
                 s, word_symbol=_set_read_index(s.word_symbol, index), form_symbol=_set_read_index(s.form_symbol, index)
@@ -275,8 +275,8 @@ class Symbols:
 
     def indicator(self, statement: str) -> str:
         r"""`\mathbb{I}(\, statement \,)`: one where it is true, zero elsewhere."""
-        tall = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
-        left, right = (r"\Big(", r"\Big)") if tall else ("(", ")")
+        needs_big = any(word in statement for word in (r"\frac", r"\underbrace", r"\sum", r"\begin"))
+        left, right = (r"\Big(", r"\Big)") if needs_big else ("(", ")")
         return rf"\mathbb{{I}}{left}\, {statement} \,{right}"
 
     def delta(self, value: str | Symbol) -> str:
@@ -284,7 +284,7 @@ class Symbols:
         return rf"\delta({self._node_symbol()}, {value})"
 
     def call(self, name: str) -> str:
-        """A function of the parents, told for one word: what an equation is when a TPM says nothing more."""
+        """A function of the parents for one word: the equation of a TPM that defines no other."""
         self.require_form("word")
         inside = ", ".join(slot.collection for slot in self.slots)
         if self.kind in ("input", "deterministic"):
@@ -314,12 +314,12 @@ class Symbols:
         return f" + {replace(bias, is_value=True)[letter]}"
 
     def define(self, statement: str) -> None:
-        """Say once, below the equations, what something in them is."""
+        """Add a definition below the equations, once."""
         if statement not in self.definitions:
             self.definitions.append(statement)
 
     def require_form(self, *forms: str) -> None:
-        """Stop the telling in other forms than these: the equation is then told word by word."""
+        """Refuse other forms than these: the equation is then written for one word."""
         if self.form not in forms:
             raise UnsupportedFormError
 

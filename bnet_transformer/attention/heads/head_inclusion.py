@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
 from bnet_transformer._core.hashing import derive_seed
@@ -38,7 +39,6 @@ from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.learning.training.configs import LoopConfig
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,6 +23,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, distributed_context, resolve_device
 from bnet_transformer._core.hashing import derive_seed
@@ -44,7 +45,6 @@ from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,12 +18,12 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.problem import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import arviz as az

@@ -38,7 +38,7 @@ from bnet_transformer.inference.factors import Factor, check_elimination_budget,
 from bnet_transformer.learning.fit import head_summary as heads
 from bnet_transformer.learning.fit.head_summary import Comparison, Heads, find_selectors, samples_to_parameters
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
-from bnet_transformer.learning.training import alone
+from bnet_transformer.learning.training import single_process
 from bnet_transformer.learning.training.loop import N
 from bnet_transformer.reference import BUDGET
 
@@ -353,7 +353,7 @@ class Fit(Generic[N]):
         for part in ("samples", "choices", "statistics"):
             values = getattr(self, part).items()
             tensors |= {f"{part}/{name}": value.detach().cpu().contiguous() for name, value in values}
-        with alone():  # files are written by one rank
+        with single_process():  # files are written by one rank
             known = self.log_likelihoods
         if known is not None:
             tensors["log_likelihoods"] = known.detach().cpu().contiguous()

@@ -4,7 +4,7 @@ Both work on any declaration. `configs` has the options that belong together, `r
 the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
 """
 
-from bnet_transformer._core.distributed import alone
+from bnet_transformer._core.distributed import single_process
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
@@ -16,10 +16,10 @@ __all__ = [
     "Execution",
     "Generated",
     "Trained",
-    "alone",
     "generate",
     "iterate",
     "kept",
+    "single_process",
     "train",
     "windows",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer.compiler import CompiledModule
@@ -20,7 +21,6 @@ from bnet_transformer.data.task import Task, check_has_words, infer_trainable_ta
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.training.incremental_decoding import IncrementalDecoder, find_next_word_readout
-from bnet_transformer.tpm.arrays import is_dense
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""Tensors as arrays of numpy, and what a caller gives as tensors."""
+"""Conversions between tensors and numpy arrays, and checks of tensors that a caller passes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # types of which t
 
 
 def to_numpy(value: Tensor) -> NDArray[Any]:
-    """A tensor of any device as an array: numpy has no bfloat16, so halves go as float32.
+    """A tensor of any device as an array; half precision becomes float32, since numpy has no bfloat16.
 
     >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).tolist()
     [1.0, 1.0]
     """
     value = value.detach().cpu()
-    found: NDArray[Any] = (value.float() if value.dtype in HALF_DTYPES else value).numpy()
-    return found
+    dense: NDArray[Any] = (value.float() if value.dtype in HALF_DTYPES else value).numpy()
+    return dense
 
 
 def is_dense(value: object) -> TypeGuard[Tensor]:
-    """True for a tensor of one shape with numbers as they stand: not sparse, nested or quantised.
+    """True for a strided tensor: not sparse, nested or quantised.
 
     >>> is_dense(torch.ones(2)), is_dense(torch.ones(2).to_sparse())
     (True, False)
@@ -34,7 +34,7 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
 
 
 def copy_to_tensor(value: object) -> Tensor:
-    """Numbers of a caller as a tensor that shares no memory with them; TypeError where not all of them are to be seen.
+    """A caller's numbers as a tensor that shares no memory with them; TypeError where entries are missing or masked.
 
     >>> theirs = torch.ones(2, requires_grad=True)
     >>> ours = copy_to_tensor(theirs)
@@ -44,10 +44,10 @@ def copy_to_tensor(value: object) -> Tensor:
     if isinstance(value, Tensor):
         if not is_dense(value) or value.is_meta:
             raise TypeError("a tensor without a number in each place")
-        found = value.detach().resolve_conj().resolve_neg().clone()
+        tensor = value.detach().resolve_conj().resolve_neg().clone()
     elif np.ma.is_masked(value):
         raise TypeError("an array of which some is masked")
     else:
         array = np.asarray(value)
-        found = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
-    return found.long() if found.dtype in UNSIGNED_DTYPES else found
+        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+    return tensor.long() if tensor.dtype in UNSIGNED_DTYPES else tensor
