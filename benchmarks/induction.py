@@ -212,7 +212,7 @@ def areas(net: bt.BNet, places: Sequence[int] = (2, 5, 8), count: int = 8, seed:
             for k, what in enumerate(SCORES):
                 area = roc_auc([name in wanted for name in rows], [row[k] for row in rows.values()])
                 found.setdefault(f"AUC of {' and '.join(roles)} -> a, {what}", []).append(area)
-        kept = {name for name in circuit.kept if name in rows}
+        kept = {name for name in circuit.retained if name in rows}
         for what, value in (
             ("planted arrows v, k -> a", len(wanted)),
             ("of these kept", len(wanted & kept)),

@@ -232,6 +232,6 @@ def arrows(s, first, last):
 def by_index(found, places):
     """What is told by place, by the index of the result: along each axis stand only places where there is a cell."""
     return {
-        tuple(found.places[axis].index(k) for axis, k in zip(found.axes, at, strict=True)): each
+        tuple(found.positions[axis].index(k) for axis, k in zip(found.axes, at, strict=True)): each
         for at, each in places.items()
     }

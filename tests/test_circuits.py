@@ -201,7 +201,7 @@ def check(clean, corrupt, nodes, share, **options):
     found = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
     assert list(found.effects) == list(slow.effects)
     close(torch.tensor(list(found.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
-    assert list(found.kept) == slow.kept and found.edges == len(slow.kept)
+    assert list(found.retained) == slow.kept and found.edges == len(slow.kept)
     close(found.outcome, slow.of(slow.gone))
     close(found.clean, slow.clean)
     return found, slow
@@ -234,7 +234,7 @@ def test_memory_changes_nothing():
     many = bt.circuit(clean, corrupt, **ask)
     for memory in (1, 2**14):
         few = bt.circuit(clean, corrupt, memory=memory, **ask)
-        assert list(few.effects) == list(many.effects) and few.kept == many.kept
+        assert list(few.effects) == list(many.effects) and few.retained == many.retained
         close(torch.tensor(list(few.effects.values())), torch.tensor(list(many.effects.values())))
 
 
@@ -286,7 +286,7 @@ def test_the_circuit_as_a_graph():
     clean, corrupt, nodes = examples("encoder, pre-norm")
     found = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
     graph, ground = found.graph, clean[0].ground
-    kept = {tuple(map(ground.id, edge.split(" -> "))) for edge in found.kept}
+    kept = {tuple(map(ground.id, edge.split(" -> "))) for edge in found.retained}
     whole = nx.DiGraph(sorted(kept))
     starts = {n for n in whole if ground.name(n).startswith("token")}
     beneath = starts.union(*(nx.descendants(whole, n) for n in starts))
@@ -388,7 +388,7 @@ def test_the_induction_net_by_hand():
     assert heads == ([0], [0])
     wanted = induction.planted("v", 5, heads) | induction.planted("k", 5, heads)
     assert wanted == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
-    kept = {edge for edge in found.kept if " -> a_" in edge}
+    kept = {edge for edge in found.retained if " -> a_" in edge}
     assert wanted <= kept and len(kept - wanted) <= 2 and wanted <= set(found.arrows)
     assert found.edges < found.candidates / 10 and abs(found.faithfulness - 1) < 0.05
     areas = induction.areas(net, places=(5,))
@@ -408,7 +408,7 @@ def test_the_induction_net_that_has_learned_it():
     for role in ("v", "k"):
         rows = induction.scores(net, prompts, found, role)
         wanted = induction.planted(role, 4, heads)
-        assert wanted <= set(found.kept)
+        assert wanted <= set(found.retained)
         area = induction.roc_auc([name in wanted for name in rows], [row[0] for row in rows.values()])
         assert area > 0.98
     assert abs(found.faithfulness - 1) < 0.1

@@ -62,7 +62,7 @@ class Circuit:
     threshold: float
     over: tuple[str, ...]
     effects: Mapping[str, float]
-    kept: tuple[str, ...]
+    retained: tuple[str, ...]
     idle: int
     clean: Tensor
     corrupt: Tensor
@@ -74,7 +74,7 @@ class Circuit:
     @property
     def edges(self) -> int:
         """How many edges were kept."""
-        return len(self.kept)
+        return len(self.retained)
 
     @property
     def candidates(self) -> int:
@@ -117,7 +117,7 @@ class Circuit:
         """A row for each edge that was tested, in that order."""
         import pandas as pd
 
-        kept, there = set(self.kept), set(self.edge_of.values())
+        kept, there = set(self.retained), set(self.edge_of.values())
         rows = [
             {"edge": name, "effect": effect, "kept": name in kept, "on a path": name in there}
             for name, effect in self.effects.items()
@@ -205,7 +205,7 @@ def circuit(
         threshold=float(threshold),
         over=axes,
         effects={edges[edge]: effect for edge, (effect, _) in tests.items()},
-        kept=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
+        retained=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
         idle=arrows.num_idle,
         clean=whole_clean,
         corrupt=whole_corrupt,

@@ -77,7 +77,7 @@ class PatchCells:
     def to_result_fields(self) -> dict[str, Any]:
         """What a result tells of its cells."""
         names = {tuple(map(int, np.unravel_index(k, self.shape))): name for k, name in self.names.items()}
-        return {"at": self.at, "axes": self.axes, "labels": self.labels, "places": self.positions, "names": names}
+        return {"at": self.at, "axes": self.axes, "labels": self.labels, "positions": self.positions, "names": names}
 
     @property
     def cell_ids(self) -> IntArray:

@@ -31,14 +31,14 @@ DEFAULT_TOP_COUNT = 5
 class CellResult:
     """What is common to results by cell.
 
-    `names` has the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its
+    `names` has the name of each cell, by its index; `labels` what stands along an axis, `positions` the numbers of its
     slices, heads and words. `clean` and `corrupt` are the metric of both base runs, `[example]`.
     """
 
     at: str
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
-    places: Mapping[str, tuple[int, ...]]
+    positions: Mapping[str, tuple[int, ...]]
     names: Mapping[tuple[int, ...], str]
     clean: Tensor | None
     corrupt: Tensor
@@ -66,11 +66,11 @@ class CellResult:
     def _index_by_name(self) -> dict[str, tuple[int, ...]]:
         return {name: index for index, name in self.names.items()}
 
-    def where(self, **positions: int) -> Self:
-        """The cells at one place of some axes, such as `where(slice=1)`: the same result without these axes."""
+    def select(self, **positions: int) -> Self:
+        """The cells at one place of some axes, such as `select(slice=1)`: the same result without these axes."""
         index: list[Any] = [slice(None)] * len(self.axes)
         for axis, place in positions.items():
-            along = self.places_along(axis)
+            along = self.positions_along(axis)
             if check_int(axis, place, minimum=0) not in along:
                 told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
                 raise BNetError(axis, expected=f"one of {told}", actual=place)
@@ -83,16 +83,16 @@ class CellResult:
         }
         axes = tuple(self.axes[dim] for dim in free)
         labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
-        numbers = {axis: self.places[axis] for axis in axes if axis in self.places}
+        numbers = {axis: self.positions[axis] for axis in axes if axis in self.positions}
         tensors = [each.name for each in fields(self) if each.name.endswith("outcomes")]
         outcomes = {name: getattr(self, name)[tuple(index)] for name in tensors}
-        return replace(self, axes=axes, labels=labels, places=numbers, names=names, **outcomes)
+        return replace(self, axes=axes, labels=labels, positions=numbers, names=names, **outcomes)
 
-    def places_along(self, axis: str) -> tuple[int, ...]:
+    def positions_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis."""
         if axis not in self.axes:
             raise unknown_name_error("axis", axis, self.axes)
-        return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
+        return self.positions.get(axis, tuple(range(len(self.labels.get(axis, ())))))
 
     def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
         """A row for each cell: its effects, each with its error and 95% interval (NaN with a single example).
@@ -106,7 +106,7 @@ class CellResult:
         for dim, axis in enumerate(self.axes):
             if axis in ("cell", "path"):
                 continue
-            along, labels = self.places_along(axis), self.labels.get(axis)
+            along, labels = self.positions_along(axis), self.labels.get(axis)
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
                 frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
