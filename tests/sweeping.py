@@ -130,11 +130,11 @@ class Slow:
 
     def _log_prob(self, node, run, other):
         """The log probability of a choice in a run; in the other one, if it is set in this one alone."""
-        open_in = next((each for each in (run, other) if node not in each.world.do), None)
+        open_in = next((each for each in (run, other) if node not in each.model.do), None)
         return torch.zeros((), dtype=D) if open_in is None else open_in.log_prob(node)
 
     def _of(self, run, node):
-        if self._kind(node) == "deterministic" or node in run.world.do:
+        if self._kind(node) == "deterministic" or node in run.model.do:
             return run.value(node)
         found = run.distribution(node)
         return found.logits if self._kind(node) == "discrete" else found.mean
@@ -144,7 +144,7 @@ def valued(graph, done):
     """A sentence after surgery, with other values for what was set."""
     rows = {node: each.weights for node, each in done.items() if isinstance(each, AttentionRow)}
     values = {node: each for node, each in done.items() if node not in rows}
-    return replace(graph, do={**graph.do, **values}, rows={**graph.attention_rows, **rows})
+    return replace(graph, do={**graph.do, **values}, attention_rows={**graph.attention_rows, **rows})
 
 
 def setting(nodes):
@@ -162,8 +162,8 @@ def reading(nodes, words=None):
             assert there == same
             member = clean.model.network.specs[clean.model.ground.group_of(node).index]
             given = next(each for each in member.parents if each.slot == "v.")
-            stack = clean.model.network.members[given.parent].family.words
-            row = torch.zeros(clean.world.ground.words[stack], dtype=new.dtype)
+            stack = clean.model.network.specs[given.index].group.word_stack
+            row = torch.zeros(clean.model.ground.word_counts[stack], dtype=new.dtype)
             for word, ours, own in zip(there, new, old, strict=True):
                 row[word] = ours if words is None or word in words else own
             done[node] = AttentionRow(row)
@@ -222,7 +222,7 @@ def arrows(s, first, last):
                     theirs = dict(zip(ground.axes(above), index, strict=True))
                     plates = [{**theirs, **own}[p] for p in dict.fromkeys((*family.plates, *above.plates))]
                     apart = any(given.reach.kind != "same" for given in inputs if given.index == above.index)
-                    read = WORD in theirs and (WORD not in own or above.words != family.words or apart)
+                    read = WORD in theirs and (WORD not in own or above.word_stack != family.word_stack or apart)
                     at = [] if family.slice is None else [family.slice]
                     words = [own[WORD]] if WORD in own else []
                     found[*at, *plates, *words, *([theirs[WORD]] if read else [])] = parent, node

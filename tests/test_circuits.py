@@ -76,12 +76,12 @@ class Slow:
 
     def _of(self, run, node):
         if not self._random(node):
-            return run._value(node)
+            return run._compute_value(node)
         distribution = run.distribution(node)
         return distribution.logits if hasattr(distribution, "logits") else distribution.mean
 
     def _random(self, node):
-        member = self.model.network.members[self.ground.family_of(node).index]
+        member = self.model.network.specs[self.ground.group_of(node).index]
         return member.tpm.is_random and node not in self.model.do
 
 
@@ -89,7 +89,7 @@ def differing(slow):
     """The nodes whose value differs, or may differ in a run between the two."""
     live = set()
     for node in slow.order:
-        ours, theirs = ({**run.world.do, **run.world.rows} for run in (slow.clean, slow.corrupt))
+        ours, theirs = ({**run.model.do, **run.model.attention_rows} for run in (slow.clean, slow.corrupt))
         if (node in ours) != (node in theirs) or live & set(slow.parents[node]):
             live.add(node)
         elif not slow.parents[node] and not slow._random(node):
@@ -99,7 +99,7 @@ def differing(slow):
 
 def starred(ground, node, over):
     """The name of a node, with a star for each index along which arrows are joined."""
-    family, index = ground.place(node)
+    family, index = ground.unravel_index(node)
     told = [i if over is None or a in over else "*" for a, i in zip(ground.axes(family), index, strict=True)]
     return "_".join(map(str, [family.name, *told]))
 
@@ -118,10 +118,10 @@ class Greedy:
         for _, sources, targets in ground.arrows():
             for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
                 if source in live and target in above:
-                    roles = " -> ".join(ground.place(node)[0].stem for node in (source, target))
+                    roles = " -> ".join(ground.unravel_index(node)[0].stem for node in (source, target))
                     if candidates is None or roles in candidates:
                         name = " -> ".join(starred(ground, node, over) for node in (source, target))
-                        family = ground.family_of(target).index
+                        family = ground.group_of(target).index
                         edges.setdefault(family, {}).setdefault(name, set()).add((source, target))
                     else:
                         self.always.add((source, target))

@@ -80,9 +80,9 @@ def test_arrows_set_together_are_set_together():
                 made = {}
                 for child in {child for _, child in group}:
                     corrupt.value(child)
-                    alone = bt.reference.Run(corrupt.world, corrupt.states)
+                    alone = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
                     alone.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
-                    made[child] = alone._value(child)
+                    made[child] = alone._compute_value(child)
                 return made
 
             return done
