@@ -212,7 +212,7 @@ def areas(net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, se
             for k, subject in enumerate(SCORES):
                 area = roc_auc([name in expected for name in rows], [row[k] for row in rows.values()])
                 result.setdefault(f"AUC of {' and '.join(roles)} -> a, {subject}", []).append(area)
-        retained = {name for name in circuit.kept if name in rows}
+        retained = {name for name in circuit.retained if name in rows}
         for subject, value in (
             ("planted arrows v, k -> a", len(expected)),
             ("of these kept", len(expected & retained)),

@@ -167,7 +167,7 @@ def _draw_bars(
         kept = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
         canvas.add_note(f"The {top} strongest of {len(labels):,}.")
         if of == "word":
-            labels = [f"{place} {label}" for place, label in zip(result.places_along(of), labels, strict=True)]
+            labels = [f"{place} {label}" for place, label in zip(result.positions_along(of), labels, strict=True)]
         series, labels = [each.select(kept) for each in series], [labels[k] for k in kept]
     return draw_bars(canvas, series, labels, value_label=value_label, category_label=of, max_length=MAX_NAME_LENGTH)
 
@@ -250,7 +250,7 @@ def _draw_strokes(canvas: Canvas, panels: Sequence[Axes], arrays: Sequence[Float
 def _axes_limit_error(result: Sweep | Mediation, max_axes: int) -> BNetError:
     """The error for a table of more axes than a page has."""
     axis = result.axes[0]
-    allowed = f".where({axis}={result.places_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
+    allowed = f".select({axis}={result.positions_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
     if isinstance(result, Mediation) and len(result.axes) == 3:
         allowed += "; or show='indirect', and so for each part"
     got = f"{len(result.axes)}: {', '.join(result.axes)}"
