@@ -153,7 +153,7 @@ def _panned(browser: Any, file: Path, what: str, all_reads: bool) -> list[Figure
     if all_reads:
         page.locator('[name="head"]').select_option("all")
         page.locator('[name="top"]').fill("")
-    drawn = int(page.locator(".foot").get_attribute("data-reads"))
+    drawn = int(page.locator(".footer").get_attribute("data-reads"))
     drags = _traced(browser, page, _drag)
     zooms = _traced(browser, page, _zoom)
     context.close()

@@ -35,7 +35,7 @@ from tests.asia import PARENTS, in_pgmpy, textbook
 from tests.cases import CASES, hidden_states, jolted
 from tests.test_draw import HOSTILE
 
-FRONT = Path(data.__file__).parent / "front"
+FRONT = Path(data.__file__).parent / "frontend"
 BYTE = 0.5 / 255 + 1e-6
 BY_NAME = {case.name: case for case in CASES}
 
@@ -43,10 +43,10 @@ BY_NAME = {case.name: case for case in CASES}
 def read(path):
     """The description in a file, and the bytes of what is read."""
     text = path.read_text("utf-8")
-    about, reads = (
-        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("about", "bytes")
+    description, reads = (
+        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("description", "buffer")
     )
-    return json.loads(about), gzip.decompress(base64.b64decode(reads))
+    return json.loads(description), gzip.decompress(base64.b64decode(reads))
 
 
 def explored(s, tmp_path, **options):
@@ -55,26 +55,26 @@ def explored(s, tmp_path, **options):
     return read(path)
 
 
-def bits_of(about, block, number):
+def bits_of(description, block, number):
     """A table of booleans of the description."""
-    rows, columns, at = about["pairs"][number]
+    rows, columns, at = description["bit_tables"][number]
     bits = np.unpackbits(np.frombuffer(block, np.uint8, offset=at))
     return bits[: rows * columns].reshape(rows, columns).astype(bool)
 
 
-def tables(about, block):
+def tables(description, block):
     """By the name of the family that reads: its reading, and P(j | i) as `[slot, plate, word, word]`."""
     found, end = {}, 0
-    for told in about["readings"]:
-        pairs = bits_of(about, block, told["pairs"])
-        table = np.zeros((told["slots"], told["plates"], *pairs.shape))
-        size = told["slots"] * told["plates"] * int(pairs.sum())
-        part = np.frombuffer(block[told["at"] : told["at"] + size], np.uint8)
-        table[..., pairs] = part.reshape(told["slots"], told["plates"], -1) / about["steps"]
-        found[about["families"][told["family"]]["name"]] = told, table
-        assert told["at"] == end
+    for told in description["attention"]:
+        pairs = bits_of(description, block, told["mask"])
+        table = np.zeros((told["num_slots"], told["num_plates"], *pairs.shape))
+        size = told["num_slots"] * told["num_plates"] * int(pairs.sum())
+        part = np.frombuffer(block[told["offset"] : told["offset"] + size], np.uint8)
+        table[..., pairs] = part.reshape(told["num_slots"], told["num_plates"], -1) / description["quantization_steps"]
+        found[description["groups"][told["group"]]["name"]] = told, table
+        assert told["offset"] == end
         end += size
-    assert len(block) == end + sum(-(-rows * columns // 8) for rows, columns, _ in about["pairs"])
+    assert len(block) == end + sum(-(-rows * columns // 8) for rows, columns, _ in description["bit_tables"])
     return found
 
 
@@ -91,9 +91,9 @@ def stem_of(family):
     return "_".join(part for part in (family["stack"], family["role"]) if part)
 
 
-def mean_of(s, about, step, role):
+def mean_of(s, description, step, role):
     """The reading averaged over every joint state of the random choices, each done."""
-    names = [told["node"] for told in about["posteriors"]]
+    names = [told["node"] for told in description["posteriors"]]
     joint = s.posterior(names)
     total = 0.0
     for state in itertools.product(*map(range, joint.shape)):
@@ -104,64 +104,68 @@ def mean_of(s, about, step, role):
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_what_is_read_is_what_attention_says(case):
-    s, about, block = explored_case(case.name)
-    found = tables(about, block)
+    s, description, block = explored_case(case.name)
+    found = tables(description, block)
     for name, (told, table) in found.items():
-        family = about["families"][told["family"]]
+        family = description["groups"][told["group"]]
         step, role = family["step"], stem_of(family)
         states = math.prod(size for _, size in told["choices"])
-        if told["choices"] or not told["mean"]:
+        if told["choices"] or not told["has_mean"]:
             want = s.attention(step, role=role).double().numpy()
             want = want.reshape(states, -1, *want.shape[-2:])
             assert np.abs(table[-states:] - want).max() <= BYTE
-        if told["mean"] and math.prod(len(p["states"]) for p in about["posteriors"]) <= 40:
-            want = mean_of(s, about, step, role).double().numpy()
+        if told["has_mean"] and math.prod(len(p["states"]) for p in description["posteriors"]) <= 40:
+            want = mean_of(s, description, step, role).double().numpy()
             assert np.abs(table[0] - want.reshape(table[0].shape)).max() <= BYTE, name
-        assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
+        assert told["num_slots"] == (states if told["choices"] else 0 if told["has_mean"] else 1) + told["has_mean"]
     for member in s.net.network.specs:  # where a reader has no P(j | i), the page says why
         name = member.group.name
         if member.has_word_attention and name not in found:
-            assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
+            assert [note for note in description["notes"] if note.startswith(f"{name}: expected attention")]
 
 
 def test_posteriors_are_those_of_the_sentence():
     for case in CASES:
-        s, about, _ = explored_case(case.name)
-        for told in about["posteriors"]:
+        s, description, _ = explored_case(case.name)
+        for told in description["posteriors"]:
             before, after = (torch.tensor([row[k] for row in told["states"]]).double() for k in (1, 2))
             assert (after - s.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
             assert (before - case.sentence.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
-        assert about["seen"].keys() == set(case.evidence), case.name
+        assert description["evidence"].keys() == set(case.evidence), case.name
 
 
 def test_every_family_has_its_equation_and_facts():
     for case in CASES:
-        s, about, _ = explored_case(case.name)
+        s, description, _ = explored_case(case.name)
         equations, graph = s.net.equations(), s.graph()
-        assert about["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
-        for index, told in enumerate(about["families"]):
+        assert description["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
+        for index, told in enumerate(description["groups"]):
             family = s.ground.template.groups[index]
             first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
-            row = about["equations"][told["equation"]]
-            for fact in ("role", "stack", "slice", "learnable", "tpm"):
+            row = description["equations"][told["equation"]]
+            for fact in ("role", "stack", "slice", "tpm"):
                 assert told[fact] == first[fact], (case.name, family.name, fact)
-            assert told["name"] == family.name and tuple(told["shape"]) == first["shape"], (case.name, family.name)
+            assert told["is_learnable"] == first["learnable"], (case.name, family.name)
+            assert told["name"] == family.name and tuple(told["value_shape"]) == first["shape"], (
+                case.name,
+                family.name,
+            )
             assert row["latex"] == equations[row["name"]].latex, (case.name, family.name)
             assert re.fullmatch(rf"{re.escape(family.stem)}(_\S+)?", row["name"]), (case.name, family.name)
-            assert row["math"] is not None and len(row["math"]) == 2, (case.name, family.name)
+            assert row["mathml"] is not None and len(row["mathml"]) == 2, (case.name, family.name)
 
 
 NODE = """
 import { readFileSync } from 'node:fs';
-const { Net } = await import(process.argv[1]);
-const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map(([about, block]) => {
-  const net = new Net(about, new Uint8Array(Buffer.from(block, 'base64')));
-  const names = Array.from({ length: net.offsets.at(-1) }, (_, k) => net.name(k));
+const { GroundGraph } = await import(process.argv[1]);
+const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map(([description, buffer]) => {
+  const graph = new GroundGraph(description, new Uint8Array(Buffer.from(buffer, 'base64')));
+  const names = Array.from({ length: graph.offsets.at(-1) }, (_, k) => graph.nodeName(k));
   return Object.fromEntries(names.map((name, k) => {
-    if (net.find(name) !== k) throw new Error(`${name} is found at ${net.find(name)}`);
-    const told = { parents: net.parents(k), children: net.children(k), ancestors: net.ancestors([k]),
-      descendants: net.descendants([k]), blanket: net.blanket(k) };
-    return [name, Object.fromEntries(Object.entries(told).map(([what, ids]) => [what, ids.map((id) => names[id])]))];
+    if (graph.findNode(name) !== k) throw new Error(`${name} is found at ${graph.findNode(name)}`);
+    const answers = { parents: graph.parents(k), children: graph.children(k), ancestors: graph.ancestors([k]),
+      descendants: graph.descendants([k]), blanket: graph.blanket(k) };
+    return [name, Object.fromEntries(Object.entries(answers).map(([query, ids]) => [query, ids.map((id) => names[id])]))];
   }));
 });
 console.log(JSON.stringify(answers));
@@ -187,11 +191,11 @@ def windowed():
 def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_path):
     told = [*map(explored_case, BY_NAME), *((s, *explored(s, tmp_path)) for s in windowed())]
     sentences = [s for s, _, _ in told]
-    (tmp_path / "about.json").write_text(json.dumps([[a, base64.b64encode(b).decode()] for _, a, b in told]))
+    (tmp_path / "descriptions.json").write_text(json.dumps([[a, base64.b64encode(b).decode()] for _, a, b in told]))
     for file in FRONT.glob("*.js"):
         shutil.copy(file, tmp_path / file.with_suffix(".mjs").name)
     told = subprocess.run(
-        ["node", "--input-type=module", "-e", NODE, (tmp_path / "net.mjs").as_uri(), str(tmp_path / "about.json")],
+        ["node", "--input-type=module", "-e", NODE, (tmp_path / "ground_graph.mjs").as_uri(), str(tmp_path / "descriptions.json")],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not told.returncode, told.stderr
@@ -211,42 +215,49 @@ def small(words="the cat sat", **options):
 
 def test_do_empties_the_rows_of_what_is_set_and_tells_how_far_states_moved(tmp_path):
     s = small()
-    about, block = explored(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
-    told = tables(about, block)
+    description, block = explored(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
+    told = tables(description, block)
     want = s.attention(0).double().numpy()
     want[1], want[2, 0] = 0, 0
     assert np.abs(told["a_0"][1][0] - want).max() <= BYTE
     after = s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)})
     assert np.abs(told["a_1"][1][0] - after.attention(1).double().numpy()).max() <= BYTE
-    assert about["done"] == {"a_0_1_0": "zero", "a_0_1_1": "zero", "a_0_1_2": "zero", "a_0_2_0": "a value"}
-    assert len(about["moved"]) == 3
-    for family, moved in about["moved"].items():
+    assert description["interventions"] == {
+        "a_0_1_0": "zero",
+        "a_0_1_1": "zero",
+        "a_0_1_2": "zero",
+        "a_0_2_0": "a value",
+    }
+    assert len(description["relative_changes"]) == 3
+    for family, moved in description["relative_changes"].items():
         for word, share in enumerate(moved):
-            name = f"{about['families'][int(family)]['name']}_{word}"
+            name = f"{description['groups'][int(family)]['name']}_{word}"
             far = (after[name] - s[name]).double().norm() / s[name].double().norm()
             assert share == pytest.approx(float(far), abs=2e-6)
-    assert explored(s, tmp_path)[0]["moved"] is None
+    assert explored(s, tmp_path)[0]["relative_changes"] is None
 
 
 def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
     s = small()
-    about, block = explored(s, tmp_path, slices=1, heads=[2, 0])
-    ((name, (_, table)),) = tables(about, block).items()
-    assert name == "a_1" and about["heads"] == [0, 2]
+    description, block = explored(s, tmp_path, slices=1, heads=[2, 0])
+    ((name, (_, table)),) = tables(description, block).items()
+    assert name == "a_1" and description["heads"] == [0, 2]
     assert np.abs(table[0] - s.attention(1)[[0, 2]].double().numpy()).max() <= BYTE
-    assert len(about["families"]) == len(s.ground.template.groups)  # the structure is there all the same
+    assert len(description["groups"]) == len(s.ground.template.groups)  # the structure is there all the same
 
 
 def test_what_is_given_is_told(tmp_path):
     net = bt.bayesuvius(4, heads=2, slices=2, vocabulary=["a", "b"], observe=Categorical(2))
     s = net.sentence("a b").observe(y_1="b")
-    about, _ = explored(
+    description, _ = explored(
         s, tmp_path, posterior="y_0", inclusion=[0.25, 1.0], title="one <two>", detail="words", theme="dark"
     )
-    assert [told["node"] for told in about["posteriors"]] == ["y_0", "c"] and about["seen"] == {"y_1": "b"}
-    assert [row[0] for row in about["posteriors"][0]["states"]] == ["a", "b"]
-    assert about["inclusion"]["shares"] == [[0.25, 1.0]] * 2
-    assert (about["title"], about["detail"], about["theme"]) == ("one <two>", "words", "dark")
+    assert [told["node"] for told in description["posteriors"]] == ["y_0", "c"] and description["evidence"] == {
+        "y_1": "b"
+    }
+    assert [row[0] for row in description["posteriors"][0]["states"]] == ["a", "b"]
+    assert description["inclusion"]["probabilities"] == [[0.25, 1.0]] * 2
+    assert (description["title"], description["detail"], description["theme"]) == ("one <two>", "words", "dark")
     text = (tmp_path / "page.html").read_text()
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
 
@@ -259,7 +270,7 @@ def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
         s, found = net.sentence(said), bt.inclusion(net, [said] * 2, draws=50, interval=0.5, progress=False)
         told = explored(s, tmp_path, inclusion=found)[0]["inclusion"]
         assert told["rows"] == list(found.slices) and "2 sentences" in told["note"] and "50%" in told["note"]
-        for name, values in (("shares", found.mean), ("low", found.low), ("high", found.high)):
+        for name, values in (("probabilities", found.mean), ("low", found.low), ("high", found.high)):
             assert np.allclose(told[name], values.numpy(), atol=1e-6)
         assert np.allclose(told["log_bayes"], found.log_bayes.numpy(), atol=1e-6)
         s.draw(tmp_path / "b.html", inclusion=found)
@@ -287,15 +298,15 @@ def test_of_many_states_the_most_probable_are_told(tmp_path):
     (told, _) = explored(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
     p = s.posterior("y_1")
     best = p.topk(data.MAX_STATES).indices.sort().values.tolist()
-    assert [row[0] for row in told["states"]] == [f"w{k}" for k in best] and told["more"] == 60 - len(best)
+    assert [row[0] for row in told["states"]] == [f"w{k}" for k in best] and told["num_omitted"] == 60 - len(best)
 
 
 def test_words_stay_text(tmp_path):
     s = bt.bayesuvius(4).sentence(HOSTILE)
-    about, _ = explored(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
+    description, _ = explored(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert [stack["words"] for stack in about["stacks"]] == [[format_token(word) for word in HOSTILE]]
-    assert about["stacks"][0]["whole"] == {
+    assert [stack["words"] for stack in description["stacks"]] == [[format_token(word) for word in HOSTILE]]
+    assert description["stacks"][0]["full_words"] == {
         str(k): format_token(word, None)
         for k, word in enumerate(HOSTILE)
         if format_token(word) != format_token(word, None)
@@ -323,9 +334,9 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
         for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEAD_COLOURS[theme]))]:
             assert f"--{name}: {colour}" in sheet
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONT / "style.css").read_text())
-    set_by_script = {"share", "low", "high", "head", "left"}
+    set_by_script = {"fraction", "low", "high", "head", "left"}
     assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | set_by_script
-    look = explored(small(), tmp_path)[0]["look"]
+    look = explored(small(), tmp_path)[0]["line_style"]
     drawn = make_arrow("a", "b", "k", 0.5)
     assert look["width"][0] + 0.5 * look["width"][1] == pytest.approx(drawn.width)
     assert look["opacity"][0] + 0.5 * look["opacity"][1] == pytest.approx(drawn.opacity)
@@ -333,10 +344,10 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
 
 
 def test_the_front_end_is_one_module_that_no_tag_can_end():
-    for last in ("boot", "host"):
+    for last in ("boot", "widget"):
         text = bundle_script(last)
         assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
-    assert {file.stem for file in FRONT.glob("*.js")} == {*MODULES, "boot", "host"}
+    assert {file.stem for file in FRONT.glob("*.js")} == {*MODULES, "boot", "widget"}
     for k, name in enumerate(MODULES):  # a module imports only what stands before it
         assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONT / f"{name}.js").read_text(), re.M)) <= set(
             MODULES[:k]
@@ -430,23 +441,25 @@ def test_large_pages_are_small(tmp_path):
     net = bt.encoder(24, heads=heads, slices=slices, vocabulary=["a", "b", "c"])
     s = net.sentence(["a", "b", "c", "a"] * (words // 4))
     s.explore(tmp_path / "page.html")
-    about, block = read(tmp_path / "page.html")
+    description, block = read(tmp_path / "page.html")
     reads = heads * slices * words * words
     assert reads <= len(block) < 1.01 * reads + 1000
     front = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(block, 4)))
     worst = front + 4 / 3 * (1.001 * len(block))  # where nothing can be compressed
     assert worst <= 5e6
-    assert about["counts"][0] == len(s.ground)
+    assert description["counts"][0] == len(s.ground)
 
 
 def test_without_words_every_discrete_node_has_its_posterior_and_states_stay_in_view(tmp_path):
     s = textbook().sentence().observe(dysp="yes")
-    about, _ = explored(s, tmp_path)
+    description, _ = explored(s, tmp_path)
     oracle = VariableElimination(in_pgmpy(textbook()))
-    assert {told["node"] for told in about["posteriors"]} == set(PARENTS) - {"dysp"}
-    for told in about["posteriors"]:
+    assert {told["node"] for told in description["posteriors"]} == set(PARENTS) - {"dysp"}
+    for told in description["posteriors"]:
         shares = oracle.query([told["node"]], evidence={"dysp": 1}, show_progress=False).values
         np.testing.assert_allclose([state[2] for state in told["states"]], shares, atol=1e-6)
-    about, _ = explored(jolted(hidden_states()).sentence(), tmp_path)
-    assert {each["name"] for each in about["families"] if each["state"]} == {"x_0", "x_1", "x_2", "x_3"}
-    assert {told["node"] for told in about["posteriors"]} == {f"x_{k}" for k in range(4)} | {f"y_{k}" for k in range(3)}
+    description, _ = explored(jolted(hidden_states()).sentence(), tmp_path)
+    assert {each["name"] for each in description["groups"] if each["is_state"]} == {"x_0", "x_1", "x_2", "x_3"}
+    assert {told["node"] for told in description["posteriors"]} == {f"x_{k}" for k in range(4)} | {
+        f"y_{k}" for k in range(3)
+    }

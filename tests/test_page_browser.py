@@ -29,7 +29,7 @@ HOSTILE = [
     "<img src=x onerror=document.title='hacked'>",
     "</script><script>document.title='hacked'</script>",
     "\"quotes\" & 'more'",
-    "{{about}} ${1+1} `x`",
+    "{{description}} ${1+1} `x`",
     "\u202eturned",
     "שלום",
     "😀👩‍👩‍👧",
@@ -88,7 +88,7 @@ def rows(page, part):
     table = page.locator(f'.panel [data-part="{part}"]')
     if (more := table.get_by_role("button", name="all")).count():
         more.click()
-    read = "rows => rows.map(row => [Number(row.dataset.word), Number(row.dataset.share)])"
+    read = "rows => rows.map(row => [Number(row.dataset.word), Number(row.dataset.weight)])"
     return dict(map(tuple, table.locator("tr").evaluate_all(read)))
 
 
@@ -138,7 +138,7 @@ def test_the_heads_that_are_in_are_told_with_their_intervals(show):
     for told, wide in ((found, True), (found.mean, False)):
         with show(s, inclusion=told) as page:
             cells = page.locator('[data-part="inclusion"] td')
-            shares = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.share))")
+            shares = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.weight))")
             assert np.allclose(shares, found.mean.flatten().numpy(), atol=1e-6)
             assert [f"{share:.2f}".removeprefix("0") for share in shares] == cells.all_inner_texts()
             assert ("from" in cells.first.get_attribute("aria-label")) == wide
@@ -149,8 +149,8 @@ def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
     s = select().observe(y_1=3, y_4=0)
     share = s.posterior("c").double()
     with show(s, detail="words") as page:
-        told = page.locator('[data-posterior="c"] td[data-share]')
-        found = told.evaluate_all("cells => cells.map(cell => Number(cell.dataset.share))")
+        told = page.locator('[data-posterior="c"] td[data-weight]')
+        found = told.evaluate_all("cells => cells.map(cell => Number(cell.dataset.weight))")
         torch.testing.assert_close(torch.tensor(found, dtype=share.dtype), share, atol=1e-5, rtol=0)
         for state in ("mean", 2):
             page.locator('[name="states"]').select_option(str(state))
@@ -166,13 +166,13 @@ def test_the_panel_lists_relatives_as_the_graph_has_them(show):
     s = heads("a b c", mask="causal", heads=2).do({"a_0_1_*": Zero(), "a_1_0_2": Attend([0.5, 0.5, 0])})
     boxes = {"x_1_2": ["x_1_2"], "a_1_0_2": ["a_1_0_2"], "W_o_1_*": ["W_o_1_0", "W_o_1_1"]}
     with show(s, detail="nodes") as page:
-        page.locator('[name="heads"]').check()
+        page.locator('[name="unfold_heads"]').check()
         for box, names in boxes.items():
             page.locator(f'[data-node="{box}"], [data-nodes="{box}"]').click()
             for kin in ("ancestors", "descendants", *(("parents", "children", "blanket") if len(names) == 1 else ())):
                 wanted = {other for name in names for other in getattr(s, kin)(name)} - set(names)
-                page.locator(f'.panel [data-kin="{kin}"] summary').click()
-                listed = page.locator(f'.panel [data-kin="{kin}"] [data-name]')
+                page.locator(f'.panel [data-relation="{kin}"] summary').click()
+                listed = page.locator(f'.panel [data-relation="{kin}"] [data-name]')
                 if wanted:
                     listed.nth(len(wanted) - 1).wait_for(state="attached")
                 found = listed.evaluate_all("all => all.map(each => each.dataset.name)")
@@ -205,32 +205,32 @@ def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
     with show(s, detail="words") as page:
         assert not lines(page, "line")
         for least in (0.04, 0.13, 0.3):
-            drag(page.locator('[name="least"]'), least)
+            drag(page.locator('[name="min_weight"]'), least)
             box(page, "x_1_2").hover()
             strong = [{k: p for k, p in row(table, 2).items() if p >= least} for table in (first, second.T)]
-            near(lines(page, "read"), {(f"x_0_{j}", "x_1_2"): p for j, p in strong[0].items()})
-            near(lines(page, "by"), {("x_1_2", f"x_2_{i}"): p for i, p in strong[1].items()})
-            page.locator(".foot").hover()
-        drag(page.locator('[name="least"]'), 0.05)
+            near(lines(page, "source"), {(f"x_0_{j}", "x_1_2"): p for j, p in strong[0].items()})
+            near(lines(page, "reader"), {("x_1_2", f"x_2_{i}"): p for i, p in strong[1].items()})
+            page.locator(".footer").hover()
+        drag(page.locator('[name="min_weight"]'), 0.05)
         box(page, "x_1_2").hover()
-        dashes = {k: page.locator(f".front .{k}").first.get_attribute("stroke-dasharray") for k in ("read", "by")}
-        assert dashes["read"] is None and dashes["by"]  # colour is not the only sign
+        dashes = {k: page.locator(f".front .{k}").first.get_attribute("stroke-dasharray") for k in ("source", "reader")}
+        assert dashes["source"] is None and dashes["reader"]  # colour is not the only sign
         page.locator('.word[data-word="4"]').hover()
-        assert {target for _, target in lines(page, "read")} == {"x_1_4", "x_2_4"}
-        page.locator(".foot").hover()
+        assert {target for _, target in lines(page, "source")} == {"x_1_4", "x_2_4"}
+        page.locator(".footer").hover()
         assert not lines(page, "line")
 
 
 def test_what_is_set_reads_nothing_and_is_still_read(show):
     s = heads().do(x_1_2=Zero())
     with show(s, detail="words") as page:
-        drag(page.locator('[name="least"]'), 0.0)
+        drag(page.locator('[name="min_weight"]'), 0.0)
         page.locator('[name="top"]').fill("")
         drawn = sum(page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))"))
         tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) for t in range(2)]
         assert drawn == int((np.delete(tables[0], 2, 0) > 0).sum() + (tables[1] > 0).sum())
         box(page, "x_1_2").hover()
-        assert not lines(page, "read") and lines(page, "by")
+        assert not lines(page, "source") and lines(page, "reader")
         choose(page, "x_1_2")
         assert not page.locator('[data-part^="reads-"]').count()
         assert box(page, "x_1_2").locator(".fill-do").count() == 1 and "zero" in page.locator(".panel").inner_text()
@@ -246,13 +246,13 @@ def test_threshold_and_top_choose_the_reads_that_are_drawn(show):
 
     with show(s, detail="words") as page:
         for least, top in ((0.0, 0), (0.15, 0), (0.3, 0), (0.0, 1), (0.12, 2), (1.0, 0)):
-            drag(page.locator('[name="least"]'), least)
+            drag(page.locator('[name="min_weight"]'), least)
             page.locator('[name="top"]').fill(str(top) if top else "")
             rest = [np.sort(line)[::-1][: top or None] for table in tables for line in table]
             wanted = sum(int(((line >= least - 1e-7) & (line > 0)).sum()) for line in rest)
-            assert drawn(page) == wanted == int(page.locator(".foot").get_attribute("data-reads"))
-        drag(page.locator('[name="least"]'), 0.0)
-        page.locator('[name="every"]').uncheck()
+            assert drawn(page) == wanted == int(page.locator(".footer").get_attribute("data-reads"))
+        drag(page.locator('[name="min_weight"]'), 0.0)
+        page.locator('[name="all_words"]').uncheck()
         assert drawn(page) == 0
 
 
@@ -266,11 +266,11 @@ def test_slices_and_heads_fold_and_unfold(show):
         section.click()
         assert page.get_by_role("button", name="fold slice 1", exact=True).get_attribute("aria-expanded") == "true"
         assert page.locator('[data-nodes="q_1_*_3"]').count() == 1 and not page.locator('[data-nodes^="q_0"]').count()
-        page.locator('[name="heads"]').check()
+        page.locator('[name="unfold_heads"]').check()
         assert {page.locator(f'[data-node="q_1_{h}_3"]').count() for h in range(3)} == {1}
         page.get_by_role("button", name="fold slice 1", exact=True).click()
         assert page.locator("[data-node]").count() == 18
-        page.locator('[data-act="unfold"]').click()
+        page.locator('[data-command="unfold"]').click()
         assert page.locator('[data-node="v_0_2_5"]').count() == page.locator('[data-node="a_1_0_0"]').count() == 1
 
 
@@ -289,19 +289,19 @@ def test_search_marks_words_and_goes_from_one_to_the_next(show):
     with show(heads(), detail="words") as page:
         search = page.locator('[name="search"]')
         search.fill("THE")
-        assert page.locator(".word.found").evaluate_all("all => all.map(w => w.dataset.word)") == ["0", "4"]
+        assert page.locator(".word.match").evaluate_all("all => all.map(w => w.dataset.word)") == ["0", "4"]
         assert page.locator(".status").inner_text().strip()
-        first = page.locator(".node.at").get_attribute("data-node")
+        first = page.locator(".node.focused").get_attribute("data-node")
         search.press("Enter")
-        assert (first, page.locator(".node.at").get_attribute("data-node")) == ("x_0_0", "x_0_4")
+        assert (first, page.locator(".node.focused").get_attribute("data-node")) == ("x_0_0", "x_0_4")
         search.fill("<b>")
-        assert not page.locator(".word.found").count()
+        assert not page.locator(".word.match").count()
 
 
 def test_keys_do_what_the_pointer_does(show):
     with show(heads(), detail="words") as page:
         page.locator(".stage").locator('[tabindex="0"]').focus()
-        at = page.locator(".node.at")
+        at = page.locator(".node.focused")
         page.keyboard.press("ArrowRight")
         start = at.get_attribute("data-node")
         page.keyboard.press("ArrowRight")
@@ -331,7 +331,7 @@ def test_keys_do_what_the_pointer_does(show):
 @pytest.mark.slow
 def test_the_page_can_be_dragged(show):
     with show(heads(), detail="nodes", in_size=(700, 420)) as page:
-        page.locator('[data-act="in"]').click(click_count=6)
+        page.locator('[data-command="in"]').click(click_count=6)
         places = [node.bounding_box() for node in page.locator(".node").all()]
         place = next(p for p in places if 150 < p["x"] < 300 and 150 < p["y"] < 300)
         x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
@@ -362,7 +362,7 @@ def overlap(one, other):
 
 MEASURE = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {
   const of = (where) => [...document.querySelectorAll(where)].map((each) => each.getBoundingClientRect().toJSON());
-  const parts = ['.view', '.panel', '.foot', '.bar-of-controls'].flatMap(of);
+  const parts = ['.view', '.panel', '.footer', '.toolbar'].flatMap(of);
   done({ parts, main: of('.main')[0], nodes: of('.node'), wide: document.documentElement.clientWidth });
 })))"""
 
@@ -387,14 +387,14 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
             start = page.locator(".stage").get_attribute("style")
             page.get_by_role("button", name=f"{section} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {section}")
-            page.locator('[data-act="in"]').click(click_count=3)
+            page.locator('[data-command="in"]').click(click_count=3)
             page.get_by_role("button", name=f"{again} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {again}")
             assert page.locator(".stage").get_attribute("style") == start
-            page.locator('[name="heads"]').check()
+            page.locator('[name="unfold_heads"]').check()
             check_fits(page, f"{width} wide, with heads")
-            page.locator('[name="heads"]').uncheck()
-        page.locator('[data-act="in"]').click(click_count=3)
+            page.locator('[name="unfold_heads"]').uncheck()
+        page.locator('[data-command="in"]').click(click_count=3)
         scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})
         assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # as the reader chose
@@ -403,14 +403,14 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
 def test_the_view_is_saved_as_svg_and_png(show):
     with show(heads(), detail="words") as page:
         box(page, "x_1_2").hover()
-        name, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        name, svg = downloaded(page, page.locator('[data-command="svg"]').click)
         root = ElementTree.fromstring(svg)
         texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
         assert name.endswith(".svg") and {"cat", "mat"} <= texts
         paths = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("d")]
         assert paths and all(path.get("stroke", "").startswith(("rgb", "#")) for path in paths)
         assert not re.search(rb"var\(|class=|<script|foreignObject", svg)
-        name, png = downloaded(page, page.locator('[data-act="png"]').click)
+        name, png = downloaded(page, page.locator('[data-command="png"]').click)
         assert name.endswith(".png") and png[:8] == b"\x89PNG\r\n\x1a\n"
         wide, tall = struct.unpack(">II", png[16:24])
         view = page.locator(".view").bounding_box()
@@ -433,10 +433,10 @@ def test_hostile_words_stay_text(show):
         for word in range(len(HOSTILE)):
             choose(page, f"x_0_{word}")
         page.locator('[name="search"]').fill("<img")
-        assert page.locator(".word.found").count() == 1
+        assert page.locator(".word.match").count() == 1
         assert "hacked" in page.title() and page.title() != "hacked"  # the title is told, and not run
         assert not page.locator("img").count() and page.locator("script").count() == 3
-        _, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        _, svg = downloaded(page, page.locator('[data-command="svg"]').click)
         assert not [e for e in ElementTree.fromstring(svg).iter() if e.tag.rpartition("}")[2] in ("img", "script")]
 
 
@@ -446,12 +446,14 @@ def test_a_net_without_attention_distributions_shows_its_structure(show):
     stack = bt.Stack([node("A", tpm.Weight((3, 3))), mix], [node("x", tpm.Given(3), plates=word)])
     s = bt.BNet(bt.Declaration([stack])).sentence("a b c")
     with show(s) as page:
-        if page.locator('[data-act="unfold"]').count():
-            page.locator('[data-act="unfold"]').click()
+        if page.locator('[data-command="unfold"]').count():
+            page.locator('[data-command="unfold"]').click()
         choose(page, "x_1_1")
-        details = page.locator('[data-kin="ancestors"]')
+        details = page.locator('[data-relation="ancestors"]')
         assert int(details.get_attribute("data-count")) == len(s.ancestors("x_1_1"))
-        assert not page.locator('[name="least"]').count() and not page.locator('.panel [data-part^="reads"]').count()
+        assert (
+            not page.locator('[name="min_weight"]').count() and not page.locator('.panel [data-part^="reads"]').count()
+        )
 
 
 # for every reader
@@ -486,7 +488,7 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
             page.emulate_media(color_scheme=scheme)
             page.locator('[name="theme"]').select_option(theme)
             wanted = get_palette(scheme if theme == "auto" else theme)
-            for where in (".word", ".panel h2", ".foot", ".panel .small", ".section text", "button"):
+            for where in (".word", ".panel h2", ".footer", ".panel .small", ".section text", "button"):
                 ink, paper = colours(page, where)
                 assert contrast(ink, paper) >= 4.5, (where, scheme, theme)
             assert colours(page, "#bnet")[1] == rgb(wanted["paper"])
@@ -527,13 +529,13 @@ def test_keys_are_heard_at_once_and_every_control_is_reached_by_tab(show):
     with show(heads(), detail="words") as page:
         page.keyboard.press("/")
         page.keyboard.type("mat")
-        assert page.locator(".word.found").count() == 1
+        assert page.locator(".word.match").count() == 1
         focused = """() => { const e = document.activeElement;
-          const names = ['name', 'data-act', 'data-section', 'data-node'];
+          const names = ['name', 'data-command', 'data-slice-section', 'data-node'];
           return names.map((name) => e.getAttribute(name)).find(Boolean) ?? e.tagName; }"""
         seen = set()
         for _ in range(40):
             page.keyboard.press("Tab")
             seen.add(page.evaluate(focused))
-        assert {"head", "least", "top", "every", "search", "svg", "png", "theme", "fit"} <= seen
+        assert {"head", "min_weight", "top", "all_words", "search", "svg", "png", "theme", "fit"} <= seen
         assert any(name.startswith("x_") for name in seen)

@@ -59,14 +59,14 @@ class Told:
         return self.answers[-1].get("error")
 
 
-def shown(about, block, slice_, slot=0):
+def shown(description, block, slice_, slot=0):
     """`P(j | i)` of a slice as the page has it: `[plate, word, word]`, from the description and the block."""
-    reading = next(r for r in about["readings"] if about["families"][r["family"]]["step"] == slice_)
-    pairs = bits_of(about, block, reading["pairs"])
-    size = int(pairs.sum()) * reading["plates"]
-    own = np.frombuffer(block, np.uint8)[reading["at"] + slot * size :][:size].reshape(reading["plates"], -1)
-    table = np.zeros((reading["plates"], *pairs.shape))
-    table[:, pairs] = own / about["steps"]
+    reading = next(r for r in description["attention"] if description["groups"][r["group"]]["step"] == slice_)
+    pairs = bits_of(description, block, reading["mask"])
+    size = int(pairs.sum()) * reading["num_plates"]
+    own = np.frombuffer(block, np.uint8)[reading["offset"] + slot * size :][:size].reshape(reading["num_plates"], -1)
+    table = np.zeros((reading["num_plates"], *pairs.shape))
+    table[:, pairs] = own / description["quantization_steps"]
     return table
 
 
@@ -74,8 +74,8 @@ def is_shown(widget, sentence, slices=(0, 1)):
     """Whether the traits of a widget hold the attention of a sentence, to the steps that the page states."""
     for slice_ in slices:
         wanted = sentence.attention(slice_).detach().reshape(-1, len(sentence.words), len(sentence.words)).numpy()
-        found = shown(widget.about, widget.block, slice_)
-        assert np.abs(found - wanted).max() <= 0.5 / widget.about["steps"] + 1e-6
+        found = shown(widget.description, widget.buffer, slice_)
+        assert np.abs(found - wanted).max() <= 0.5 / widget.description["quantization_steps"] + 1e-6
 
 
 def test_switching_a_head_off_is_do_and_back(concat, monkeypatch):
@@ -86,10 +86,10 @@ def test_switching_a_head_off_is_do_and_back(concat, monkeypatch):
     torch.testing.assert_close(told.widget.sentence["x_2_3"], without["x_2_3"])
     assert not torch.allclose(without["x_2_3"], concat["x_2_3"])
     is_shown(told.widget, without, [1])
-    assert set(told.widget.about["done"]) == {f"a_0_1_{i}" for i in range(6)}
+    assert set(told.widget.description["interventions"]) == {f"a_0_1_{i}" for i in range(6)}
     assert told.ask(undo=["a_0_1_*"]) is None
     is_shown(told.widget, concat)
-    assert not told.widget.about["done"]
+    assert not told.widget.description["interventions"]
 
 
 def test_patching_words_adds_up_and_is_undone_together(concat, monkeypatch):
@@ -114,7 +114,7 @@ def test_a_selector_is_set_to_a_state(select, monkeypatch):
     torch.testing.assert_close(told.widget.sentence["x_2_3"], patched["x_2_3"])
     is_shown(told.widget, patched, [1])
     before = wanted.attention(0).detach().numpy()
-    found = shown(told.widget.about, told.widget.block, 0)[0]
+    found = shown(told.widget.description, told.widget.buffer, 0)[0]
     assert not found[0].any() and np.abs(found[1:] - before[1:]).max() < 0.002  # what is set reads nothing
 
 
@@ -133,10 +133,10 @@ REFUSED = [
 
 def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
     told = Told(select, monkeypatch)
-    before = told.widget.about, told.widget.block
+    before = told.widget.description, told.widget.buffer
     for content in REFUSED:
         assert told.ask(**content), content
-        assert told.widget.sentence is select and (told.widget.about, told.widget.block) == before, content
+        assert told.widget.sentence is select and (told.widget.description, told.widget.buffer) == before, content
 
 
 def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
@@ -205,19 +205,19 @@ def test_importing_the_package_does_not_import_anywidget():
 # in a browser, with what a notebook's front end does
 
 CELL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a cell</title><body><div id="cell"></div>"""
-RUN = """async ([script, style, about, block]) => {
+RUN = """async ([script, style, description, buffer]) => {
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
-  const heard = {}, traits = { about, block: bytes(block) };
-  const fire = (what, told) => (heard[what] ?? []).forEach((call) => call(told));
+  const listeners = {}, traits = { description, buffer: bytes(buffer) };
+  const fire = (event, value) => (listeners[event] ?? []).forEach((listener) => listener(value));
   const model = {
     get: (name) => traits[name],
-    on: (what, call) => (heard[what] ??= []).push(call),
-    off: (what, call) => { heard[what] = heard[what].filter((other) => other !== call); },
+    on: (event, listener) => (listeners[event] ??= []).push(listener),
+    off: (event, listener) => { listeners[event] = listeners[event].filter((other) => other !== listener); },
     send: async (content) => {
       const { answer, changed } = await window.toPython(content);
       fire("msg:custom", answer);  // a notebook may hear the answer before its traits have changed
       await new Promise((done) => setTimeout(done, 5));
-      for (const [name, value] of Object.entries(changed)) traits[name] = name === "block" ? bytes(value) : value;
+      for (const [name, value] of Object.entries(changed)) traits[name] = name === "buffer" ? bytes(value) : value;
       for (const name of Object.keys(changed)) fire(`change:${name}`);
     },
   };
@@ -226,7 +226,7 @@ RUN = """async ([script, style, about, block]) => {
   document.adoptedStyleSheets = [sheet];
   const module = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
   window.leave = await module.default.render({ model, el: document.getElementById("cell") });
-  window.heeded = () => Object.values(heard).flat().length;
+  window.countListeners = () => Object.values(listeners).flat().length;
 }"""
 
 
@@ -237,7 +237,7 @@ def cell(watched, tmp_path, told):
     file.write_text(CELL)
 
     def held():
-        return {"about": widget.about, "block": base64.b64encode(widget.block).decode()}
+        return {"description": widget.description, "buffer": base64.b64encode(widget.buffer).decode()}
 
     def to_python(content):
         before = held()
@@ -259,7 +259,7 @@ def reads(page, name, part):
     page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
     rows = page.locator(f'.panel [data-part="{part}"] tr')
     return dict(
-        map(tuple, rows.evaluate_all("rows => rows.map(r => [Number(r.dataset.word), Number(r.dataset.share)])"))
+        map(tuple, rows.evaluate_all("rows => rows.map(r => [Number(r.dataset.word), Number(r.dataset.weight)])"))
     )
 
 
@@ -278,7 +278,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         off = concat.do({"a_0_1_*": Zero()})
         agree(reads(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
         page.locator(f'[data-node="x_1_{sat}"]').click()  # ... a word is patched ...
-        page.locator('[data-do="patch"]').select_option("4")
+        page.locator('[data-action="patch"]').select_option("4")
         page.wait_for_selector(".fill-do")
         both = off.do({f"x_1_{sat}": off["x_1_4"]})
         agree(reads(page, "x_2_0", "reads-a_1"), both.attention(1).detach().mean(0)[0])
@@ -289,11 +289,11 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         alone = concat.do({f"x_1_{sat}": off["x_1_4"]})
         agree(reads(page, "x_2_5", "reads-a_1"), alone.attention(1).detach().mean(0)[5])
         page.keyboard.press("Escape")
-        page.locator('[data-do="undo-all"]').click()  # ... and all is as it was
+        page.locator('[data-action="undo-all"]').click()  # ... and all is as it was
         page.wait_for_selector(".fill-do", state="detached")
         agree(reads(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
         page.evaluate("() => window.leave()")
-        assert page.evaluate("() => window.heeded()") == 0 and not page.locator(".node").count()
+        assert page.evaluate("() => window.countListeners()") == 0 and not page.locator(".node").count()
 
 
 @pytest.mark.slow
@@ -304,10 +304,10 @@ def test_of_many_states_each_button_sets_its_own(watched, tmp_path, monkeypatch)
     told = Told(many.net.replace(logits).sentence("a b"), monkeypatch)
     with cell(watched, tmp_path, told) as page:
         page.locator('[data-node="c"]').click()
-        assert not page.locator('[data-do="state-3"]').count()  # the least probable are not listed
-        page.locator('[data-do="state-39"]').click()
+        assert not page.locator('[data-action="state-3"]').count()  # the least probable are not listed
+        page.locator('[data-action="state-39"]').click()
         page.wait_for_selector('[data-node="c"] .fill-do')
-    assert told.widget.about["done"] == {"c": "39"}
+    assert told.widget.description["interventions"] == {"c": "39"}
 
 
 @pytest.mark.slow
@@ -316,13 +316,13 @@ def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, 
     told = Told(select, monkeypatch)
     with cell(watched, tmp_path, told) as page:
         page.locator('[data-node="x_1_0"]').click()
-        page.locator('[data-do="patch"]').select_option("5")  # c is open: a value has a state for each head
-        page.wait_for_function("() => document.querySelector('.foot').textContent.includes('x_1_0')")
+        page.locator('[data-action="patch"]').select_option("5")  # c is open: a value has a state for each head
+        page.wait_for_function("() => document.querySelector('.footer').textContent.includes('x_1_0')")
         assert (
             told.widget.sentence is select
-            and page.locator(".status").inner_text() in page.locator(".foot").inner_text()
+            and page.locator(".status").inner_text() in page.locator(".footer").inner_text()
         )
         page.locator('[data-node="c"]').click()
-        page.locator('[data-do="state-2"]').click()
+        page.locator('[data-action="state-2"]').click()
         page.wait_for_selector('[data-node="c"] .fill-do')
         agree(reads(page, "x_2_4", "reads-x_2"), select.do(c=2).attention(1).detach()[4])

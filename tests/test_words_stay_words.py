@@ -266,10 +266,10 @@ def test_pages(words: list[str]) -> None:
         patch.setattr("bnet_transformer.page.render.bundle_script", lambda last: "")
         found, other = (Tags(_page(each, title)) for each, title in ((s, words[0] or " "), (plain, "a")))
     assert (found.tags, found.attributes) == (other.tags, other.attributes)
-    about = json.loads(found.told["bnet-about"])
+    about = json.loads(found.told["bnet-description"])
     assert about["stacks"][0]["words"] == [format_token(word) for word in words]
     assert found.told["title"].startswith(escape_invisible(words[0]))
-    assert "\u202e" not in found.told["bnet-about"]
+    assert "\u202e" not in found.told["bnet-description"]
 
 
 def _page(s: bt.Sentence, title: str) -> str:

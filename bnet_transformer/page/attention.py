@@ -155,7 +155,12 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
             got = "no such family" if sizes is None else f"{sizes[0]} of them" if sizes else "one without heads"
             expected = f"the inclusion of heads of this net, {heads} of {name}"
             raise BNetError("inclusion", expected=expected, actual=got, allowed="bt.inclusion(s.net, sentences)")
-    parts = {"shares": inclusion.mean, "low": inclusion.low, "high": inclusion.high, "log_bayes": inclusion.log_bayes}
+    parts = {
+        "probabilities": inclusion.mean,
+        "low": inclusion.low,
+        "high": inclusion.high,
+        "log_bayes": inclusion.log_bayes,
+    }
     s = "s" * (inclusion.sentences != 1)
     sigma = "" if inclusion.sigma is None else f", sigma {inclusion.sigma:.3g}"
     return {
@@ -185,7 +190,7 @@ def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, 
     if not ((table >= 0) & (table <= 1)).all():
         raise BNetError("inclusion", expected="probabilities from 0 to 1", actual=inclusion)
     shares: list[list[float]] = np.broadcast_to(table, (slices, table.shape[1])).round(6).tolist()
-    return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "shares": shares}
+    return {"title": "P(head is in)", "rows": [f"slice {k}" for k in range(slices)], "probabilities": shares}
 
 
 # equations: LaTeX, and MathML as nested lists, so that the page parses no markup
@@ -198,7 +203,7 @@ def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int
         {
             "name": row.name,
             "latex": row.latex,
-            "math": _render_sides(row.left, row.right + row.condition),
+            "mathml": _render_sides(row.left, row.right + row.condition),
             "note": row.note,
         }
         for row in told.rows

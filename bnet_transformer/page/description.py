@@ -107,31 +107,33 @@ def describe_sentence(state: SentenceState, options: PageOptions) -> tuple[dict[
         "net": world.network.declaration.name,
         "theme": options.theme,
         "detail": options.detail,
-        "steps": QUANTIZATION_STEPS,
-        "look": {
+        "quantization_steps": QUANTIZATION_STEPS,
+        "line_style": {
             "width": ARROW_WIDTH,
             "opacity": ARROW_OPACITY,
             "dashes": {role: DASH_PATTERNS[dash] for role, dash in ROLE_DASHES.items()},
         },
         "counts": [len(world.ground), world.ground.count_arrows()],
-        "sizes": dict(world.network.graph.plate_sizes),
-        "families": [
+        "plate_sizes": dict(world.network.graph.plate_sizes),
+        "groups": [
             _describe_group(world, member, *places[k], which[k]) for k, member in enumerate(world.network.specs)
         ],
-        "order": _order_groups(world.network, places),
+        "group_order": _order_groups(world.network, places),
         "equations": equations,
-        "links": links,
-        "pairs": pairs,
-        "cut": sorted(world.ground.cut_nodes),
+        "edges": links,
+        "bit_tables": pairs,
+        "severed": sorted(world.ground.cut_nodes),
         "stacks": [_describe_stack(state, name) for name in world.network.graph.slices],
-        "done": {world.ground.name(node): _format_value(value) for node, value in world.do.items()}
+        "interventions": {world.ground.name(node): _format_value(value) for node, value in world.do.items()}
         | {world.ground.name(node): "a row of attention" for node in world.attention_rows},
-        "seen": {world.ground.name(node): _format_value(value, state, node) for node, value in state.evidence.items()},
+        "evidence": {
+            world.ground.name(node): _format_value(value, state, node) for node, value in state.evidence.items()
+        },
         "heads": None if heads is None else [int(head) for head in heads],
-        "readings": told,
+        "attention": told,
         "posteriors": _describe_posteriors(state, options, readings),
         "inclusion": describe_inclusion(world.network, options.inclusion),
-        "moved": _relative_changes(state),
+        "relative_changes": _relative_changes(state),
         "notes": list(dict.fromkeys(notes)),
     }
     return about, reads + bits
@@ -233,18 +235,19 @@ def _describe_group(model: GroundModel, spec: NodeSpec, row: int, depth: int, eq
         "slice": own.slice,
         "step": own.step,
         "plates": list(own.plates),
-        "places": list(model.ground.shapes[own.index]),
-        "words": own.word_stack,
+        "dims": list(model.ground.shapes[own.index]),
+        "word_stack": own.word_stack,
         "row": row,
         "depth": depth,
-        "state": _is_state(network, own),
-        "reads": len(into) > 1 and any(reach.kind != "same" for bundle in into for reach in bundle.reaches),
+        "is_state": _is_state(network, own),
+        "has_attention_edges": len(into) > 1
+        and any(reach.kind != "same" for bundle in into for reach in bundle.reaches),
         "kind": get_display_kind(spec),
         "tpm": type(spec.tpm).__name__,
-        "learnable": spec.learnable,
-        "shape": list(spec.shape),
-        "letter": [letter.text, letter.style, below],
-        "selector": _is_selector(network, own),
+        "is_learnable": spec.learnable,
+        "value_shape": list(spec.shape),
+        "label": [letter.text, letter.style, below],
+        "is_selector": _is_selector(network, own),
         "equation": equation,
     }
 
@@ -260,9 +263,9 @@ def _describe_stack(state: SentenceState, name: str) -> dict[str, Any]:
     words = state.tokens.get(name, ())
     return {
         "name": name,
-        "slices": state.network.graph.slices.get(name, 0),
+        "num_slices": state.network.graph.slices.get(name, 0),
         "words": [format_token(word) for word in words],
-        "whole": {
+        "full_words": {
             str(k): format_token(word, None)
             for k, word in enumerate(words)
             if format_token(word, None) != format_token(word)
@@ -287,19 +290,19 @@ def _pack_attention(
         into, out = _find_end_groups(model.network, member)
         told.append(
             {
-                "family": family.index,
-                "from": [given.index for given in member.parents if WORD in given.over][
+                "group": family.index,
+                "source_group": [given.index for given in member.parents if WORD in given.over][
                     -1
                 ],  # not the keys but the values
-                "over": sorted({given.index for given in member.word_parents}),
-                "into": into,
-                "out": out,
+                "word_parents": sorted({given.index for given in member.word_parents}),
+                "target_state": into,
+                "source_state": out,
                 "choices": [list(choice) for choice in reading.choices],
-                "mean": reading.has_mean,
-                "slots": reading.attention.shape[0],
-                "plates": reading.attention.shape[1],
-                "pairs": _table_index(tables, pairs),
-                "at": at,
+                "has_mean": reading.has_mean,
+                "num_slots": reading.attention.shape[0],
+                "num_plates": reading.attention.shape[1],
+                "mask": _table_index(tables, pairs),
+                "offset": at,
             }
         )
         parts.append(block)
@@ -367,8 +370,8 @@ def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
     return {
         "node": world.ground.name(node),
         "states": states,
-        "more": len(after) - len(kept),
-        "seen": bool(state.evidence),
+        "num_omitted": len(after) - len(kept),
+        "has_evidence": bool(state.evidence),
     }
 
 

@@ -15,7 +15,18 @@ from typing import Any
 from bnet_transformer.figures.labels import escape_invisible
 from bnet_transformer.figures.style import HEAD_COLOURS, get_palette
 
-MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
+MODULES = (
+    "ground_graph",
+    "attention",
+    "elements",
+    "layout",
+    "viewport",
+    "controls",
+    "export",
+    "panel",
+    "attention_lines",
+    "explorer",
+)
 COLOUR_SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}
 
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -30,8 +41,8 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
         "scheme": COLOUR_SCHEMES[theme],
         "theme": theme,
         "style": render_style_sheet(),
-        "about": to_json(description),
-        "bytes": encode_buffer(buffer),
+        "description": to_json(description),
+        "buffer": encode_buffer(buffer),
         "script": bundle_script("boot"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read_asset("page.html")).encode("utf-8", "replace")
@@ -39,7 +50,7 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
 
 @cache
 def bundle_script(entry_point: str) -> str:
-    """The modules of the front end as one, that of the page (`boot`) or of the widget (`host`) last.
+    """The modules of the front end as one, that of the page (`boot`) or of the widget (`widget`) last.
 
     Each module becomes a function that is called once and gives back what it exports; the last one stays a module.
     """
@@ -72,7 +83,7 @@ def _css_variables(theme: str) -> str:
 
 
 def _read_asset(name: str) -> str:
-    return resources.files("bnet_transformer.page").joinpath("front", name).read_text("utf-8")
+    return resources.files("bnet_transformer.page").joinpath("frontend", name).read_text("utf-8")
 
 
 def encode_buffer(buffer: bytes) -> str:

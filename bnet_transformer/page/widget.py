@@ -1,6 +1,6 @@
 """The page as a widget of notebooks: the same front end through anywidget, with a `do` that runs the net again.
 
-`front/host.js` is the other end. It sends `{"id": n, "do": [[name, setting], ...]}` or `{"id": n, "undo": [name, ...]}`
+`frontend/widget.js` is the other end. It sends `{"id": n, "do": [[name, setting], ...]}` or `{"id": n, "undo": [name, ...]}`
 (no names: all that was set here), with names and settings as the package says them. The answer is `{"id": n}`, after
 the traits that hold the new page, or `{"id": n, "error": text}`. All views of a widget hear it: an `n` is of one view.
 """
@@ -22,16 +22,16 @@ from bnet_transformer.page.render import bundle_script, render_style_sheet
 class Widget(anywidget.AnyWidget):
     """The page of a sentence, live. `sentence` is the sentence as it stands, after what was clicked."""
 
-    _esm = bundle_script("host")
+    _esm = bundle_script("widget")
     _css = render_style_sheet()
-    about = traitlets.Dict().tag(sync=True)
-    block = traitlets.Bytes().tag(sync=True)
+    description = traitlets.Dict().tag(sync=True)
+    buffer = traitlets.Bytes().tag(sync=True)
 
     def __init__(self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]]) -> None:
         self.initial_sentence = self.sentence = sentence
         self._describe = describe
-        about, block = describe(sentence)
-        super().__init__(about=about, block=block)
+        description, buffer = describe(sentence)
+        super().__init__(description=description, buffer=buffer)
         self.on_msg(self._handle_message)
 
     def _handle_message(self, _: object, content: object, __: object) -> None:
@@ -40,7 +40,7 @@ class Widget(anywidget.AnyWidget):
         answer: dict[str, object] = {"id": told.get("id")}
         try:
             sentence = apply_message(self.sentence, self.initial_sentence, told)
-            about, block = self._describe(sentence)
+            description, buffer = self._describe(sentence)
         except Exception as error:
             self.send(answer | {"error": str(error) or type(error).__name__})
             if isinstance(error, BNetError):
@@ -48,7 +48,7 @@ class Widget(anywidget.AnyWidget):
             raise  # a fault of the library or a stranger's TPM: the page is told, and the notebook's log
         self.sentence = sentence
         with self.hold_sync():
-            self.about, self.block = about, block
+            self.description, self.buffer = description, buffer
         self.send(answer)
 
 
