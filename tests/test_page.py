@@ -28,7 +28,7 @@ from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.page import description as data
-from bnet_transformer.page.attention import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
+from bnet_transformer.page.mathml import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
 from tests.asia import PARENTS, in_pgmpy, textbook
