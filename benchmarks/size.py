@@ -50,7 +50,7 @@ def count_lines(root: Path) -> dict[str, int]:
     for path in package.rglob("*.py"):
         first, *rest = path.relative_to(package).parts
         parts[f"package: {first}" if rest else "package: its modules"] += code_lines(path.read_text(encoding="utf-8"))
-    script = [path for path in (package / "page/frontend").glob("*") if path.suffix in (".js", ".css", ".html")]
+    script = [path for path in package.rglob("*") if path.suffix in (".js", ".css", ".html")]
     pages = [*(root / "docs").rglob("*.md"), *(root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
     tests = (root / "tests").rglob("*.py")
     return {
