@@ -83,10 +83,8 @@ def compute_page_attention(
     elif not parts:
         return note
     elif choices:
-        reason = (
-            f"{count:,} joint states are open" if count > MAX_OPEN_STATES else "its words hang on different choices"
-        )
-        note = f"{group.name}: {reason}; the mean alone is shown"
+        text = f"{count:,} joint states are open" if count > MAX_OPEN_STATES else "its words hang on different choices"
+        note = f"{group.name}: {text}; the mean alone is shown"
     table = np.concatenate(parts)
     for node in set_nodes:
         index: tuple[Any, ...] = (slice(None), *model.ground.unravel_index(node)[1])

@@ -89,6 +89,7 @@ export class PageAttention {
       for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) {
         const weight = weights[k];
         if (weight < minWeight || weight <= 0 || (selected.length >= top && weight <= weights[selected[selected.length - 1]])) continue;
+        // insertion sort into at most `top` pairs; without a limit no order is needed, since all are drawn
         let index = selected.length;
         if (top < Infinity) while (index && weights[selected[index - 1]] < weight) index--;
         selected.splice(index, 0, k);

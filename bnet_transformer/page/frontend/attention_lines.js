@@ -41,7 +41,7 @@ export class AttentionLines {
   /** The index of a head among the heads of the page. @param {number} head */
   plateIndex(head) { return this.description.heads ? this.description.heads.indexOf(head) : head; }
 
-  /** @param {PageAttention} attention */
+  /** The key of the section that contains an attention. @param {PageAttention} attention */
   sectionKey(attention) {
     const group = this.graph.groups[attention.description.group];
     return `${group.stack}:${group.step}`;
@@ -84,6 +84,8 @@ export class AttentionLines {
         }
       }
     }
+    // Arrows from a weight to a row share one horizontal line. The farthest draws it, the others branch off: overlapping
+    // dashes and opacities would add up.
     /** @type {Map<string, Line>} */
     const farthest = new Map();
     for (const line of lines) if (line.source.row < 0) {

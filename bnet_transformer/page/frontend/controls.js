@@ -12,24 +12,24 @@ import { htmlElement } from "./elements.js";
 /** A control with its label. @param {string} text @param {...(Node|string)} children */
 const labelledField = (text, ...children) => htmlElement("label", { class: "field" }, htmlElement("span", {}, text), ...children);
 
-/** @param {string} name @param {[string, string][]} options @param {string} chosen @param {(value: string) => void} change */
+/** A drop-down list. @param {string} name @param {[string, string][]} options @param {string} chosen @param {(value: string) => void} change */
 function selectField(name, options, chosen, change) {
   const element = /** @type {HTMLSelectElement} */ (htmlElement("select", { name }, ...options.map(([value, text]) => htmlElement("option", { value, selected: value === chosen }, text))));
   element.addEventListener("change", () => change(element.value));
   return element;
 }
 
-/** @param {string} name @param {string} text @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
+/** A check box with its label. @param {string} name @param {string} text @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
 function checkbox(name, text, isChecked, change) {
   const element = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "checkbox", name, checked: isChecked }));
   element.addEventListener("change", () => change(element.checked));
   return htmlElement("label", { class: "field check" }, element, htmlElement("span", {}, text));
 }
 
-/** @param {string} command @param {string} text @param {string} label @param {(command: string) => void} runCommand */
+/** A button that runs a command. @param {string} command @param {string} text @param {string} label @param {(command: string) => void} runCommand */
 const commandButton = (command, text, label, runCommand) => htmlElement("button", { type: "button", "data-command": command, "aria-label": label, title: label, onclick: () => runCommand(command) }, text);
 
-/** @param {ControlOptions} options @returns {HTMLElement[]} */
+/** The elements of the toolbar, those that the sentence has a use for. @param {ControlOptions} options @returns {HTMLElement[]} */
 export function renderControls(options) {
   const { settings, updateSettings, runCommand } = options, elements = [];
   if (options.numPlates > 1) {

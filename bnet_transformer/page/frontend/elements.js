@@ -160,6 +160,7 @@ export function renderLineBatches(lines, style) {
     if (batch) batch.push(arrowPath(line)); else pathsByKey.set(key, [arrowPath(line)]);
   }
   const arrowHeads = [...headsByHue].map(([hue, parts]) => svgElement("path", { d: parts.join(""), class: `tip hue-${hue}` }));
+  // weak lines first, so that strong ones are on top
   const paths = [...pathsByKey].sort((a, b) => Number(a[0].split(" ")[1]) - Number(b[0].split(" ")[1])).map(([key, parts]) => {
     const [hue, level, kind] = key.split(" "), weight = level === "-1" ? null : (Number(level) + 0.5) / NUM_OPACITY_LEVELS;
     const path = svgElement("path", { d: parts.join(""), class: `lines ${kind} hue-${hue}`, "data-count": parts.length,

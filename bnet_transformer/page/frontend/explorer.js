@@ -92,6 +92,7 @@ class Explorer extends AttentionLines {
     this.draw();
   }
 
+  /** Render the toolbar, whose elements depend on description and settings. */
   #renderControls() {
     /** @type {Map<string, number>} */
     const choices = new Map(this.attentions.flatMap((attention) => attention.description.choices));
@@ -106,7 +107,7 @@ class Explorer extends AttentionLines {
     }));
   }
 
-  /** @param {Partial<Settings>} changes */
+  /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
   updateSettings(changes) {
     Object.assign(this.settings, changes);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
@@ -216,7 +217,7 @@ class Explorer extends AttentionLines {
 
   // interaction
 
-  /** @param {number[]} ids */
+  /** Select the nodes of a box, or none. @param {number[]} ids */
   select(ids) {
     this.selected = ids.filter((id) => id >= 0);
     if (!ids.length) this.highlight = "";
@@ -249,14 +250,14 @@ class Explorer extends AttentionLines {
     return this.layout.boxes.reduce((/** @type {Box|null} */ best, other) => (cost(other) < (best ? cost(best) : Infinity) ? other : best), null);
   }
 
-  /** @param {string} key */
+  /** Fold or unfold a section. @param {string} key */
   toggleSection(key) {
     if (this.openSections.has(key)) this.openSections.delete(key); else this.openSections.add(key);
     this.draw();
     this.status.textContent = `${key.split(":").join(" slice ").trim()} ${this.openSections.has(key) ? "unfolded" : "folded"}`;
   }
 
-  /** @param {string} command @param {string} [value] */
+  /** Run a command of the toolbar. @param {string} command @param {string} [value] */
   runCommand(command, value = "") {
     const { viewport } = this;
     if (command === "in" || command === "out") viewport.zoom(command === "in" ? 1.25 : 0.8);
@@ -266,7 +267,7 @@ class Explorer extends AttentionLines {
     if (command === "svg" || command === "png") this.save(command);
   }
 
-  /** @param {string} query @param {boolean} isNext */
+  /** Mark the words that contain a text, and focus the first one or the next. @param {string} query @param {boolean} isNext */
   search(query, isNext) {
     const texts = [...this.viewport.words.querySelectorAll(".word")], text = query.trim().toLowerCase();
     const matches = texts.filter((element) => text && this.fullText(element).toLowerCase().includes(text));
@@ -280,10 +281,10 @@ class Explorer extends AttentionLines {
     if (box) this.focusBox(box, true);
   }
 
-  /** @param {Element} element */
+  /** The text of a word before truncation. @param {Element} element */
   fullText(element) { return element.querySelector("title")?.textContent?.replace(/^\d+ /, "") ?? ""; }
 
-  /** @param {string} kind */
+  /** Save the view as a file. @param {string} kind  "svg" or "png" */
   async save(kind) {
     const view = this.viewport.view, paper = getComputedStyle(this.root).backgroundColor;
     const text = viewToSvg(view, this.viewport.layers(), `the bnet of “${this.description.title}”`, paper);
@@ -320,7 +321,7 @@ class Explorer extends AttentionLines {
     (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)));
   }
 
-  /** @param {KeyboardEvent} event */
+  /** Handle the keys that the panel lists. @param {KeyboardEvent} event */
   handleKey(event) {
     const target = /** @type {HTMLElement} */ (event.target);
     if (event.altKey || event.ctrlKey || event.metaKey) return;

@@ -106,6 +106,8 @@ export class GroundGraph {
 
   /** Call `visit` with the parents (where `isUp`) or children of a node along some edges. @param {number} node @param {boolean} isUp @param {Edge[]} edges @param {(other: number) => void} visit */
   visitNeighbours(node, isUp, edges, visit) {
+    // The adjacency of an edge is the Kronecker product of those of plates and of words, and a node's index in its group is
+    // plate * (number of words) + word: its neighbours are all pairs of a neighbouring plate and a neighbouring word.
     const index = node - this.offsets[this.groupOf(node)], direction = isUp ? "columnsOf" : "rowsOf";
     for (const edge of edges) {
       const plates = edge.plates[direction], words = edge.words[direction], start = this.offsets[isUp ? edge.parent : edge.child];
@@ -130,7 +132,7 @@ export class GroundGraph {
     for (const node of nodes) visited[node] = 1;
     for (let node = stack.pop(); node !== undefined; node = stack.pop())
       this.visitNeighbours(node, isUp, edges[this.groupOf(node)], (other) => { if (!visited[other]) { visited[other] = 1; stack.push(other); result.push(other); } });
-    return [...Int32Array.from(result).sort()];
+    return [...Int32Array.from(result).sort()]; // a typed array sorts by number
   }
 
   /** @param {number} node */

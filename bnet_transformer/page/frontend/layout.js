@@ -45,7 +45,7 @@ const shortLabel = (group) => group.label[0] + group.label[2].join("");
 /** True for a selector that several rows depend on: it is shown at the left, folded or not. @param {import("./ground_graph.js").Group} group */
 const isGlobalSelector = (group) => group.is_selector && group.depth > 0 && (group.depth > 1 || group.slice === null);
 
-/** @param {GroundGraph} graph @param {LayoutOptions} options @returns {Layout} */
+/** Lay out the visible nodes. @param {GroundGraph} graph @param {LayoutOptions} options @returns {Layout} */
 export function computeLayout(graph, options) {
   const hasLabels = graph.stacks.reduce((sum, stack) => sum + stack.words.length, 0) <= MAX_LABELLED_WORDS;
   const sections = getSections(graph);
@@ -93,7 +93,7 @@ export function computeLayout(graph, options) {
   return { boxes, words, states, sections: sectionMarks, width: shift + columns.width + 24, height: rows.height + 24, hasLabels, isSlanted, headerHeight };
 }
 
-/** @param {GroundGraph} graph @param {number} k @param {boolean} hasLabels */
+/** The size of the boxes of group k. @param {GroundGraph} graph @param {number} k @param {boolean} hasLabels */
 function boxSize(graph, k, hasLabels) {
   const group = graph.groups[k], text = textWidth(group.label[0], 11.5) + textWidth(group.label[2].join(","), 8);
   if (hasLabels) return { width: Math.max(text + (group.word_stack === null && group.slice === null ? 22 : 34), 40), height: 26 };
@@ -101,7 +101,7 @@ function boxSize(graph, k, hasLabels) {
   return group.is_state ? { width: 10, height: 10 } : { width: Math.max(16, 7 + textWidth(shortLabel(group), 7)), height: 14 };
 }
 
-/** @param {GroundGraph} graph @param {number} k @param {number|null} word @param {LayoutOptions} options @param {number} plate @param {number} x @param {number} y @param {{width: number, height: number}} size @param {number} row @param {number} column @param {boolean} isUnfolded @returns {Box} */
+/** The box of one node, or of a stack of nodes that share a word. @param {GroundGraph} graph @param {number} k @param {number|null} word @param {LayoutOptions} options @param {number} plate @param {number} x @param {number} y @param {{width: number, height: number}} size @param {number} row @param {number} column @param {boolean} isUnfolded @returns {Box} */
 function makeBox(graph, k, word, options, plate, x, y, size, row, column, isUnfolded) {
   const group = graph.groups[k], plates = graph.numPlates(k);
   const isHeadPlate = group.plates.length === 1 && group.plates[0] === "head";
@@ -111,7 +111,7 @@ function makeBox(graph, k, word, options, plate, x, y, size, row, column, isUnfo
   return { ids, group: k, word, plate: plates === 1 ? null : shownPlate, x, y: y + size.height / 2, ...size, isStacked: shownPlate === null, isDot, row, column };
 }
 
-/** @param {GroundGraph} graph @param {number[]} inRows @param {boolean} hasLabels @param {(k: number) => {width: number}} size */
+/** The centres of the word columns, as wide as the widest row of nodes. @param {GroundGraph} graph @param {number[]} inRows @param {boolean} hasLabels @param {(k: number) => {width: number}} size */
 function layoutColumns(graph, inRows, hasLabels, size) {
   /** @type {Record<string, number[]>} */
   const positions = {};
@@ -138,7 +138,7 @@ function layoutColumns(graph, inRows, hasLabels, size) {
   return { positions, width: Math.max(width, 120), centre };
 }
 
-/** @param {GroundGraph} graph @param {number[]} inRows @param {number[]} rowWeights @param {boolean} hasLabels @param {(k: number) => {height: number}} size @param {(k: number) => number} numUnfolded */
+/** The tops of the rows, with more space where slices are folded, attention lines run or weights are shown. @param {GroundGraph} graph @param {number[]} inRows @param {number[]} rowWeights @param {boolean} hasLabels @param {(k: number) => {height: number}} size @param {(k: number) => number} numUnfolded */
 function layoutRows(graph, inRows, rowWeights, hasLabels, size, numUnfolded) {
   /** @type {Map<number, {y: number, height: number, index: number}>} */
   const positions = new Map();
@@ -169,7 +169,7 @@ function layoutRows(graph, inRows, rowWeights, hasLabels, size, numUnfolded) {
   return { positions, height: y, centre };
 }
 
-/** @param {GroundGraph} graph @param {number[]} weights @param {number[]} rowWeights @param {{positions: Map<number, any>, centre: (n: number) => number}} rows @param {(k: number) => {width: number, height: number}} size */
+/** The positions of weights, above their rows at the left, and of global selectors, left of them. @param {GroundGraph} graph @param {number[]} weights @param {number[]} rowWeights @param {{positions: Map<number, any>, centre: (n: number) => number}} rows @param {(k: number) => {width: number, height: number}} size */
 function layoutWeights(graph, weights, rowWeights, rows, size) {
   /** @type {Map<number, {x: number, y: number}>} */
   const positions = new Map();
@@ -193,7 +193,7 @@ function layoutWeights(graph, weights, rowWeights, rows, size) {
   return { positions, width: total };
 }
 
-/** @param {GroundGraph} graph @param {Section[]} sections @param {LayoutOptions} options @param {{centre: (n: number) => number}} rows */
+/** The labels of sections beside their rows, at least 18 pixels apart. @param {GroundGraph} graph @param {Section[]} sections @param {LayoutOptions} options @param {{centre: (n: number) => number}} rows */
 function layoutSections(graph, sections, options, rows) {
   let lastY = -8;
   return sections.map((section) => {

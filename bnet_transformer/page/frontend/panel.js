@@ -13,7 +13,7 @@ import { htmlElement, renderLabel } from "./elements.js";
  *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, host: any, announce: (text: string) => void}} NodeFacts
  */
 
-const MAX_LISTED = 400;
+const MAX_LISTED = 400; // names of a list that are shown at once
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 /** MathML from nested lists. @param {any} tree @returns {Element} */
@@ -32,7 +32,7 @@ function renderBar(fraction, kind = "") {
   return element;
 }
 
-/** @param {string} title @param {string} key @param {...(Node|string)} children */
+/** A section of the panel. @param {string} title @param {string} key @param {...(Node|string)} children */
 const renderSection = (title, key, ...children) => htmlElement("section", { "data-part": key }, htmlElement("h3", {}, title), ...children);
 
 /** A word whose direction of writing does not affect the text around it. @param {string} text */

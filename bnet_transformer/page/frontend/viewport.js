@@ -95,7 +95,7 @@ export class Viewport {
   updateStrips() {
     const { layout, scale } = this;
     if (!layout) return;
-    let free = -1e9;
+    let free = -1e9; // the right end of the last visible word: a word that would overlap it is hidden
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
       const { x: centre, text: label } = layout.words[k], x = centre * scale, half = layout.isSlanted ? 6.5 : textWidth(label, 12.5) / 2;
       const isVisible = x - half >= free;
@@ -115,9 +115,11 @@ export class Viewport {
   /** The size of the visible part of the grid. */
   get viewSize() { return { width: this.main.clientWidth, height: this.main.clientHeight }; }
 
+  /** Clamp the offset and move the layers to it. */
   applyTransform() {
     const { layout } = this;
     if (!layout) return;
+    // Content that fits stays inside the view; larger content moves at most 40 pixels past its edges.
     const { width, height } = this.viewSize, clamp = (/** @type {number} */ offset, /** @type {number} */ size, /** @type {number} */ available) => (
       size <= available ? Math.min(Math.max(offset, 0), available - size) : Math.min(Math.max(offset, available - size - 40), 40));
     this.x = clamp(this.x, layout.width * this.scale, width);
@@ -127,7 +129,7 @@ export class Viewport {
     this.slices.style.transform = `translate(0,${this.y}px)`;
   }
 
-  /** @param {number} dx @param {number} dy */
+  /** Move the content. @param {number} dx @param {number} dy */
   pan(dx, dy) {
     const { x, y } = this;
     this.x += dx;
@@ -136,7 +138,7 @@ export class Viewport {
     if (this.x !== x || this.y !== y) this.isFitted = false;
   }
 
-  /** @param {number} factor @param {number} [x] @param {number} [y]  the point that does not move */
+  /** Scale the content about a point. @param {number} factor @param {number} [x] @param {number} [y]  the point that does not move */
   zoom(factor, x = this.viewSize.width / 2, y = this.viewSize.height / 2) {
     const scale = Math.min(Math.max(this.scale * factor, 0.2), 4), ratio = scale / this.scale;
     this.x = x - (x - this.x) * ratio;

@@ -37,6 +37,7 @@ function render({ model, el }) {
     else request?.reject(new Error(error));
   };
 
+  // An answer changes both traits, each with an event: the page is drawn once, after both.
   let isStale = false;
   const scheduleUpdate = () => {
     if (!isStale) queueMicrotask(() => ((isStale = false), view.update(readPage())));
