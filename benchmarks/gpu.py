@@ -337,7 +337,7 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
         ids = torch.where(place == lengths - 1, ends[1], ids)
         there = (place < lengths).to(device)
         given = {"segment": torch.zeros_like(ids, device=device)}
-        read, _ = module.readings(ids.to(device), there, given=given)
+        read, _ = module.attention_weights(ids.to(device), there, given=given)
         tables = _relations(words, lengths.to(device), there)
         shares = torch.stack([torch.einsum("shij,srij->srh", each, tables) for each in read.values()])
         told = shares / shares.sum(-1, keepdim=True).clamp_min(1e-30)

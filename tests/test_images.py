@@ -35,7 +35,7 @@ def asked(net, module, pixels):
     batch = net.batch(list(pixels))
     last = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
     want = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
-    readings, found = module.readings(batch.x, batch.mask, want=want)
+    readings, found = module.attention_weights(batch.x, batch.mask, want=want)
     return [found[name] for name in want[:-2]], found["norm"], found[last], readings
 
 

@@ -53,7 +53,7 @@ def values_of(net):
     made = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
     wanted = [m.group for m in made if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
-        readings, found = net.module().eval().readings(IDS, want=[f.name for f in wanted])
+        readings, found = net.module().eval().attention_weights(IDS, want=[f.name for f in wanted])
     values = {(f.role, f.name.removeprefix(f.role)): found[f.name] for f in wanted}
     values = {key: each.movedim(-2, 1) if each.dim() > 3 else each for key, each in values.items()}
     return values | {("j", name.removeprefix("a")): each for name, each in readings.items()}

@@ -89,7 +89,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     alone = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
     theirs = asked(model, ids, present, output_attentions=True)
     module = net.module().eval()
-    readings, _ = module.readings(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
+    readings, _ = module.attention_weights(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
     for role, kind, rows in (("enc_a", "encoder", "enc"), ("dec_a", "decoder", "dec"), ("dec_cross_a", "cross", "dec")):
         for t, other in enumerate(getattr(alone, f"{kind}_attentions")):
             torch.testing.assert_close(s.attention(t, role=role), other[0].detach(), rtol=1e-9, atol=1e-9)
@@ -175,7 +175,7 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
         seen |= {f"{what}[{t}]": each for t, each in enumerate(told[what])}
     made = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
     with torch.no_grad():
-        readings, values = net.module().eval().readings(ids, want=[f.name for f in made if f.role != "token"])
+        readings, values = net.module().eval().attention_weights(ids, want=[f.name for f in made if f.role != "token"])
     met = set()
     for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), each) for a, each in readings.items())]:
         heads = re.search(r"(^|_)(q|k|v|a|j)_\d", name)

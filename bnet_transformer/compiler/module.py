@@ -95,12 +95,12 @@ class CompiledModule(nn.Module):
         }
         return found[self.output] if want is None else found
 
-    def readings(
+    def attention_weights(
         self,
         x: StackTensors | None = None,
         mask: StackTensors | None = None,
         *,
-        of: Sequence[str] | None = None,
+        nodes: Sequence[str] | None = None,
         want: Sequence[str] = (),
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
@@ -112,10 +112,10 @@ class CompiledModule(nn.Module):
         readers = {
             m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
         }
-        for name in validate_outputs([] if of is None else of):
+        for name in validate_outputs([] if nodes is None else nodes):
             if name not in readers:
                 raise unknown_name_error("family that reads words", name, readers)
-        asked = {name: readers[name] for name in (readers if of is None else of)}
+        asked = {name: readers[name] for name in (readers if nodes is None else nodes)}
         names = validate_outputs(want)
         course, plan = self.run(ExecutionRequest(names, x, mask, given, do, record_attention=frozenset(asked.values())))
         found = {}

@@ -5,6 +5,6 @@ are apart; `count` puts them together.
 """
 
 from bnet_transformer.cost.flop_counter import Polynomial
-from bnet_transformer.cost.net_cost import Cost, Row, SliceCost, cost
+from bnet_transformer.cost.net_cost import Cost, SliceCost, TemplateCost, cost
 
-__all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]
+__all__ = ["Cost", "Polynomial", "SliceCost", "TemplateCost", "cost"]

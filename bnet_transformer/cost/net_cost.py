@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class TemplateCost:
     """One node template: all its nodes, heads and slices, for the whole batch.
 
     `flops` are None where a TPM does not say its products. What the forward pass does not make costs nothing.
@@ -91,7 +91,7 @@ class Cost:
     name: str
     words: dict[str, int]
     batch: int
-    rows: tuple[Row, ...]
+    rows: tuple[TemplateCost, ...]
     slices: tuple[SliceCost, ...]
 
     @property
@@ -245,7 +245,7 @@ def _get_block(network: Network, spec: NodeSpec) -> str:
     return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[spec.group.stack] else "slice"
 
 
-def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> Row:
+def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> TemplateCost:
     """One template: all its slices together, parameters that they share once."""
     network, word_values = counter.sizes.network, _get_word_values(counter.sizes)
     store = {
@@ -259,7 +259,7 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
     size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
     computed = [m.group.index for m in specs if m.group.index in counter.multiplications and not weights]
     value_bytes = sum((counter.entries[index] for index in computed), SymbolicCount()).exact * constant(size)
-    return Row(
+    return TemplateCost(
         template=first.group.stem,
         block=block,
         tpm=type(first.tpm).__name__,
@@ -312,7 +312,7 @@ def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
     )
 
 
-def _format_numbers(item: Row | Cost) -> tuple[str, ...]:
+def _format_numbers(item: TemplateCost | Cost) -> tuple[str, ...]:
     """The numbers of a template, or of the whole."""
     return (
         f"{item.parameters:,}",

@@ -86,7 +86,7 @@ class Batch:
             {name: fn(value) for name, value in self.given.items()},
         )
 
-    def take(self, which: Tensor | slice) -> Batch:
+    def take(self, indices: Tensor | slice) -> Batch:
         """Take some of the sentences.
 
         Args:
@@ -102,12 +102,12 @@ class Batch:
         torch.Size([1])
         """
         wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
-        if not isinstance(which, slice) and not (isinstance(which, Tensor) and which.dim() == 1):
-            raise BNetError("which", expected=wanted, actual=which)
+        if not isinstance(indices, slice) and not (isinstance(indices, Tensor) and indices.dim() == 1):
+            raise BNetError("indices", expected=wanted, actual=indices)
         try:
-            return self.map(lambda value: value[which])
+            return self.map(lambda value: value[indices])
         except (IndexError, TypeError, ValueError) as error:
-            raise BNetError("which", expected=wanted, actual=which) from error
+            raise BNetError("indices", expected=wanted, actual=indices) from error
 
     def shard(self, rank: int, world_size: int) -> Batch:
         """The share of one of `world_size` processes: every `world_size`-th sentence.

@@ -101,7 +101,11 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
         elif (
             owner := network.graph.find_group_of_node(name)
         ) is not None:  # any other name is a site of a model around this one
-            some = f", or y={{{owner.name!r}: ...}} with seen= for some of its words" if owner.name in sites else ""
+            some = (
+                f", or y={{{owner.name!r}: ...}} with observed_mask= for some of its words"
+                if owner.name in sites
+                else ""
+            )
             raise BNetError(
                 f"{what} on {name}",
                 expected="the name of a whole family, for its nodes are one site",

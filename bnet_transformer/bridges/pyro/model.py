@@ -87,10 +87,10 @@ class PyroModel:
         y: StackTensors | None = None,
         *,
         mask: StackTensors | None = None,
-        seen: Mapping[str, Tensor] | None = None,
+        observed_mask: Mapping[str, Tensor] | None = None,
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
-        want: Sequence[str] = (),
+        record: Sequence[str] = (),
         parameters: Mapping[str, Tensor] | None = None,
         total: int | None = None,
         batch: int | None = None,
@@ -109,12 +109,12 @@ class PyroModel:
         course = ExecutionState(self.network, layout, stored, {}, words, present, False, {}, self.network.dtype, device)
         course.known = received_values(course, {**inputs, **set_})
         check_masked_reads(course, self.network.specs if present else ())
-        observed, shown = self._lay_out_observations(course, y, seen, set_, batch)
+        observed, shown = self._lay_out_observations(course, y, observed_mask, set_, batch)
         course.parameters = {**stored, **self._sample_tables(stored)}
         plates = self._create_plates(course, batch, total)
         scale = 1.0 if total is None else total / batch
         told = _ModelRun(course, observed, shown, handled, plates, frozenset(set_), batch, scale)
-        return self._run(told, tuple(want))
+        return self._run(told, tuple(record))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`.
@@ -273,7 +273,7 @@ class PyroModel:
         self,
         state: ExecutionState,
         y: Mapping[str, Tensor],
-        observed_words: Mapping[str, Tensor] | None,
+        observed_mask: Mapping[str, Tensor] | None,
         intervened: Collection[int],
         batch: int,
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
@@ -293,8 +293,8 @@ class PyroModel:
                 raise BNetError(what, expected=f"shape {shape}", actual=tuple(value.shape))
             told[member.group.index] = what, value
         shown: dict[int, Tensor] = {}
-        for name, value in check_mapping("seen", observed_words).items():
-            member, where = self.network.get_spec(name), f"seen[{name!r}]"
+        for name, value in check_mapping("observed_mask", observed_mask).items():
+            member, where = self.network.get_spec(name), f"observed_mask[{name!r}]"
             if member.group.index not in told:
                 raise BNetError(where, expected="what is seen, in y", actual="nothing")
             if self.network.graph.out_edges[member.group.index]:
