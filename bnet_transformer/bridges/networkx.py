@@ -61,21 +61,18 @@ def template_graph_to_networkx(network: Network) -> nx.MultiDiGraph:
     import networkx as nx
 
     graph = nx.MultiDiGraph()
-    for member in network.specs:
-        family = member.group
-        shown = format_label(family.role, stack=family.stack, slice=family.slice)
-        words = () if family.word_stack is None else (WORD,)
-        graph.add_node(family.name, **_get_group_attributes(member), plates=(*family.plates, *words), label=shown)
-    families = network.graph.groups
-    for member in network.specs:
-        arrows = [
-            (given.index, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
-            for given in member.parents
-        ]
-        selectors = dict.fromkeys(index for given in member.parents for _, index in given.pick)
+    for spec in network.specs:
+        group = spec.group
+        label = format_label(group.role, stack=group.stack, slice=group.slice)
+        words = () if group.word_stack is None else (WORD,)
+        graph.add_node(group.name, **_get_group_attributes(spec), plates=(*group.plates, *words), label=label)
+    groups = network.graph.groups
+    for spec in network.specs:
+        arrows = [(p.index, p.slot, str(p.reach), {plate: groups[k].name for plate, k in p.pick}) for p in spec.parents]
+        selectors = dict.fromkeys(index for p in spec.parents for _, index in p.pick)
         for index, slot, reach, pick in [*arrows, *((index, "pick", "same", {}) for index in selectors)]:
-            parent = families[index]
-            graph.add_edge(parent.name, member.group.name, role=parent.role, slot=slot, reach=reach, pick=pick)
+            parent = groups[index]
+            graph.add_edge(parent.name, spec.group.name, role=parent.role, slot=slot, reach=reach, pick=pick)
     return graph
 
 
@@ -104,13 +101,13 @@ def ground_graph_to_networkx(
     import networkx as nx
 
     graph = nx.DiGraph()
-    for member in network.specs:
-        if ground.is_selected(member.group, selection):
-            graph.add_nodes_from(_iter_nodes(ground, member, selection, tokens or {}, observed))
+    for spec in network.specs:
+        if ground.is_selected(spec.group, selection):
+            graph.add_nodes_from(_iter_nodes(ground, spec, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
-    families = network.graph.groups
-    for bundle, sources, targets in ground.arrows(selection):
-        role = {"role": families[bundle.parent].role}
+    groups = network.graph.groups
+    for edge, sources, targets in ground.arrows(selection):
+        role = {"role": groups[edge.parent].role}
         arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
         if weights is not None:
             ids = zip(sources.tolist(), targets.tolist(), strict=True)
@@ -148,21 +145,21 @@ def sentence_to_networkx(
     check_choice("weights", weights, (True, False))
     check_choice("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
-    most = limit
+    max_arrows = limit
     if min_weight is not None:
         if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
-        most = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
-    check_arrow_limit(state.ground, selection, most)  # before attention is computed: too large whatever is read
+        max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
+    check_arrow_limit(state.ground, selection, max_arrows)  # before attention is computed: too large whatever is read
     needs_weights = attention or min_weight is not None
-    weighed = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
+    arrow_weights_ = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
     return ground_graph_to_networkx(
         state.network,
         state.ground,
         selection=selection,
         tokens=state.tokens,
         observed=state.evidence.keys(),
-        weights=weighed,
+        weights=arrow_weights_,
         min_weight=min_weight,
         limit=limit,
     )
@@ -210,26 +207,26 @@ def _iter_nodes(
     observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The nodes of a family with their attributes."""
-    family = spec.group
-    axes = ground.axes(family)
-    at = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
-    inner = len(family.plates)
-    said = None if family.word_stack is None else tokens.get(family.word_stack)
+    group = spec.group
+    axes = ground.axes(group)
+    head_axis = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
+    inner = len(group.plates)
+    stack_tokens = None if group.word_stack is None else tokens.get(group.word_stack)
     common = _get_group_attributes(spec) | {"plates": axes}
-    kept = ground.select_indices(family, selection).values()
-    ids = ground.select_nodes(family, selection).tolist()
-    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
-        word = index[-1] if family.word_stack is not None else None
-        token = None if said is None or word is None else said[word]
-        shown = format_label(
-            family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token
+    axis_indices = ground.select_indices(group, selection).values()
+    ids = ground.select_nodes(group, selection).tolist()
+    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in axis_indices)), strict=True):
+        word = index[-1] if group.word_stack is not None else None
+        token = None if stack_tokens is None or word is None else stack_tokens[word]
+        label = format_label(
+            group.role, stack=group.stack, slice=group.slice, plates=index[:inner], word=word, token=token
         )
-        head = None if at is None else index[at]
-        own = {"index": index, "head": head, "word": word, "token": token, "label": shown}
-        own["do"] = node in ground.cut_nodes or node in ground.retained_parents
+        head = None if head_axis is None else index[head_axis]
+        local = {"index": index, "head": head, "word": word, "token": token, "label": label}
+        local["do"] = node in ground.cut_nodes or node in ground.retained_parents
         if node in observed:
-            own["kind"] = "observed"
-        yield ground.names[node], common | own
+            local["kind"] = "observed"
+        yield ground.names[node], common | local
 
 
 def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> Iterator[tuple[Any, ...]]:
@@ -269,21 +266,21 @@ def to_graphml(graph: nx.Graph) -> str:
 
     plain = graph.copy()
     for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
-        told = _to_graphml_attributes(data)
+        attributes = _to_graphml_attributes(data)
         data.clear()
-        data.update(told)
+        data.update(attributes)
     header = '<?xml version="1.0" encoding="utf-8"?>'
     return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
 
 
 def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    attributes = {}
     for key, value in data.items():
         if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NEEDS_JSON.search(value)):
-            found[key] = value
+            attributes[key] = value
         elif value is not None:
-            found[key] = json.dumps(value)
-    return found
+            attributes[key] = json.dumps(value)
+    return attributes
 
 
 # the discrete part

@@ -109,10 +109,12 @@ def to_bif(
     for table in tables:
         bar = f" | {', '.join(table.parents)}" if table.parents else ""
         lines.append(f"probability ( {table.name}{bar} ) {{")
-        for at in np.ndindex(*table.values.shape[1:]):
-            given = ", ".join(names[parent][state] for parent, state in zip(table.parents, at, strict=True))
-            row = ", ".join(map(repr, table.values[(slice(None), *at)].tolist()))
-            lines.append(f"  ({given}) {row};" if given else f"  table {row};")
+        for parent_states in np.ndindex(*table.values.shape[1:]):
+            condition = ", ".join(
+                names[parent][state] for parent, state in zip(table.parents, parent_states, strict=True)
+            )
+            row = ", ".join(map(repr, table.values[(slice(None), *parent_states)].tolist()))
+            lines.append(f"  ({condition}) {row};" if condition else f"  table {row};")
         lines.append("}")
     return "\n".join(lines) + "\n"
 
@@ -123,8 +125,8 @@ def format_state_name(text: str) -> str:
     >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
     ('sat', 'don_27_t', '_32_nd')
     """
-    kept = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
-    parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, kept, strict=True)]
+    matches = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
+    parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, matches, strict=True)]
     return "".join(parts) or "__"
 
 
@@ -136,19 +138,21 @@ def model_to_tables(
     runs: int = BUDGET,
 ) -> tuple[list[ConditionalTable], dict[str, str]]:
     """The tables of the discrete part, and the evidence as the state of each variable that has some."""
-    seen = dict(evidence or {})
-    chosen = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
-    free = replace(model, do={n: v for n, v in model.do.items() if n not in chosen})
-    known = {n: v for n, v in seen.items() if model.spec(n).tpm.kind == "continuous"}
-    plans = _plan_tables(free, chosen, seen, known)
-    _check_table_sizes(free, plans, check_int("limit", limit), check_int("runs", runs))
+    observed = dict(evidence or {})
+    set_states = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
+    open_model = replace(model, do={n: v for n, v in model.do.items() if n not in set_states})
+    known = {n: v for n, v in observed.items() if model.spec(n).tpm.kind == "continuous"}
+    plans = _plan_tables(open_model, set_states, observed, known)
+    _check_table_sizes(open_model, plans, check_int("limit", limit), check_int("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.evidence is None}
     tables = {}
     with torch.no_grad():
         for parents, group in _group_by_parents(plans).items():
-            sizes = [free.count_states(parent) for parent in parents]
-            each_run = reference.enumerate_runs(free, list(parents), known, runs)
-            logs = [[_compute_log_row(run, plan, chosen.get(plan.node)) for plan in group] for run in each_run]
+            sizes = [open_model.count_states(parent) for parent in parents]
+            reference_runs = reference.enumerate_runs(open_model, list(parents), known, runs)
+            logs = [
+                [_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in reference_runs
+            ]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
                 table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
                 values = (
@@ -159,7 +163,7 @@ def model_to_tables(
                 tables[plan.name] = ConditionalTable(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: OBSERVATION_STATES[0] for plan in plans if plan.evidence is not None}
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
-    states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in seen.items() if _is_state(model, n, v)}
+    states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in observed.items() if _is_state(model, n, v)}
     return [tables[plan.name] for plan in plans], states
 
 
@@ -171,12 +175,12 @@ def _plan_tables(
     `fixed` is the evidence on continuous nodes, which settles what is below them.
     """
     ground = model.ground
-    families = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
-    nodes = [n for family in families for n in ground.select_nodes(family).tolist() if n not in model.do]
+    groups = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
+    nodes = [n for group in groups for n in ground.select_nodes(group).tolist() if n not in model.do]
     if not nodes:
         kinds = sorted({type(m.tpm).__name__ for m in model.network.specs if m.tpm.is_random})
-        got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
-        raise BNetError("discrete part", expected="at least one discrete random node", actual=got)
+        received = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
+        raise BNetError("discrete part", expected="at least one discrete random node", actual=received)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
         """The discrete random nodes that decide the distribution of a node."""
@@ -199,25 +203,27 @@ def _plan_tables(
 
 def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: int, budget: int) -> None:
     """Refuse tables that are too large, before any is made."""
-    ways = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
+    hint = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
     total = 0
     for plan in plans:
         dims = 1 + len(plan.parents)
         entries = len(plan.states) * math.prod(model.count_states(parent) for parent in plan.parents)
         if dims > MAX_TABLE_DIMS or entries > limit:
-            wanted = f"a table of at most {MAX_TABLE_DIMS} dims and {limit} entries"
+            expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit} entries"
             raise BudgetError(
-                plan.name, expected=wanted, actual=f"{dims} dims and {_format_count(entries)} entries", allowed=ways
+                plan.name, expected=expected, actual=f"{dims} dims and {_format_count(entries)} entries", allowed=hint
             )
         total += entries
     if total > limit:
-        got = f"{_format_count(total)} in {len(plans)} tables"
-        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=got, allowed="limit=")
+        received = f"{_format_count(total)} in {len(plans)} tables"
+        raise BudgetError(
+            "discrete part", expected=f"at most {limit} entries in all", actual=received, allowed="limit="
+        )
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
-        wanted = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
+        expected = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
         raise BudgetError(
-            "discrete part", expected=wanted, actual=f"{_format_count(count)} runs", allowed=f"runs={count}"
+            "discrete part", expected=expected, actual=f"{_format_count(count)} runs", allowed=f"runs={count}"
         )
 
 
@@ -253,23 +259,23 @@ def _build_likelihood_table(log_likelihood: NDArray[np.float64], name: str, evid
     """Seen and unseen from a log likelihood: over the greatest, so that both are probabilities."""
     top = log_likelihood.max()
     if not top > -math.inf:
-        got = f"{evidence.tolist()}, of probability zero"
-        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=got)
-    seen = np.exp(log_likelihood - top)
-    return np.concatenate([seen, 1 - seen])
+        received = f"{evidence.tolist()}, of probability zero"
+        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=received)
+    likelihood = np.exp(log_likelihood - top)
+    return np.concatenate([likelihood, 1 - likelihood])
 
 
 def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
-    member, count = model.spec(node), model.count_states(node)
-    labels = getattr(member.tpm, "labels", None)
-    words = model.network.vocabularies.get(member.group.stack, ())
-    is_last = member.group.step == model.network.graph.slices.get(member.group.stack)
+    spec, count = model.spec(node), model.count_states(node)
+    labels = getattr(spec.tpm, "labels", None)
+    words = model.network.vocabularies.get(spec.group.stack, ())
+    is_last = spec.group.step == model.network.graph.slices.get(spec.group.stack)
     if labels is None and is_last and len(words) == count:
         labels = words
     names = tuple(map(format_state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
     if len(set(names)) != count:
-        raise BNetError(f"labels of {member.group.name}", expected=f"{count} different ones", actual=labels)
+        raise BNetError(f"labels of {spec.group.name}", expected=f"{count} different ones", actual=labels)
     return names
 
 

@@ -83,12 +83,12 @@ def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | N
 def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
     """`W x` with one product for each head or state, each of all words."""
     rank = x.dim() - 1
-    wide = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
-    if not wide or any(x.shape[d] != W.shape[d] for d in wide):
+    batch_dims = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
+    if not batch_dims or any(x.shape[d] != W.shape[d] for d in batch_dims):
         return apply_linear(W, x)
-    rest = [d for d in range(rank) if d not in wide]
-    count = math.prod([W.shape[d] for d in wide])
-    order = [*wide, *rest]
+    row_dims = [d for d in range(rank) if d not in batch_dims]
+    count = math.prod([W.shape[d] for d in batch_dims])
+    order = [*batch_dims, *row_dims]
     W, x = W.reshape(count, *W.shape[-2:]), x.permute(*order, rank)
     y = torch.bmm(x.reshape(count, -1, x.shape[-1]), W.mT)
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
@@ -117,12 +117,12 @@ def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
 def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
     """From `[*lead, all rows of W]` to the layout, the dims of W in their places: a view."""
     rank = y.dim() - 1
-    wide = [d for d in range(rank) if W.shape[d] > 1]
-    if not wide:
+    W_dims = [d for d in range(rank) if W.shape[d] > 1]
+    if not W_dims:
         return y
-    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in wide], W.shape[-2])
-    order = [rank + wide.index(d) if d in wide else d for d in range(rank)]
-    return y.permute(*order, *wide, y.dim() - 1).squeeze(tuple(range(rank, rank + len(wide))))
+    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in W_dims], W.shape[-2])
+    order = [rank + W_dims.index(d) if d in W_dims else d for d in range(rank)]
+    return y.permute(*order, *W_dims, y.dim() - 1).squeeze(tuple(range(rank, rank + len(W_dims))))
 
 
 def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
@@ -170,12 +170,12 @@ def build_attention_inputs(
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
     """What is added to the scores, made once for all slices that have it from the same parent."""
     i, j = context.word, context.read_indices["k."]
-    made: list[tuple[Tensor, ...]] = context.rotary.setdefault(bias, [])
-    for *of, found in made:
-        if all(mine is other for mine, other in zip(of, (b, i, j), strict=True)):
-            return found
-    made.append((b, i, j, bias.compute_bias(b, i, j)))
-    return made[-1][-1]
+    cache: list[tuple[Tensor, ...]] = context.rotary.setdefault(bias, [])
+    for *key, value in cache:
+        if all(x is y for x, y in zip(key, (b, i, j), strict=True)):
+            return value
+    cache.append((b, i, j, bias.compute_bias(b, i, j)))
+    return cache[-1][-1]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
@@ -202,20 +202,20 @@ def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     added = _build_additive_mask(inputs)
-    lead = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
-    grouped = _is_grouped_query(inputs, lead)
-    outer, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
-    Q = inputs.q.expand(*lead, n, -1).reshape(-1, rows, inputs.q.shape[-1])
+    leading = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
+    grouped = _is_grouped_query(inputs, leading)
+    outer, rows = (leading[:-1], leading[-1] * n) if grouped else (leading, n)
+    Q = inputs.q.expand(*leading, n, -1).reshape(-1, rows, inputs.q.shape[-1])
     K, v = (x.squeeze(-3) if grouped else x for x in (inputs.k, inputs.v))
     K = K.expand(*outer, m, -1).reshape(-1, m, K.shape[-1])
     if added is None:
         scores = scaled_product(Q, K, inputs.scale)
     else:
-        scores = added.expand(*lead, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
+        scores = added.expand(*leading, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
         scores.baddbmm_(Q, K.mT, alpha=inputs.scale)
     P = scores.softmax(-1)
     mix = P.reshape(*outer, rows, m) @ v
-    return P.reshape(*lead, n, m), mix.reshape(*lead, n, -1) if grouped else mix
+    return P.reshape(*leading, n, m), mix.reshape(*leading, n, -1) if grouped else mix
 
 
 def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
@@ -256,15 +256,15 @@ def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
         Q, K, V = dims.flatten(q, dims.only_q), dims.flatten(k, ()), dims.flatten(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=inputs.scale)
         return dims.unflatten(mix[:, 0], n, v.shape[-1])
-    lead = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    if _is_grouped_query(inputs, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
-        return _grouped_query_attention(inputs, lead, mask, is_causal=is_causal)
+    leading = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if _is_grouped_query(inputs, leading) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
+        return _grouped_query_attention(inputs, leading, mask, is_causal=is_causal)
     if mask is not None and mask.dim() > 2:
-        lead = broadcast_shapes(lead, mask.shape[:-2])
-        mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
-    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
+        leading = broadcast_shapes(leading, mask.shape[:-2])
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
+    q, k, v = (x.expand(*leading, *x.shape[-2:]).reshape(-1, leading[-1], *x.shape[-2:]) for x in (q, k, v))
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale)
-    return mix.reshape(*lead, n, v.shape[-1])
+    return mix.reshape(*leading, n, v.shape[-1])
 
 
 def _grouped_query_attention(
@@ -299,9 +299,9 @@ class AttentionDims:
         rank = len(self.sizes)
         x = x.reshape(*[1] * (rank + 2 - x.dim()), *x.shape)
         x = x.expand(*(n if d in self.shared else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)
-        rest = [d for d in range(rank) if d not in self.shared and d not in private]
+        trailing = [d for d in range(rank) if d not in self.shared and d not in private]
         order = [*self.shared, *private, rank] if is_leading else [*self.shared, rank, *private]
-        return x.permute(*order, *rest, rank + 1).reshape(self.count_entries(self.shared), -1, x.shape[-1])
+        return x.permute(*order, *trailing, rank + 1).reshape(self.count_entries(self.shared), -1, x.shape[-1])
 
     def unflatten(self, mix: Tensor, n: int, width: int) -> Tensor:
         """The layout `[*lead, word, feature]` of `[both, word * of_q * of_k, of_v * feature]`: a view."""
@@ -321,16 +321,18 @@ class AttentionDims:
 def classify_dims(inputs: AttentionInputs, *extra: Tensor) -> AttentionDims:
     """The dims of a reading; those of its mask, its bias and of others `[*lead, ., .]`, count as dims of several."""
     rank = inputs.q.dim() - 2
-    given = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
-    more = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]
-    sizes = [max([lead[d] for lead in given + more]) for d in range(rank)]
+    qkv_shapes = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
+    extra_shapes = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]
+    sizes = [max([shape[d] for shape in qkv_shapes + extra_shapes]) for d in range(rank)]
     shared_dims: list[int] = []
-    alone: list[list[int]] = [[], [], []]
+    exclusive: list[list[int]] = [[], [], []]
     for d in range(rank):
-        wide = [i for i in range(3) if given[i][d] > 1]
-        is_shared = len(wide) != 1 or any([lead[d] > 1 for lead in more])  # noqa: C419
-        (shared_dims if is_shared else alone[wide[0]]).append(d)
-    return AttentionDims(tuple(sizes), tuple(shared_dims), tuple(alone[0]), tuple(alone[1]), tuple(alone[2]))
+        operands = [i for i in range(3) if qkv_shapes[i][d] > 1]
+        is_shared = len(operands) != 1 or any([shape[d] > 1 for shape in extra_shapes])  # noqa: C419
+        (shared_dims if is_shared else exclusive[operands[0]]).append(d)
+    return AttentionDims(
+        tuple(sizes), tuple(shared_dims), tuple(exclusive[0]), tuple(exclusive[1]), tuple(exclusive[2])
+    )
 
 
 def _get_leading_sizes(x: Tensor, rank: int) -> list[int]:

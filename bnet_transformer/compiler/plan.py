@@ -42,40 +42,38 @@ def find_folds(
     known: Collection[int],
 ) -> dict[int, Fold]:
     """The attentions of a plan that are cheaper when the maps around them are folded in; `retained` are wanted."""
-    order = [index for group in components for index in group]
-    spread = _find_value_dims(network, order, enumerated)
-    readers = dict.fromkeys(order, 0)
+    order = [index for component in components for index in component]
+    value_dims = _find_value_dims(network, order, enumerated)
+    num_readers = dict.fromkeys(order, 0)
     for index in order:
-        for parent in {bundle.parent for bundle in network.graph.in_edges[index]} & readers.keys():
-            readers[parent] += 1
-    free = {index for index in order if readers[index] == 1 and index not in {*retained, *known, *enumerated}}
-    found: dict[int, Fold] = {}
-    for (index,) in (group for group in components if len(group) == 1):
-        member = network.specs[index]
-        if isinstance(member.tpm, Attention) and index not in known:
-            fold = _fold_attention(network, member, spread, free)
+        for parent in {edge.parent for edge in network.graph.in_edges[index]} & num_readers.keys():
+            num_readers[parent] += 1
+    foldable = {index for index in order if num_readers[index] == 1 and index not in {*retained, *known, *enumerated}}
+    folds: dict[int, Fold] = {}
+    for (index,) in (component for component in components if len(component) == 1):
+        spec = network.specs[index]
+        if isinstance(spec.tpm, Attention) and index not in known:
+            fold = _fold_attention(network, spec, value_dims, foldable)
             if fold is not None:
-                found[index] = fold
-    return found
+                folds[index] = fold
+    return folds
 
 
 def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Maps of one vector by weights that are all there when the first of them is due: first -> all."""
-    place = {index: k for k, index in enumerate(order)}
-    alike: dict[tuple[object, ...], list[int]] = {}
+    position = {index: k for k, index in enumerate(order)}
+    by_input: dict[tuple[object, ...], list[int]] = {}
     for index in order:
-        member = network.specs[index]
-        if index not in excluded and isinstance(member.tpm, Linear | Affine) and _is_map(member):
-            x = member.parents[1]
-            alike.setdefault((x.index, member.group.plates, member.group.word_stack, type(member.tpm)), []).append(
-                index
-            )
-    found = {}
-    for indices in alike.values():
-        there = [i for i in indices if place.get(network.specs[i].parents[0].index, -1) < place[indices[0]]]
-        if len(there) > 1:
-            found[there[0]] = tuple(there)
-    return found
+        spec = network.specs[index]
+        if index not in excluded and isinstance(spec.tpm, Linear | Affine) and _is_map(spec):
+            x = spec.parents[1]
+            by_input.setdefault((x.index, spec.group.plates, spec.group.word_stack, type(spec.tpm)), []).append(index)
+    fused = {}
+    for indices in by_input.values():
+        available = [i for i in indices if position.get(network.specs[i].parents[0].index, -1) < position[indices[0]]]
+        if len(available) > 1:
+            fused[available[0]] = tuple(available)
+    return fused
 
 
 def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
@@ -83,9 +81,9 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
     assert isinstance(tpm, Attention)
     if not isinstance(tpm.score, Dot) or tpm.score.rotary is not None or tpm.over != "keys":
         return None
-    if any(given.pick for given in spec.parents) or any(given.over != (WORD,) for given in spec.parents[1:3]):
+    if any(parent.pick for parent in spec.parents) or any(parent.over != (WORD,) for parent in spec.parents[1:3]):
         return None
-    q, k, v = (network.specs[given.index] for given in spec.parents[:3])
+    q, k, v = (network.specs[parent.index] for parent in spec.parents[:3])
     if not all(m.group.index in foldable and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
         return None
     (W_q, x_q), (W_k, x_k) = q.parents, k.parents
@@ -93,21 +91,21 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
     if W_k.index in of_words:  # weights of the word that is read, which only a map before the attention can take
         return None
     (key,), (d_q,), (d_k,) = q.shape, q.tpm_parents[1].shape, k.tpm_parents[1].shape
-    together, alone_q, alone_k = (_count_entries(network, value_dims, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
-    if d_k > key or together * d_q * d_k > (alone_q * d_q + alone_k * d_k) * key:
+    num_joint, num_q, num_k = (_count_entries(network, value_dims, *pair) for pair in ((W_q, W_k), (W_q,), (W_k,)))
+    if d_k > key or num_joint * d_q * d_k > (num_q * d_q + num_k * d_k) * key:
         return None
-    inputs = [replace(x_q, slot="q"), replace(spec.parents[1], index=x_k.index), *spec.parents[2:]]
-    away, W_v = {q.group.index, k.group.index}, None
+    parents = [replace(x_q, slot="q"), replace(spec.parents[1], index=x_k.index), *spec.parents[2:]]
+    absorbed, W_v = {q.group.index, k.group.index}, None
     if v.group.index in foldable and isinstance(v.tpm, Linear) and _is_map(v):
-        weights, x_v = v.parents
-        shared = not value_dims.get(x_v.index, frozenset()) & value_dims[weights.index]
-        within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[weights.index]
-        if shared and within and weights.index not in of_words and v.tpm_parents[1].shape <= v.shape:
-            W_v = weights
-            inputs[2] = replace(spec.parents[2], index=x_v.index)
-            away.add(v.group.index)
+        W, x_v = v.parents
+        shared = not value_dims.get(x_v.index, frozenset()) & value_dims[W.index]
+        within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[W.index]
+        if shared and within and W.index not in of_words and v.tpm_parents[1].shape <= v.shape:
+            W_v = W
+            parents[2] = replace(spec.parents[2], index=x_v.index)
+            absorbed.add(v.group.index)
     scored = replace(tpm, score=Dot(tpm.score.get_scale(key)), residual=False)
-    return Fold(replace(spec, tpm=scored, parents=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
+    return Fold(replace(spec, tpm=scored, parents=tuple(parents)), W_q, W_k, W_v, tpm.residual, frozenset(absorbed))
 
 
 def _is_map(spec: NodeSpec) -> bool:
@@ -115,26 +113,26 @@ def _is_map(spec: NodeSpec) -> bool:
     if len(spec.parents) != 2:
         return False
     W, x = spec.parents
-    bare = not (W.pick or x.pick or W.over or x.over)
-    return bare and W.reach.kind == x.reach.kind == "same" and spec.group.word_stack is not None
+    is_plain = not (W.pick or x.pick or W.over or x.over)
+    return is_plain and W.reach.kind == x.reach.kind == "same" and spec.group.word_stack is not None
 
 
 def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int]) -> ValueDims:
     """The dims besides batch and word along which each value spreads: plates, and enumerated families."""
-    found: dict[int, frozenset[object]] = {}
+    value_dims: dict[int, frozenset[object]] = {}
     for index in order:
-        family = network.specs[index].group
-        above = (found.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
-        inner = {index} if index in enumerated else {d for each in above for d in each if isinstance(d, int)}
-        found[index] = frozenset({*family.plates, *inner})
-    return found
+        group = network.specs[index].group
+        parent_dims = (value_dims.get(edge.parent, frozenset()) for edge in network.graph.in_edges[index])
+        inner = {index} if index in enumerated else {d for dims in parent_dims for d in dims if isinstance(d, int)}
+        value_dims[index] = frozenset({*group.plates, *inner})
+    return value_dims
 
 
 def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec) -> float:
     """How many entries the dims have along which some weights spread."""
     dims = {dim for W in weights for dim in value_dims.get(W.index, frozenset())}
-    families = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
-    return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(families)
+    state_counts = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
+    return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(state_counts)
 
 
 @dataclass(frozen=True)
@@ -180,15 +178,26 @@ def network_to_plan(
         raise needs.fault
     needed, enumerated = set(needs.required), set(needs.enumerated)
     components = network.filter_components(needed)
-    read = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
-    retained = {*output_ids, *(bundle.parent for index in read for bundle in network.graph.in_edges[index])}
-    folded = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
-    components = network.filter_components(needed - {index for each in folded.values() for index in each.absorbed})
-    retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folded)}
-    sides = find_fused_maps(network, [group[0] for group in components if len(group) == 1], {*known, *folded})
-    done = _find_released(network, components, retained, folded)
+    random_outputs = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
+    retained = {*output_ids, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
+    folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
+    components = network.filter_components(
+        needed - {index for attention in folds.values() for index in attention.absorbed}
+    )
+    retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
+    fused_maps = find_fused_maps(
+        network, [component[0] for component in components if len(component) == 1], {*known, *folds}
+    )
+    released = _find_released(network, components, retained, folds)
     return Plan(
-        components, done, tuple(sorted(enumerated)), output_ids, folded, sides, deferred, network.graph.recurrent
+        components,
+        released,
+        tuple(sorted(enumerated)),
+        output_ids,
+        folds,
+        fused_maps,
+        deferred,
+        network.graph.recurrent,
     )
 
 
@@ -232,11 +241,11 @@ def find_requirements(
         if index in needed:
             continue
         needed.add(index)
-        member = network.specs[index]
-        if member.tpm.kind == "discrete" and index not in known:
+        spec = network.specs[index]
+        if spec.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
-        elif member.tpm.kind == "continuous" and index not in known:
-            fault = fault or unset_parent_error(member.group.name)
+        elif spec.tpm.kind == "continuous" and index not in known:
+            fault = fault or unset_parent_error(spec.group.name)
         else:
             stack.extend(_get_required_parents(network, index, known, is_output=False))
     for index in sorted(enumerated):
@@ -258,12 +267,12 @@ def _find_patch_error(
     """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
     word where it is neither random nor an attention."""
     for index in sorted(patched):
-        member, recurrent = network.specs[index], index in network.graph.recurrent
-        if (recurrent and isinstance(member.tpm, Attention)) or (
-            member.tpm.is_random and (recurrent or index not in enumerated)
+        spec, recurrent = network.specs[index], index in network.graph.recurrent
+        if (recurrent and isinstance(spec.tpm, Attention)) or (
+            spec.tpm.is_random and (recurrent or index not in enumerated)
         ):
             return UnsupportedError(
-                member.group.name,
+                spec.group.name,
                 expected="all nodes of a family set, or none, where they are random or attend word after word",
                 actual="some of them",
             )
@@ -272,8 +281,8 @@ def _find_patch_error(
 
 def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fold]) -> set[int]:
     """What the value of a family is made of, also through the maps that are folded into it."""
-    above = {index, *(folds[index].absorbed if index in folds else ())}
-    return {bundle.parent for i in above for bundle in network.graph.in_edges[i]}
+    indices = {index, *(folds[index].absorbed if index in folds else ())}
+    return {edge.parent for i in indices for edge in network.graph.in_edges[i]}
 
 
 def _find_released(
@@ -281,33 +290,35 @@ def _find_released(
 ) -> tuple[tuple[int, ...], ...]:
     """After each group, the families that are read no more."""
     last: dict[int, int] = {}
-    for k, group in enumerate(components):
-        for index in group:
+    for k, component in enumerate(components):
+        for index in component:
             last.setdefault(index, k)
             last |= dict.fromkeys(_get_effective_parents(network, index, folds), k)
-    return tuple(tuple(i for i, at in last.items() if at == k and i not in retained) for k in range(len(components)))
+    return tuple(
+        tuple(i for i, step in last.items() if step == k and i not in retained) for k in range(len(components))
+    )
 
 
 def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
     """The families whose values one family needs: none where its value comes from outside or is enumerated."""
-    member = network.specs[index]
-    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not is_output):
+    spec = network.specs[index]
+    if index in known or spec.tpm.kind == "input" or (spec.tpm.is_random and not is_output):
         return []
-    return [bundle.parent for bundle in network.graph.in_edges[index]]
+    return [edge.parent for edge in network.graph.in_edges[index]]
 
 
 def _find_cross_word_error(
     network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
 ) -> UnsupportedError | None:
     """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
-    where = _find_cross_word_reader(network, index, computed, enumerated)
-    if where is None:
+    reader = _find_cross_word_reader(network, index, computed, enumerated)
+    if reader is None:
         return None
     count = "" if word_counts is None else f": {_describe_joint_states(network, computed, enumerated, word_counts)}"
     return UnsupportedError(
         network.specs[index].group.name,
         expected="a choice whose words do not meet, to be enumerated for all words at once",
-        actual=f"{network.specs[where].group.name}, which reads other words' choices{count}",
+        actual=f"{network.specs[reader].group.name}, which reads other words' choices{count}",
         allowed=CROSS_WORD_HINT,
     )
 
@@ -319,10 +330,10 @@ def _find_cross_word_reader(network: Network, index: int, computed: set[int], en
     while reached - before:  # once more where families read each other word after word: no order has parents first
         before = set(reached)
         for child in sorted(computed):
-            inputs = network.specs[child].parents
-            picks = {selector for given in inputs for _, selector in given.pick}
-            reads = [given for given in inputs if given.index in reached]
-            if not all(given.reach.is_positionwise for given in reads):
+            parents = network.specs[child].parents
+            picks = {selector for parent in parents for _, selector in parent.pick}
+            reads = [parent for parent in parents if parent.index in reached]
+            if not all(parent.reach.is_positionwise for parent in reads):
                 return child
             if child not in enumerated and (reads or picks & reached):
                 reached.add(child)
@@ -335,11 +346,11 @@ def _describe_joint_states(
     """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
     total = 1
     for index in enumerated:
-        member = network.specs[index]
-        nodes = math.prod(network.graph.plate_sizes[plate] for plate in member.group.plates)
+        spec = network.specs[index]
+        nodes = math.prod(network.graph.plate_sizes[plate] for plate in spec.group.plates)
         if _find_cross_word_reader(network, index, computed, enumerated) is not None:
-            nodes *= word_counts[member.group.word_stack or ""]
+            nodes *= word_counts[spec.group.word_stack or ""]
         total *= network.count_states(index, word_counts) ** nodes
-    told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
-    most = ", ".join(f"{count} words" for count in word_counts.values())
-    return f"up to {told} joint states ({most})"
+    number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
+    lengths = ", ".join(f"{count} words" for count in word_counts.values())
+    return f"up to {number} joint states ({lengths})"

@@ -40,8 +40,8 @@ class Polynomial:
     terms: Mapping[Monomial, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = {powers: count for powers, count in self.terms.items() if count}
-        object.__setattr__(self, "terms", dict(sorted(kept.items(), key=lambda term: (-len(term[0]), term[0]))))
+        terms = {powers: count for powers, count in self.terms.items() if count}
+        object.__setattr__(self, "terms", dict(sorted(terms.items(), key=lambda term: (-len(term[0]), term[0]))))
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -54,16 +54,16 @@ class Polynomial:
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        found = Counter(self.terms)
-        found.update(other.terms)
-        return Polynomial(found)
+        terms = Counter(self.terms)
+        terms.update(other.terms)
+        return Polynomial(terms)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        found: Counter[Monomial] = Counter()
+        terms: Counter[Monomial] = Counter()
         for a, x in self.terms.items():
             for b, y in other.terms.items():
-                found[tuple(sorted((*a, *b)))] += x * y
-        return Polynomial(found)
+                terms[tuple(sorted((*a, *b)))] += x * y
+        return Polynomial(terms)
 
     def __str__(self) -> str:
         return " + ".join(f"{count} {_format_monomial(powers)}".rstrip() for powers, count in self.terms.items()) or "0"
@@ -124,8 +124,8 @@ def format_order(monomials: Iterable[Monomial]) -> str:
     >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
     ('O(n^2 d + n d^2)', 'O(1)', '0')
     """
-    found = set(monomials)
-    leading = [a for a in found if not any(a != b and not Counter(a) - Counter(b) for b in found)]
+    unique = set(monomials)
+    leading = [a for a in unique if not any(a != b and not Counter(a) - Counter(b) for b in unique)]
     if not leading:
         return "0"
     leading.sort(key=lambda powers: [-sum(s.partition("_")[0] == "n" for s in powers), powers])
@@ -158,19 +158,19 @@ class SizeTable:
     @cached_property
     def widths(self) -> dict[str, int]:
         """The width of each stack: that of the states that its slices make, else of its first vector over words."""
-        found: dict[str, int] = {}
+        widths: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
-            over = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
-            states = [m for m in over if m.group.stack == stack.name and m.group.role in stack.states]
-            for member in states[-1:] or over[:1]:
-                found[stack.name] = member.shape[0]
-        return found
+            candidates = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
+            states = [m for m in candidates if m.group.stack == stack.name and m.group.role in stack.states]
+            for spec in states[-1:] or candidates[:1]:
+                widths[stack.name] = spec.shape[0]
+        return widths
 
     @cached_property
     def input_symbols(self) -> dict[int, str]:
         """The symbol of each width of words that are given: whose it is."""
-        given = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
-        return {width: f"|{m.group.name}|" for m in reversed(given) for width in m.shape}
+        inputs = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
+        return {width: f"|{m.group.name}|" for m in reversed(inputs) for width in m.shape}
 
     @cached_property
     def width_symbols(self) -> dict[int, str]:
@@ -226,12 +226,12 @@ class SizeTable:
             return known[width]
         if width in (*spec.shape, spec.tpm.states):
             return f"|{spec.group.role}|"
-        for given in spec.parents:
-            parent = self.network.specs[given.index]
-            if width in parent.shape:
-                return f"|{parent.group.role}|"
+        for parent in spec.parents:
+            parent_spec = self.network.specs[parent.index]
+            if width in parent_spec.shape:
+                return f"|{parent_spec.group.role}|"
         fields = dataclasses.fields(spec.tpm)
-        names = [each.name for each in fields if getattr(spec.tpm, each.name) == width and len(each.name) > 1]
+        names = [f.name for f in fields if getattr(spec.tpm, f.name) == width and len(f.name) > 1]
         return names[0] if names else str(width)
 
 
@@ -248,14 +248,14 @@ class FlopCounter:
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        for group in self.plan.components:
-            member = network.specs[group[0]]
-            if group[0] in self.plan.folds:
-                self._count_folded_attention(self.plan.folds[group[0]])
-            elif len(group) == 1 and all(given.index != group[0] for given in member.parents):
-                self._count_group(member)
+        for component in self.plan.components:
+            spec = network.specs[component[0]]
+            if component[0] in self.plan.folds:
+                self._count_folded_attention(self.plan.folds[component[0]])
+            elif len(component) == 1 and all(parent.index != component[0] for parent in spec.parents):
+                self._count_group(spec)
             else:
-                self._count_scan([network.specs[index] for index in group])
+                self._count_scan([network.specs[index] for index in component])
         for index in self.plan.outputs:
             if network.specs[index].tpm.is_random and index not in self.known:
                 self._count_readout(network.specs[index])
@@ -268,12 +268,12 @@ class FlopCounter:
 
     def get_value_dims(self, spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
         """The dims of a family's value, from what it sees."""
-        family, tpm = spec.group, spec.tpm
-        plate_dims: Dims = frozenset(family.plates)
-        word_dims: Dims = NO_DIMS if family.word_stack is None else frozenset({WORD})
-        if family.index in self.plan.enumerated:
-            return frozenset({family.index}) | (NO_DIMS if tpm.is_index_valued else plate_dims)
-        if tpm.kind == "input" or family.index in self.known:
+        group, tpm = spec.group, spec.tpm
+        plate_dims: Dims = frozenset(group.plates)
+        word_dims: Dims = NO_DIMS if group.word_stack is None else frozenset({WORD})
+        if group.index in self.plan.enumerated:
+            return frozenset({group.index}) | (NO_DIMS if tpm.is_index_valued else plate_dims)
+        if tpm.kind == "input" or group.index in self.known:
             return plate_dims | {BATCH} | word_dims
         return _get_output_dims(spec, parent_dims)
 
@@ -282,11 +282,11 @@ class FlopCounter:
 
         At one word of a scan, `computed` are the families of the group that have a word already.
         """
-        found = []
+        parent_dims = []
         for parent in spec.parents:
             dims = self.dims.get(parent.index) if computed is None else {**computed, **self.dims}.get(parent.index)
             if dims is None:
-                found.append(ParentDims(NO_DIMS, (), WORD in parent.over))
+                parent_dims.append(ParentDims(NO_DIMS, (), WORD in parent.over))
                 continue
             picked = dict(parent.pick)
             axes: tuple[object, ...] = tuple(plate for plate in parent.over if plate in dims)
@@ -296,15 +296,15 @@ class FlopCounter:
                 if plate in dims:
                     dims = (dims - {plate}) | self.dims[selector]
             dims = (dims - set(parent.over)) | (frozenset({WORD}) if WORD in picked else NO_DIMS)
-            found.append(ParentDims(dims if computed is None else dims - {WORD}, axes, WORD in parent.over))
-        return found
+            parent_dims.append(ParentDims(dims if computed is None else dims - {WORD}, axes, WORD in parent.over))
+        return parent_dims
 
     def _count_group(self, spec: NodeSpec) -> None:
         index = spec.group.index
-        comes = index in self.plan.enumerated or index in self.known  # its value is not computed
-        seen = [] if comes else self.get_parent_dims(spec)
-        self.multiplications[index] = SymbolicCount() if comes else self._count_multiplications(spec, seen)
-        self._record_value(spec, self.get_value_dims(spec, seen))
+        is_known = index in self.plan.enumerated or index in self.known  # its value is not computed
+        parent_dims = [] if is_known else self.get_parent_dims(spec)
+        self.multiplications[index] = SymbolicCount() if is_known else self._count_multiplications(spec, parent_dims)
+        self._record_value(spec, self.get_value_dims(spec, parent_dims))
 
     def _record_value(self, spec: NodeSpec, dims: Dims) -> None:
         self.dims[spec.group.index] = dims
@@ -331,8 +331,8 @@ class FlopCounter:
         axes = [read] if has_word_scores or WORD in k.axes else []
         query_dims = q.dims | {WORD} if has_word_scores and spec.group.word_stack is not None else q.dims
         rows = self.sizes.word_size(spec.group.word_stack).count if WORD in query_dims else 1
-        many = rows * (read.count if axes else 1) > MAX_EXPLICIT_PAIRS
-        scored = query_dims | k.dims | (v.dims if many else NO_DIMS)
+        is_fused = rows * (read.count if axes else 1) > MAX_EXPLICIT_PAIRS
+        scored = query_dims | k.dims | (v.dims if is_fused else NO_DIMS)
         scores = self.sizes.count_entries(spec, scored, spec.tpm_parents[1].shape, axes)
         return scores + self.sizes.count_entries(spec, query_dims | k.dims | v.dims, spec.tpm_parents[2].shape, axes)
 
@@ -349,13 +349,13 @@ class FlopCounter:
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], product: Product, excluded: Dims
     ) -> SymbolicCount:
         def find_position(parent: Parent) -> int:
-            return next(k for k, told in enumerate(spec.tpm_parents) if told is parent)
+            return next(k for k, candidate in enumerate(spec.tpm_parents) if candidate is parent)
 
         dims: Dims = frozenset(spec.group.plates) if product.has_parameter else NO_DIMS
         for parent in product.parents:
-            each = parent_dims[find_position(parent)]
-            dims |= each.dims
-            if each.is_collected and all(parent is not other for other in product.over):
+            item = parent_dims[find_position(parent)]
+            dims |= item.dims
+            if item.is_collected and all(parent is not other for other in product.over):
                 dims |= {WORD}  # what is read differs from word to word
         axes = []
         for parent in product.over:
@@ -366,36 +366,36 @@ class FlopCounter:
 
     def _count_folded_attention(self, fold: Fold) -> None:
         """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
-        network, member = self.sizes.network, fold.spec
-        told = [
-            dataclasses.replace(parent, shape=network.specs[given.index].shape)
-            for parent, given in zip(member.tpm_parents, member.parents, strict=True)
+        network, spec = self.sizes.network, fold.spec
+        tpm_parents = [
+            dataclasses.replace(parent, shape=network.specs[source.index].shape)
+            for parent, source in zip(spec.tpm_parents, spec.parents, strict=True)
         ]
-        member = dataclasses.replace(member, tpm_parents=tuple(told))
-        seen = self.get_parent_dims(member)
-        q, k, v = seen[:3]
+        spec = dataclasses.replace(spec, tpm_parents=tuple(tpm_parents))
+        parent_dims = self.get_parent_dims(spec)
+        q, k, v = parent_dims[:3]
         (keys, d_q), (_, d_k) = (network.specs[W.index].shape for W in (fold.W_q, fold.W_k))
         weights = self.dims[fold.W_q.index] | self.dims[fold.W_k.index]
-        folded = self.sizes.count_entries(member, weights, (d_k, keys, d_q))
-        mapped = self.sizes.count_entries(member, weights | q.dims, (d_k, d_q))
-        seen[0] = dataclasses.replace(q, dims=q.dims | weights)
-        attended = self._count_multiplications(member, seen)
-        dims = seen[0].dims | k.dims | v.dims
+        folded = self.sizes.count_entries(spec, weights, (d_k, keys, d_q))
+        mapped = self.sizes.count_entries(spec, weights | q.dims, (d_k, d_q))
+        parent_dims[0] = dataclasses.replace(q, dims=q.dims | weights)
+        attended = self._count_multiplications(spec, parent_dims)
+        dims = parent_dims[0].dims | k.dims | v.dims
         if fold.W_v is not None:
             dims |= self.dims[fold.W_v.index]
-            mapped += self.sizes.count_entries(member, dims, network.specs[fold.W_v.index].shape)
-        made = None if attended is None else folded + mapped + attended
-        self.multiplications[member.group.index] = made
-        self._record_value(member, dims | (seen[-1].dims if fold.has_residual else NO_DIMS))
+            mapped += self.sizes.count_entries(spec, dims, network.specs[fold.W_v.index].shape)
+        total = None if attended is None else folded + mapped + attended
+        self.multiplications[spec.group.index] = total
+        self._record_value(spec, dims | (parent_dims[-1].dims if fold.has_residual else NO_DIMS))
         for index in fold.absorbed:
             self.multiplications[index], self.entries[index] = SymbolicCount(), SymbolicCount()
 
     def _count_readout(self, spec: NodeSpec) -> None:
         """The logits or the mean of a random family that is wanted."""
         index = spec.group.index
-        seen = self.get_parent_dims(spec)
-        self.multiplications[index] = self._count_products(spec, seen)
-        dims = _get_output_dims(spec, seen)
+        parent_dims = self.get_parent_dims(spec)
+        self.multiplications[index] = self._count_products(spec, parent_dims)
+        dims = _get_output_dims(spec, parent_dims)
         states = (self.sizes.dim_size(index, spec),) if spec.tpm.kind == "discrete" else ()
         self.entries[index] = self.sizes.count_entries(spec, dims, () if states else spec.shape, states)
 
@@ -403,40 +403,40 @@ class FlopCounter:
         """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
         stack = component[0].group.word_stack
         word = self.sizes.word_size(stack)
-        there: dict[int, Dims] = {}
-        made: dict[int, list[SymbolicCount | None]] = {member.group.index: [] for member in component}
+        dims: dict[int, Dims] = {}
+        counts: dict[int, list[SymbolicCount | None]] = {spec.group.index: [] for spec in component}
         for _ in range(word.count):
-            before = dict(there)
-            for member in component:
-                index = member.group.index
-                comes = index in self.plan.enumerated or index in self.known
-                seen = [] if comes else self.get_parent_dims(member, there)
-                made[index].append(
-                    SymbolicCount() if comes else self._count_products(member, seen, excluded=frozenset({WORD}))
+            before = dict(dims)
+            for spec in component:
+                index = spec.group.index
+                is_known = index in self.plan.enumerated or index in self.known
+                parent_dims = [] if is_known else self.get_parent_dims(spec, dims)
+                counts[index].append(
+                    SymbolicCount() if is_known else self._count_products(spec, parent_dims, excluded=frozenset({WORD}))
                 )
-                there[index] = there.get(index, NO_DIMS) | self.get_value_dims(member, seen) | {WORD}
-            if there == before:
+                dims[index] = dims.get(index, NO_DIMS) | self.get_value_dims(spec, parent_dims) | {WORD}
+            if dims == before:
                 break
-        for member in component:
-            index = member.group.index
-            self.multiplications[index] = _sum_over_words(made[index], word)
-            self._record_value(member, there[index])
+        for spec in component:
+            index = spec.group.index
+            self.multiplications[index] = _sum_over_words(counts[index], word)
+            self._record_value(spec, dims[index])
 
 
 def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
     """The dims of what a TPM makes of what it sees."""
-    found = frozenset(dim for each in parent_dims for dim in each.dims)
+    dims = frozenset(dim for item in parent_dims for dim in item.dims)
     if spec.parameters:
-        found |= frozenset(spec.group.plates)
-    placed = not spec.parents and not isinstance(spec.tpm, Weight)
-    return found | {WORD} if spec.group.word_stack is not None and (placed or spec.word_parents) else found
+        dims |= frozenset(spec.group.plates)
+    is_positional = not spec.parents and not isinstance(spec.tpm, Weight)
+    return dims | {WORD} if spec.group.word_stack is not None and (is_positional or spec.word_parents) else dims
 
 
 def _sum_over_words(counts: Sequence[SymbolicCount | None], word: SymbolicSize) -> SymbolicCount | None:
     """The sum over all words, of which the last one told stands for those that are left."""
-    counted = [each for each in counts if each is not None]
-    if len(counted) < len(counts):
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
         return None
-    if len(counted) == word.count:
-        return sum(counted, SymbolicCount())
-    return sum(counted[:-1], SymbolicCount()) + counted[-1].scaled(word.polynomial + constant(1 - len(counted)))
+    if len(known) == word.count:
+        return sum(known, SymbolicCount())
+    return sum(known[:-1], SymbolicCount()) + known[-1].scaled(word.polynomial + constant(1 - len(known)))

@@ -166,11 +166,11 @@ class Cost:
     def _slice_table(self) -> list[tuple[str, ...]]:
         head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
         table: list[tuple[str, ...]] = [head]
-        for each in self.slices:
-            steps = _format_with_order(each.steps, each.steps_order)
-            longest_path = _format_with_order(each.longest_path, each.longest_path_order)
-            dense = (each.dense_order, f"{each.dense_parameters:,}")
-            table.append((each.stack or "all", str(each.slices), each.order, steps, longest_path, *dense))
+        for item in self.slices:
+            steps = _format_with_order(item.steps, item.steps_order)
+            longest_path = _format_with_order(item.longest_path, item.longest_path_order)
+            dense = (item.dense_order, f"{item.dense_parameters:,}")
+            table.append((item.stack or "all", str(item.slices), item.order, steps, longest_path, *dense))
         return table
 
 
@@ -184,19 +184,21 @@ def cost(
     reading treats in the same way.
     """
     network = as_network(network)
-    counted = _check_words(network, words)
+    word_counts = _check_words(network, words)
     check_int("batch", batch)
-    check_word_counts(network, counted)
+    check_word_counts(network, word_counts)
     module = CompiledModule(network)
     names = (module.output,) if want is None else validate_outputs(want)
-    fold = batch * max([0, *counted.values()]) > module.max_width
-    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, counted, batch))
+    fold = batch * max([0, *word_counts.values()]) > module.max_width
+    counter = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, word_counts, batch))
     templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
-    for member in network.specs:
-        templates.setdefault((member.group.stack, _get_block(network, member), member.group.role), []).append(member)
-    rows = tuple(_count_template(counting, block, members) for (_, block, _), members in templates.items())
-    stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
-    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_count_slices(counting, s) for s in stacks))
+    for spec in network.specs:
+        templates.setdefault((spec.group.stack, _get_block(network, spec), spec.group.role), []).append(spec)
+    rows = tuple(_count_template(counter, block, specs) for (_, block, _), specs in templates.items())
+    stacks = [stack.name for stack in network.declaration.stacks if stack.name in counter.sizes.widths]
+    return Cost(
+        network.declaration.name, dict(word_counts), batch, rows, tuple(_count_slices(counter, s) for s in stacks)
+    )
 
 
 def count_plan_flops(
@@ -212,8 +214,8 @@ def count_plan_flops(
         batch: How many sentences are computed.
     """
     sizes = SizeTable(network, dict(word_counts), batch)
-    counting = FlopCounter(plan, sizes, known)
-    flops = counting.flops(counting.multiplications)
+    counter = FlopCounter(plan, sizes, known)
+    flops = counter.flops(counter.multiplications)
     return None if flops is None else flops.exact(_get_word_values(sizes))
 
 
@@ -253,7 +255,7 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
         for m in specs
         for name in m.parameters
     }
-    flops = counter.flops(member.group.index for member in specs)
+    flops = counter.flops(spec.group.index for spec in specs)
     first = specs[0]
     weights = first.group.index in network.graph.word_independent
     size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
@@ -291,7 +293,7 @@ def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
     network, word_values = sizes.network, _get_word_values(sizes)
     count = network.graph.slices[stack]
     inside = [m.group for m in network.specs if m.group.stack == stack and _get_block(network, m) == "slice"]
-    flops = counter.flops(family.index for family in inside)
+    flops = counter.flops(group.index for group in inside)
     word, width = sizes.word_size(stack), sizes.widths[stack]
     side = (word, SymbolicSize(sizes.width_symbols[width], width))
     dense = SymbolicCount.product((*side, *side))

@@ -59,7 +59,7 @@ class Batch:
     given: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        values = (*self.x.values(), *self.given.values(), *(seen.value for seen in self.evidence.values()))
+        values = (*self.x.values(), *self.given.values(), *(e.value for e in self.evidence.values()))
         return len(values[0]) if values else 1
 
     @property
@@ -82,7 +82,7 @@ class Batch:
         return Batch(
             {name: fn(value) for name, value in self.x.items()},
             None if self.mask is None else {name: fn(value) for name, value in self.mask.items()},
-            {name: each.map(fn) for name, each in self.evidence.items()},
+            {name: e.map(fn) for name, e in self.evidence.items()},
             {name: fn(value) for name, value in self.given.items()},
         )
 
@@ -101,13 +101,13 @@ class Batch:
         >>> fitted.log_likelihood(fitted.data.take(slice(1))).shape
         torch.Size([1])
         """
-        wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
+        expected = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
         if not isinstance(indices, slice) and not (isinstance(indices, Tensor) and indices.dim() == 1):
-            raise BNetError("indices", expected=wanted, actual=indices)
+            raise BNetError("indices", expected=expected, actual=indices)
         try:
             return self.map(lambda value: value[indices])
         except (IndexError, TypeError, ValueError) as error:
-            raise BNetError("indices", expected=wanted, actual=indices) from error
+            raise BNetError("indices", expected=expected, actual=indices) from error
 
     def shard(self, rank: int, world_size: int) -> Batch:
         """The share of one of `world_size` processes: every `world_size`-th sentence.
@@ -138,8 +138,8 @@ class Batch:
         kinds, kind = lengths.unique(dim=0, return_inverse=True)
         for k, length in enumerate(kinds.tolist()):
             size = max(1, words // max(1, sum(length)))
-            for which in (kind == k).nonzero()[:, 0].split(size):
-                yield which, self.take(which).trim(network, dict(zip(self.x, length, strict=True)))
+            for indices in (kind == k).nonzero()[:, 0].split(size):
+                yield indices, self.take(indices).trim(network, dict(zip(self.x, length, strict=True)))
 
     def _count_words(self, stack: str) -> Tensor:
         """How many words each sentence has, `[sentence]`."""
@@ -152,14 +152,14 @@ class Batch:
         """Sentences of one length without their padding; `build_length_inputs` has the words of each stack."""
 
         def trim_value(name: str, value: Tensor) -> Tensor:
-            family = network.graph.get_group(name)
+            group = network.graph.get_group(name)
             return (
                 value
-                if family.word_stack is None
-                else value.narrow(1 + len(family.plates), 0, word_counts[family.word_stack])
+                if group.word_stack is None
+                else value.narrow(1 + len(group.plates), 0, word_counts[group.word_stack])
             )
 
-        evidence = {name: each.map(partial(trim_value, name)) for name, each in self.evidence.items()}
+        evidence = {name: e.map(partial(trim_value, name)) for name, e in self.evidence.items()}
         x = {stack: value[:, : word_counts[stack]] for stack, value in self.x.items()}
         return Batch(x, None, evidence, {name: trim_value(name, value) for name, value in self.given.items()})
 
@@ -179,7 +179,7 @@ class Batch:
 
     def equals(self, batch: Batch) -> bool:
         """True for the same sentences in the same order, whatever their floating types."""
-        first, second = (each.to(torch.device("cpu"), torch.float32).digest() for each in (self, batch))
+        first, second = (item.to(torch.device("cpu"), torch.float32).digest() for item in (self, batch))
         return first == second
 
     def digest(self) -> str:
@@ -188,8 +188,8 @@ class Batch:
 
     def _name_tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        tensors = {f"{k} value": each.value for k, each in self.evidence.items()}
-        tensors |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
+        tensors = {f"{k} value": e.value for k, e in self.evidence.items()}
+        tensors |= {f"{k} seen": e.observed for k, e in self.evidence.items() if e.observed is not None}
         tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}
         tensors |= {f"{k} given": value for k, value in self.given.items()}
         return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
@@ -277,21 +277,21 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
         raise BNetError("sentences", expected="a list of sentences, at least one", actual=sentences)
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
     if pairs is not None and not (is_list and len(pairs) == len(sentences)):
-        got = len(pairs) if is_list else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=got)
+        received = len(pairs) if is_list else pairs
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=received)
     encoded = [
         encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
     ]
     given = {}
     for name in encoded[0].given:
-        family = network.graph.get_group(name)
-        given[name] = pad([each.given[name] for each in encoded], len(family.plates))
+        group = network.graph.get_group(name)
+        given[name] = pad([e.given[name] for e in encoded], len(group.plates))
     x, mask = {}, {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is not None:
             x[stack] = given.pop(encoder.spec.group.name)
-        mask[stack] = lengths_to_mask([each.word_counts[stack] for each in encoded]).to(network.device)
+        mask[stack] = lengths_to_mask([e.word_counts[stack] for e in encoded]).to(network.device)
     if len(mask) == 1 and not x:
         raise BNetError("batch", expected="a net whose words are given", actual="one without a node for them")
     return Batch(x, mask or None, {}, given)

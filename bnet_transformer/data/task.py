@@ -33,10 +33,10 @@ class Task:
 
     def needs_mask(self, stack: str) -> bool:
         """True where padding at the end of a stack could be read by a word that is there."""
-        for member in self.network.specs:
-            for given in member.parents:
-                words = self.network.specs[given.index].group.word_stack
-                if words == stack and (member.group.word_stack != stack or not is_backward(given.reach)):
+        for spec in self.network.specs:
+            for parent in spec.parents:
+                words = self.network.specs[parent.index].group.word_stack
+                if words == stack and (spec.group.word_stack != stack or not is_backward(parent.reach)):
                     return True
         return False
 
@@ -54,13 +54,13 @@ def infer_task(network: Network) -> Task:
         BNetError: where a stack has words that are not given with the sentence.
     """
     readouts = tuple(m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index])
-    words = {}
+    encoders = {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is None:
             raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", actual="none")
-        words[stack] = encoder
-    return Task(network, readouts, words, _infer_next_word(network, readouts, words))
+        encoders[stack] = encoder
+    return Task(network, readouts, encoders, _infer_next_word(network, readouts, encoders))
 
 
 def infer_fit_task(network: Network) -> Task:
@@ -79,9 +79,9 @@ def infer_fit_task(network: Network) -> Task:
     if not task.encoders:
         task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
-        wanted = "a readout: a net without observe= has no likelihood to fit"
-        got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, actual=got, allowed="observe= of the net")
+        expected = "a readout: a net without observe= has no likelihood to fit"
+        received = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=received, allowed="observe= of the net")
     return replace(task, next_word=None)
 
 
@@ -114,21 +114,21 @@ def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | 
     needed = network.ancestral_specs(spec)
     decided = find_deciding_stacks(network, needed)
     for child in needed:
-        for given in child.parents:
-            parent = network.specs[given.index].group
-            if stack not in decided[given.index]:
+        for parent in child.parents:
+            parent_group = network.specs[parent.index].group
+            if stack not in decided[parent.index]:
                 continue
-            if child.group.word_stack != stack or parent.word_stack != stack or not is_backward(given.reach):
-                return f"{parent.name} -> {child.group.name} ({given.reach})"
+            if child.group.word_stack != stack or parent_group.word_stack != stack or not is_backward(parent.reach):
+                return f"{parent_group.name} -> {child.group.name} ({parent.reach})"
     return None
 
 
 def find_deciding_stacks(network: Network, specs: list[NodeSpec]) -> dict[int, frozenset[str]]:
     """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
     stacks: dict[int, frozenset[str]] = {}
-    for member in specs:
-        index, words = member.group.index, member.group.word_stack
-        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
+    for spec in specs:
+        index, words = spec.group.index, spec.group.word_stack
+        parents = (stacks.get(edge.parent, frozenset()) for edge in network.graph.in_edges[index])
         stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
     return stacks
 
@@ -150,16 +150,16 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
     out_of = network.graph.out_edges
     choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
     if not task.readouts:
-        wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
+        expected, hint = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
         if is_generation:
-            wanted, ways = "a readout that tells the next word", ""
-        got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, actual=got, allowed=f"observe= or readout= of the net{ways}")
+            expected, hint = "a readout that tells the next word", ""
+        received = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=received, allowed=f"observe= or readout= of the net{hint}")
     if choices:
-        other = "a net with combine='concat'"
-        wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
+        concat_hint = "a net with combine='concat'"
+        expected, hint = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {concat_hint}"
         if is_generation:
-            wanted, ways = "each word is chosen from one distribution", other
-        wanted = f"no random choice beneath the readouts: {wanted}"
-        raise BNetError("net", expected=wanted, actual=", ".join(choices[:4]), allowed=ways)
+            expected, hint = "each word is chosen from one distribution", concat_hint
+        expected = f"no random choice beneath the readouts: {expected}"
+        raise BNetError("net", expected=expected, actual=", ".join(choices[:4]), allowed=hint)
     return task

@@ -130,11 +130,13 @@ class WordEncoder:
         if self.exact_length is not None and (
             words > self.exact_length or (words < self.exact_length and not is_prefix)
         ):
-            wanted = f"{'at most ' if is_prefix else ''}{self.exact_length} words, for the mask is a table for so many"
-            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
+            expected = (
+                f"{'at most ' if is_prefix else ''}{self.exact_length} words, for the mask is a table for so many"
+            )
+            raise BNetError(self.name, expected=expected, actual=f"{words} words")
         if self.max_length is not None and words > self.max_length:
-            wanted = f"at most {self.max_length} words, the learned positions"
-            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
+            expected = f"at most {self.max_length} words, the learned positions"
+            raise BNetError(self.name, expected=expected, actual=f"{words} words")
 
     def encode_vectors(self, vectors: object, subject: str | None = None) -> Tensor:
         """Encode words that are vectors, or the patches of an image; messages call them `subject`."""
@@ -143,8 +145,8 @@ class WordEncoder:
         if image is not None and value.dim() != 2:
             value = image.patchify(value)
         if not value.dim() or tuple(value.shape[1:]) != self.spec.shape or not len(value):
-            wanted = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
-            raise BNetError(subject, expected=wanted, actual=f"shape {tuple(value.shape)}")
+            expected = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
+            raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
             raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
@@ -155,8 +157,8 @@ class WordEncoder:
         is_image = self.spec.tpm.image is not None
         if is_image or len(self.spec.shape) != 1:
             image = "an image [channel, row, column], or its words as vectors (x=)"
-            wanted = image if is_image else f"values of shape {self.spec.shape} for each word (x=)"
-            raise BNetError(self.name, expected=wanted, actual=" ".join(words))
+            expected = image if is_image else f"values of shape {self.spec.shape} for each word (x=)"
+            raise BNetError(self.name, expected=expected, actual=" ".join(words))
         return torch.stack([word_vector(word, self.spec.shape[0], self.seed) for word in words])
 
 
@@ -172,14 +174,14 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
         The encoder for the stack's input family over words: of several the discrete one, and none that has a default
         value. None where no family is left for the words.
     """
-    over = [
-        member
-        for member in network.specs
-        if member.tpm.kind == "input" and member.group.word_stack == stack and not member.group.plates
+    candidates = [
+        spec
+        for spec in network.specs
+        if spec.tpm.kind == "input" and spec.group.word_stack == stack and not spec.group.plates
     ]
-    main = find_main_input([member for member in over if member.group.name not in (given or {})])
+    main = find_main_input([spec for spec in candidates if spec.group.name not in (given or {})])
     # A family with a default is filled by words only where no other family of the net would be.
-    if main is None or (main.tpm.default is not None and main is not find_main_input(over)):
+    if main is None or (main.tpm.default is not None and main is not find_main_input(candidates)):
         return None
     bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
@@ -195,12 +197,12 @@ def find_main_input(specs: Sequence[NodeSpec]) -> NodeSpec | None:
 
 def _get_table_length(network: Network, stack: str) -> int | None:
     """How many words a stack has, where a mask is a table of who reads whom."""
-    for member in network.specs:
-        for given in member.parents:
-            if given.reach.kind == "mask" and member.group.word_stack == stack:
-                return len(given.reach.table)
-            if given.reach.kind == "mask" and network.specs[given.index].group.word_stack == stack:
-                return len(given.reach.table[0])
+    for spec in network.specs:
+        for parent in spec.parents:
+            if parent.reach.kind == "mask" and spec.group.word_stack == stack:
+                return len(parent.reach.table)
+            if parent.reach.kind == "mask" and network.specs[parent.index].group.word_stack == stack:
+                return len(parent.reach.table[0])
     return None
 
 

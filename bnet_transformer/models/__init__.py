@@ -10,7 +10,7 @@ import pkgutil
 from bnet_transformer.models._builders import shift_right
 from bnet_transformer.models._from_torch import weights_of
 
-ARCHITECTURES = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+ARCHITECTURES = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
 for _name in ARCHITECTURES:
     globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)

@@ -130,8 +130,8 @@ class StackBuilder(CheckedDataclass):
             nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
         source = nodes[-1].role if nodes else self.output_role
         size = count_words(vocabulary)
-        own = None if tied else size
-        logits = Affine(own) if self.bias and (transform or not tied) else Linear(own)
+        num_logits = None if tied else size
+        logits = Affine(num_logits) if self.bias and (transform or not tied) else Linear(num_logits)
         nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
         return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
 
@@ -180,16 +180,16 @@ class StackBuilder(CheckedDataclass):
             readout = None if vocabulary is None and self.features is None else "word"
         if readout == "word" and vocabulary is None and self.features is not None:
             return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
-        for what, value in (("pool", pool), ("transform", transform)):
-            if value is not None and (what == "pool" or readout is None):
+        for option, value in (("pool", pool), ("transform", transform)):
+            if value is not None and (option == "pool" or readout is None):
                 raise BNetError(
-                    what, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
+                    option, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
                 )
         if readout is None:
             return []
         if vocabulary is None:
-            wanted = "a vocabulary or features, for it is 'word'"
-            raise BNetError("readout", expected=wanted, actual="none", allowed=allowed)
+            expected = "a vocabulary or features, for it is 'word'"
+            raise BNetError("readout", expected=expected, actual="none", allowed=allowed)
         return self.build_word_readout(vocabulary, transform, tied=tied)
 
 
@@ -320,8 +320,8 @@ def count_words(vocabulary: Vocabulary) -> int:
     try:
         return check_int("vocabulary", vocabulary)
     except BNetError as error:
-        wanted = "a list of different words, or their number, at least 1"
-        raise BNetError("vocabulary", expected=wanted, actual=vocabulary) from error
+        expected = "a list of different words, or their number, at least 1"
+        raise BNetError("vocabulary", expected=expected, actual=vocabulary) from error
 
 
 def list_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
@@ -367,8 +367,8 @@ def shift_right(outputs: Tensor, start: int) -> Tensor:
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
     tensor([[0, 5, 6]])
     """
-    there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
-    if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
+    has_words = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
+    if not has_words or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", actual=outputs)
     first = torch.full_like(outputs[..., :1], check_int("start", start, minimum=0))
     return torch.cat([first, outputs[..., :-1]], -1)

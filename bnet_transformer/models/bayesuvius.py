@@ -88,8 +88,8 @@ def bayesuvius(
     check_choice("per", per, ("corpus", "sentence", "slice", "word"))
     check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
-        what, got = ("per", per) if atoms is None else ("atoms", atoms)
-        raise BNetError(what, expected="its default with combine='concat', which has no selector", actual=got)
+        option, received = ("per", per) if atoms is None else ("atoms", atoms)
+        raise BNetError(option, expected="its default with combine='concat', which has no selector", actual=received)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
@@ -110,8 +110,8 @@ def bayesuvius(
     readout = build_observation(observe)
     if attention == "marginal":
         if combine == "concat" or observe is None:
-            got = "combine='concat'" if combine == "concat" else "observe=None"
-            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=got)
+            received = "combine='concat'" if combine == "concat" else "observe=None"
+            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=received)
         readout = slice_.build_marginal_attention(
             slice_.get_picks(sizes) if per == "word" else {}, slices
         ) + build_observation(observe, "z")
@@ -154,13 +154,13 @@ class _SliceBuilder:
 
         c has no arrow to W, only to x' or to the atoms that are drawn.
         """
-        drawn = [
+        atom_nodes = [
             Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (num_atoms or {}).items()
         ]
         return [
             *self._build_projections({role: f"atom_{role}" if num_atoms else "head" for role in self.widths}),
             Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
-            *drawn,
+            *atom_nodes,
             self._build_attention("x", self.get_picks(num_atoms), ["word"], self.residual),
         ]
 
@@ -172,8 +172,8 @@ class _SliceBuilder:
         """The word that the last slice reads, as a variable, and its value (with the residual)."""
         q, k = (Arrow(r, reach, pick=picks.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
         v = Arrow("v", self.reach, pick={"word": "j", **picks.get("v", {})})
-        rest = [Arrow("x", slice=slices - 1)] if self.residual else []
-        return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *rest], ["word"])]
+        residual = [Arrow("x", slice=slices - 1)] if self.residual else []
+        return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *residual], ["word"])]
 
     def _build_projections(self, plates: dict[str, str]) -> list[Node]:
         """Weights, and the queries, keys and values that they make, each on a plate of heads or atoms."""
@@ -196,6 +196,6 @@ def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
 
 
 def _parse_atom_counts(atoms: object) -> tuple[int, int, int]:
-    told = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
-    q, k, v = (check_int("atoms", m) for m in told)
+    counts = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
+    q, k, v = (check_int("atoms", m) for m in counts)
     return q, k, v

@@ -68,15 +68,16 @@ def decoder(
     tensor([[1., 0., 0.],
             [1., 0., 0.]])
     """
-    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
-        net.build_slice(parse_mask(mask)),
-        net.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
-        [*net.build_final_norm(), *net.build_readout(readout, vocabulary, pool, transform, tied=tied)],
+        builder.build_slice(parse_mask(mask)),
+        builder.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
     return BNet(
-        Declaration([stack], net.build_embedding_table(vocabulary, tied=tied), net.plates, name="decoder"), seed=seed
+        Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), builder.plates, name="decoder"),
+        seed=seed,
     )

@@ -57,39 +57,41 @@ def encoder_decoder(
     >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
     torch.Size([2, 2, 3])
     """
-    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
-    told = vocabulary if target_vocabulary is None else target_vocabulary
-    tied = is_tied(tie, told)
-    placed = get_positions(positions, dim, words)
-    reaches, many = _parse_masks(mask), _parse_slices(slices)
+    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    target_words = vocabulary if target_vocabulary is None else target_vocabulary
+    tied = is_tied(tie, target_words)
+    position_tpm = get_positions(positions, dim, words)
+    reaches, num_slices = _parse_masks(mask), _parse_slices(slices)
     enc = Stack(
-        net.build_slice(reaches["enc"]),
-        net.build_embedding(vocabulary, placed, tied=tied and target_vocabulary is None),
-        net.build_final_norm(),
-        slices=many["enc"],
+        builder.build_slice(reaches["enc"]),
+        builder.build_embedding(vocabulary, position_tpm, tied=tied and target_vocabulary is None),
+        builder.build_final_norm(),
+        slices=num_slices["enc"],
         name="enc",
         vocabulary=list_words(vocabulary),
     )
     dec = Stack(
-        net.build_slice(reaches["dec"], reaches["cross"]),
-        net.build_embedding(told, placed, tied=tied),
-        [*net.build_final_norm(), *net.build_readout(readout, told, tied=tied)],
-        slices=many["dec"],
+        builder.build_slice(reaches["dec"], reaches["cross"]),
+        builder.build_embedding(target_words, position_tpm, tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, target_words, tied=tied)],
+        slices=num_slices["dec"],
         name="dec",
-        vocabulary=list_words(told),
+        vocabulary=list_words(target_words),
     )
     return BNet(
-        Declaration([enc, dec], net.build_embedding_table(told, tied=tied), net.plates, name="encoder-decoder"),
+        Declaration(
+            [enc, dec], builder.build_embedding_table(target_words, tied=tied), builder.plates, name="encoder-decoder"
+        ),
         seed=seed,
     )
 
 
 def _parse_slices(slices: object) -> dict[str, int]:
     """How many slices each stack has."""
-    told = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
-    if {*told} != {"enc", "dec"}:
+    by_stack = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
+    if {*by_stack} != {"enc", "dec"}:
         raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", actual=slices)
-    return {name: check_int(f"slices of {name!r}", value) for name, value in told.items()}
+    return {name: check_int(f"slices of {name!r}", value) for name, value in by_stack.items()}
 
 
 def _parse_masks(mask: Mapping[str, object] | None) -> dict[str, Reach]:

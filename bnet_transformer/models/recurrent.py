@@ -50,15 +50,15 @@ def recurrent(
     check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
         raise BNetError("activation", expected="None: the gates of an LSTM have their own", actual=activation)
-    ends, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
+    builder, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
-        _build_lstm(ends.dim, bias) if cell == "lstm" else _build_rnn(ends.dim, activation or "tanh", bias),
-        ends.build_embedding(vocabulary, None, tied=tied, mapped=False),
-        ends.build_readout(readout, vocabulary, pool, transform, tied=tied),
+        _build_lstm(builder.dim, bias) if cell == "lstm" else _build_rnn(builder.dim, activation or "tanh", bias),
+        builder.build_embedding(vocabulary, None, tied=tied, mapped=False),
+        builder.build_readout(readout, vocabulary, pool, transform, tied=tied),
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
-    return BNet(Declaration([stack], ends.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
+    return BNet(Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
 
 
 def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:

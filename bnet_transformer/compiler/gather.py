@@ -1,0 +1,262 @@
+"""What a TPM reads in a run: the context of its node, and the values of its parents, aligned with its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler.execution_state import ExecutionState
+from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.tpm import EvalContext
+
+
+def move_to_device(
+    state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]
+) -> tuple[EvalContext, list[Tensor]]:
+    """What a TPM sees, all of it where its node is computed."""
+    device = _choose_device(state, context, parents)
+    read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
+    mask = {slot: value.to(device) for slot, value in context.mask.items()}
+    return replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask), [
+        parent.to(device) for parent in parents
+    ]
+
+
+def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
+    """The device of a node's own parameters; else that of the greatest of what it reads, the last of several."""
+    for value in context.parameters.values():
+        return value.device
+    greatest = max([parent.numel() for parent in parents], default=0)
+    return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), state.device)
+
+
+def enumerate_states(state: ExecutionState, index: int) -> Tensor:
+    """All states of an enumerated family, along its own dim."""
+    position = state.layout.enumerated.index(index)
+    shape = [1] * state.layout.rank
+    shape[position] = -1
+    return state.arange(state.count_states(index)).reshape(shape)
+
+
+def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
+    """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
+    spec = state.network.specs[index]
+    if index not in state.known and index not in state.layout.enumerated:
+        return None
+    value = state.known[index] if index in state.known else enumerate_states(state, index)
+    discrete = spec.tpm.kind == "discrete" and not value.is_floating_point()
+    return pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), value)) if discrete else value
+
+
+def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
+    """A value with all dims of the layout: those that a TPM left out lead with size 1."""
+    return state.layout.pad_dims(value, len(spec.shape))
+
+
+def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
+    """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
+    read_indices: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    parents = []
+    for parent in spec.parents:
+        value = state.values.get(parent.index)
+        if value is None:  # a value that is read no more in the plan was dropped
+            value = get_known_value(state, parent.index)
+        if value is None:
+            if parent.index not in state.network.graph.recurrent:  # else it is a word that is not there yet
+                raise unset_parent_error(state.network.specs[parent.index].group.name)
+            value = get_initial_value(state, parent)
+        stack = state.network.specs[parent.index].group.word_stack
+        if stack is not None and WORD not in dict(parent.pick):
+            value = _select_words(
+                state, spec, parent, value, stack, word
+            )  # first: a selector picks for the child's word
+        for plate, selector in parent.pick:
+            value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
+            if plate == WORD:
+                value = _zero_out_of_reach(state, spec, parent, value, selector)
+        for plate in reversed(parent.over):
+            if plate != WORD:
+                value = value.unsqueeze(state.layout.rank).transpose(state.layout.axis(plate), state.layout.rank)
+        if parent.over:
+            read_indices[parent.slot], mask[parent.slot] = _get_indices_and_mask(state, spec, parent, word)
+        parents.append(value)
+    context = build_context(state, spec, read_indices, mask, word)
+    return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
+
+
+def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
+    """What is read of a word that is not there yet: zero, or state 0."""
+    parent_spec = state.network.specs[parent.index]
+    dtype = torch.long if parent_spec.tpm.is_index_valued else state.dtype
+    return torch.zeros([1] * state.layout.rank + list(parent_spec.shape), dtype=dtype, device=state.device)
+
+
+def _zero_out_of_reach(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, selector: int
+) -> Tensor:
+    """A picked word that is out of reach gives zero (it has probability zero)."""
+    stack = state.network.specs[parent.index].group.word_stack or ""
+    n = state.word_counts[spec.group.word_stack] if spec.group.word_stack is not None else 1
+    is_read = _build_reach_mask(state, parent, n, state.word_counts[stack])
+    selected = state.values[selector]
+    word = state.arange(n)
+    inside = is_read[word, selected]
+    return value * inside.reshape(*inside.shape, *[1] * (value.dim() - inside.dim()))
+
+
+def _select_words(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
+) -> Tensor:
+    """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
+    axis = state.layout.word_dim
+    n = value.shape[axis]
+    match parent.reach.kind:
+        case "same":
+            return value if word is None else value.narrow(axis, word if n > 1 else 0, 1)
+        case "first":
+            return value.narrow(axis, 0, 1)
+        case "last":
+            return _select_last_word(state, value, stack)
+        case "before" | "rest":  # the first word reads nothing, and the others the word before them, or their own
+            back = int(parent.reach.kind == "before")
+            value = zero_padding(state, stack, value) if back else value
+            value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
+            zero = torch.zeros_like(value.narrow(axis, 0, 1))
+            if word is not None:
+                return value.narrow(axis, word - back, 1) if word else zero
+            return torch.cat([zero, value.narrow(axis, 1 - back, state.word_counts[stack] - 1)], axis)
+        case _:
+            return value.unsqueeze(axis)
+
+
+def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
+    """Which words of a stack are present, in the layout; None where all are, or of a family without words."""
+    if stack is None or stack not in state.present:
+        return None
+    present, layout = state.present[stack], state.layout
+    return present.reshape(*[1] * layout.batch_dim, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+
+
+def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Tensor:
+    """A value that is zero, or state 0, at the words that are absent."""
+    present = get_present_mask(state, stack)
+    if present is None:
+        return value
+    present = present.reshape(*present.shape, *[1] * (value.dim() - present.dim())).to(value.device)
+    return torch.where(present, value, value.new_zeros(()))
+
+
+def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tensor:
+    """The last word that is present."""
+    axis = state.layout.word_dim
+    if stack not in state.present:
+        return value.narrow(axis, value.shape[axis] - 1, 1)
+    last = state.present[stack].long().cumsum(-1).argmax(-1).to(value.device)
+    shape = [1] * value.dim()
+    shape[state.layout.batch_dim] = -1
+    idx = last.reshape(shape)
+    full_shape = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    return value.expand(*full_shape[:axis], value.shape[axis], *full_shape[axis + 1 :]).gather(
+        axis, idx.expand(full_shape)
+    )
+
+
+def _get_indices_and_mask(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, word: int | None
+) -> tuple[Tensor, Tensor]:
+    """For a collection: the indices of its entries, and which of them each word reads."""
+    network = state.network
+    if WORD not in parent.over:
+        size = network.graph.plate_sizes[parent.over[-1]]
+        return state.arange(size), torch.ones(size, dtype=torch.bool, device=state.device)
+    stack = network.specs[parent.index].group.word_stack or ""
+    m = state.word_counts[stack]
+    key = parent.reach, stack, spec.group.word_stack, word
+    if key not in state.mask_cache:
+        state.mask_cache[key] = _build_mask(state, spec, parent, stack, word)
+    return state.arange(m), state.mask_cache[key]
+
+
+def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str, word: int | None) -> Tensor:
+    """Which words of a stack each word of a family reads, none that is absent."""
+    m = state.word_counts[stack]
+    n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+    mask = _build_reach_mask(state, parent, n, m)
+    mask = mask if word is None else mask[word : word + 1]
+    if stack in state.present:
+        present = state.present[stack]
+        shape = (present.shape[0], *[1] * len(state.layout.plates), 1, m)
+        mask = mask & present.reshape(shape)
+        mask = mask | _find_fully_masked_padding(state, spec, mask, word)
+    return mask
+
+
+def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
+    """The padding words that may read nobody: they read everybody, and nobody reads them."""
+    is_fully_masked = ~mask.any(-1, keepdim=True)
+    if spec.group.word_stack not in state.present:
+        return torch.zeros_like(is_fully_masked)
+    present = state.present[spec.group.word_stack or ""]
+    present = present if word is None else present[:, word : word + 1]
+    return is_fully_masked & ~present.reshape(present.shape[0], *[1] * len(state.layout.plates), -1, 1)
+
+
+def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int) -> Tensor:
+    """`[n, m]`: which words each word reads."""
+    if parent.reach.kind == "mask":
+        table = state.reach_tables.get(parent.reach)
+        return torch.tensor(parent.reach.table, device=state.device) if table is None else table.to(state.device)
+    i, j = state.arange(n), state.arange(m)
+    mask: Tensor = parent.reach.has_arrow(i[:, None], j[None, :], m)
+    return mask
+
+
+def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+    """The entry of a dim that a selector picks; a view where the selector is enumerated."""
+    if selector in state.layout.enumerated and selector not in state.patched:
+        position = state.layout.enumerated.index(selector)
+        if value.shape[position] == 1:
+            return value.transpose(position, axis)
+    selected = state.values[selector]
+    if word is not None and selected.shape[state.layout.word_dim] > 1:
+        selected = selected.narrow(state.layout.word_dim, word, 1)
+    extra = value.dim() - selected.dim()
+    idx = selected.reshape(*selected.shape, *[1] * extra)
+    full_shape = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
+    return value.expand(*full_shape[:axis], value.shape[axis], *full_shape[axis + 1 :]).gather(
+        axis, idx.expand(full_shape)
+    )
+
+
+def build_context(
+    state: ExecutionState,
+    spec: NodeSpec,
+    read_indices: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | None = None,
+    word: int | None = None,
+) -> EvalContext:
+    """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
+    layout, group = state.layout, spec.group
+    parameters = {}
+    for name in spec.parameters:
+        stored = state.parameters[f"{spec.param_prefix}.{name}"]
+        if group.plates:
+            shape = [1] * (1 + len(layout.plates) + 1)
+            for k, plate in enumerate(group.plates):
+                shape[1 + layout.plates.index(plate)] = stored.shape[k]
+            stored = stored.reshape(*shape, *stored.shape[len(group.plates) :])
+        parameters[name] = stored
+    if word is not None:
+        positions = torch.full((1,), word, device=state.device)
+    elif group.word_stack is not None and group.word_stack in state.positions:
+        positions = state.positions[group.word_stack]
+    else:
+        positions = state.arange(1 if group.word_stack is None else state.word_counts[group.word_stack])
+    rotary = state.rotary if word is None else {}
+    return EvalContext(parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary)
