@@ -124,10 +124,10 @@ def test_parameters_and_values_are_those_that_there_are(case):
     counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(net.network, words, 2))
     symbols = {counting.sizes.word_size(stack).symbol: n for stack, n in words.items()}
     for index, value in course.values.items():
-        member = net.network.members[index]
+        member = net.network.specs[index]
         if member.tpm.kind == "deterministic":
-            assert counting.entries[index].exact(symbols) == value.numel(), member.family.name
-    bare = {m.family.stem for m in net.network.members if m.family.index in net.network.graph.wordless}
+            assert counting.entries[index].exact(symbols) == value.numel(), member.group.name
+    bare = {m.group.stem for m in net.network.specs if m.group.index in net.network.graph.word_independent}
     assert all(row.value_bytes == 0 for row in cost.rows if row.template in bare)
 
 

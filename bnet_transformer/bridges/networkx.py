@@ -1,13 +1,7 @@
-"""Exports: a sentence or a net as something else reads it: networkx graphs, tables of pgmpy and BIF, files by suffix.
+"""The template graph of a net and the ground graph of a sentence as networkx graphs, node-link JSON and GraphML.
 
-Nodes of the graphs (the folded one of a net, the ground one of a sentence or of a part of it) carry all that a picture
-or a query needs (role, slice, word, kind, label, ...), so that other exports and drawings read these graphs and nothing
-else.
-
-The tables are the discrete part of a sentence's bnet, given its words. Their variables are the discrete random nodes
-(selectors, atoms, words that are read, categorical readouts). A variable's parents are those that decide its
-distribution, be it through deterministic nodes; its table comes from the reference. Continuous readouts are left out,
-unless evidence on them is given.
+The attributes of nodes (role, slice, word, kind, label, ...) are all that other exports and figures need, so they read
+these graphs only.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MAX_ARROWS = 100_000
-MAX_WEIGHTED_ARROWS = 2_000_000  # arrows of which the weak ones are sought
+MAX_WEIGHTED_ARROWS = 2_000_000  # of which those below `min_weight` are then left out
 HEAD_PLATE = "head"
 JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
@@ -44,7 +38,7 @@ ArrowWeights = Mapping[tuple[int, int], float]
 
 
 def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
-    """The formats of a graph, which is made when a file is written."""
+    """The writers of a graph by suffix; the graph is built when a file is written."""
     return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
 
@@ -52,11 +46,11 @@ def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
 
 
 def template_graph_to_networkx(network: Network) -> nx.MultiDiGraph:
-    """One node for each family (a template at a slice), one arrow for each slot that a parent fills or picks.
+    """The template graph: one node for each node group (a template at a slice), one arrow for each slot of a child.
 
     Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
-    pick, which maps a plate of the parent to the family whose state picks along it; that family has an arrow of its
-    own, whose slot is `pick`.
+    pick, which maps a plate of the parent to the selector whose state picks along it; the selector has an arrow too,
+    with slot `pick`.
     """
     import networkx as nx
 
@@ -87,13 +81,16 @@ def ground_graph_to_networkx(
     min_weight: float | None = None,
     limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
-    """The ground graph of a sentence, or what a selection keeps of it.
+    """The ground graph of a sentence, or a selection of it.
 
     Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
     `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
     for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
-    stack. Past `limit` arrows, those left out not counted, it refuses with the count, before it makes any; `limit=None`
-    is no limit.
+    stack. With more than `limit` arrows (not counting those left out) it raises before any is built; `limit=None` is no
+    limit.
+
+    Raises:
+        BudgetError: There are more arrows than `limit`.
     """
     selection = selection or NodeSelection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
@@ -135,9 +132,9 @@ def sentence_to_networkx(
         slices: The slices that are in it; all where None.
         words: The words that are in it; all where None.
         heads: The heads that are in it; all where None.
-        attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
-        min_weight: The least weight of an arrow that is read.
-        limit: How many arrows may remain.
+        attention: Whether arrows have a `weight`, `P(j | i)` averaged over the posterior of the open choices.
+        min_weight: The minimum weight of an arrow.
+        limit: The maximum number of arrows.
 
     Raises:
         BudgetError: More arrows than `limit` remain.
@@ -150,7 +147,7 @@ def sentence_to_networkx(
         if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
         max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
-    check_arrow_limit(state.ground, selection, max_arrows)  # before attention is computed: too large whatever is read
+    check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
     arrow_weights_ = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
     return ground_graph_to_networkx(
@@ -168,7 +165,7 @@ def sentence_to_networkx(
 def check_arrow_limit(
     ground: GroundGraph, selection: NodeSelection, limit: int | None = MAX_ARROWS, *, num_weak: int = 0
 ) -> None:
-    """Refuse more arrows than the limit, with the count, `num_weak` ones left out; no arrow is made for it."""
+    """Refuse more arrows than the limit, not counting `num_weak` ones; they are counted without building them."""
     if limit is None:
         return
     arrows = ground.count_arrows(selection) - num_weak
@@ -182,12 +179,12 @@ def check_arrow_limit(
 
 
 def get_display_kind(spec: NodeSpec) -> str:
-    """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
+    """The kind of a node in figures and exported graphs: observed, deterministic or stochastic."""
     return {"input": "observed", "deterministic": "deterministic"}.get(spec.tpm.kind, "stochastic")
 
 
 def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
-    """The attributes that all nodes of a family share."""
+    """The attributes that all nodes of a group share."""
     return {
         "stack": spec.group.stack,
         "role": spec.group.role,
@@ -206,7 +203,7 @@ def _iter_nodes(
     tokens: Mapping[str, Sequence[str]],
     observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The nodes of a family with their attributes."""
+    """The nodes of a group with their attributes."""
     group = spec.group
     axes = ground.axes(group)
     head_axis = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
@@ -230,7 +227,7 @@ def _iter_nodes(
 
 
 def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> Iterator[tuple[Any, ...]]:
-    """Arrows with the weight that they have; those of too small a weight left out."""
+    """Add weights to arrows, and leave out those below `min_weight`."""
     for arrow, weight in zip(arrows, weights, strict=True):
         if weight is None:
             yield arrow
@@ -240,7 +237,7 @@ def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> It
 
 
 def to_json(graph: nx.Graph) -> str:
-    """Node-link JSON, which networkx reads back as the same graph, but for lists in place of tuples.
+    """Node-link JSON, which networkx reads back as the same graph, except that tuples become lists.
 
     Raises:
         BNetError: A weight is no finite number.
@@ -259,8 +256,8 @@ def to_json(graph: nx.Graph) -> str:
 
 
 def to_graphml(graph: nx.Graph) -> str:
-    """GraphML. What it has no type for is JSON in a string: tuples and mappings, strings with characters that XML
-    forbids and, to be told from these, strings in double quotes. Attributes that are None are left out.
+    """GraphML. Values without a GraphML type are JSON strings: tuples, mappings, and strings with characters that XML
+    forbids; so are strings in double quotes, to keep the two apart. Attributes that are None are left out.
     """
     import networkx as nx
 
@@ -281,6 +278,3 @@ def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
         elif value is not None:
             attributes[key] = json.dumps(value)
     return attributes
-
-
-# the discrete part

@@ -1,4 +1,10 @@
-"""The discrete part of a sentence's bnet as tables: a pgmpy network, and the BIF format."""
+"""The discrete part of a sentence's bnet, given its words, as tables: a pgmpy network, and the BIF format.
+
+The variables are the discrete random nodes (selectors, atoms, words that are read, categorical readouts). The parents
+of a variable are the discrete random nodes on which its distribution depends, also through deterministic nodes; its
+table is computed by the reference, once for each joint state of the parents. Continuous readouts are left out, unless
+there is evidence on them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +29,8 @@ from bnet_transformer.tpm.arrays import to_numpy
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
-MAX_TABLE_ENTRIES = 10_000_000  # of tables
-MAX_TABLE_DIMS = 64  # numpy's, so pgmpy's
+MAX_TABLE_ENTRIES = 10_000_000  # of all tables
+MAX_TABLE_DIMS = 64  # the limit of numpy, hence of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 
 
@@ -40,7 +46,7 @@ class ConditionalTable:
 
 @dataclass(frozen=True)
 class _TablePlan:
-    """A table that is to be made. `evidence` is what evidence says of the node, where the variable stands for that."""
+    """A table to compute. `evidence` is the evidence on the node, if the variable is an observation of it."""
 
     node: int
     name: str
@@ -61,10 +67,13 @@ def to_pgmpy(
 
     A node that `do` sets to a state is a root with a delta; ask `VariableElimination`, not `CausalInference`, whose
     `do` is wrong (pgmpy 1.1.2). Evidence that no state of a variable can carry (on a continuous or a deterministic
-    node) becomes a variable with the states seen and unseen, whose table is its likelihood over the greatest one.
+    node) becomes a variable with the states seen and unseen, whose table is the likelihood divided by its maximum:
+    virtual evidence (Pearl 1988), which changes no posterior.
     `model.graph["evidence"]` is all of the evidence, as `query` takes it.
 
-    Tables are counted first: it refuses more than `limit` entries and more than `runs` runs of the reference.
+    Raises:
+        BudgetError: The tables have more than `limit` entries, or need more than `runs` runs of the reference; they are
+            counted before any is computed.
     """
     tables, states = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     from pgmpy.factors.discrete import TabularCPD
@@ -96,9 +105,9 @@ def to_bif(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> str:
-    """The discrete part in the BIF format, each probability to its last digit; see `to_pgmpy` and `format_state_name`.
+    """The discrete part in the BIF format, with exact probabilities; see `to_pgmpy` and `format_state_name`.
 
-    (pgmpy's BIFReader takes names that differ in case alone for one.)
+    (pgmpy's BIFReader does not distinguish names that differ only in case.)
     """
     tables, _ = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     lines = ["network bnet {", "}"]
@@ -120,7 +129,7 @@ def to_bif(
 
 
 def format_state_name(text: str) -> str:
-    """A label as a BIF identifier: letters stay, as do digits after the first place; any other character is `_hex_`.
+    """A label as a BIF identifier: letters stay, and digits after the first character; any other character is `_hex_`.
 
     >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
     ('sat', 'don_27_t', '_32_nd')
@@ -170,9 +179,9 @@ def model_to_tables(
 def _plan_tables(
     model: GroundModel, set_states: Mapping[int, Tensor], evidence: Mapping[int, Tensor], fixed: Mapping[int, Tensor]
 ) -> list[_TablePlan]:
-    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
+    """Every variable with its parents: the discrete random nodes, then observations of other nodes.
 
-    `fixed` is the evidence on continuous nodes, which settles what is below them.
+    `fixed` is the evidence on continuous nodes: nothing below them depends on their ancestors.
     """
     ground = model.ground
     groups = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
@@ -183,7 +192,7 @@ def _plan_tables(
         raise BNetError("discrete part", expected="at least one discrete random node", actual=received)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
-        """The discrete random nodes that decide the distribution of a node."""
+        """The discrete random nodes on which the distribution of a node depends."""
         return tuple(find_open_choices(model, parents(model, node), fixed))
 
     plans = [
@@ -202,7 +211,7 @@ def _plan_tables(
 
 
 def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: int, budget: int) -> None:
-    """Refuse tables that are too large, before any is made."""
+    """Refuse tables that are too large, before any is computed."""
     hint = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
     total = 0
     for plan in plans:
@@ -232,7 +241,7 @@ def _format_count(count: int) -> str:
 
 
 def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list[_TablePlan]]:
-    """Variables of the same parents share the runs."""
+    """Group variables by their parents: those with the same parents share the runs of the reference."""
     groups: dict[tuple[int, ...], list[_TablePlan]] = {}
     for plan in plans:
         groups.setdefault(plan.parents, []).append(plan)
@@ -240,7 +249,7 @@ def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list
 
 
 def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | None) -> Tensor:
-    """The log probability of each state, or of what is seen."""
+    """The log probability of each state, or of the evidence."""
     if plan.evidence is not None:
         if run.model.spec(plan.node).tpm.kind == "continuous":
             return run.log_prob(plan.node).reshape(1)
@@ -256,7 +265,7 @@ def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | No
 
 
 def _build_likelihood_table(log_likelihood: NDArray[np.float64], name: str, evidence: Tensor) -> NDArray[np.float64]:
-    """Seen and unseen from a log likelihood: over the greatest, so that both are probabilities."""
+    """The table of seen and unseen: the likelihood divided by its maximum is a probability, with the same ratios."""
     top = log_likelihood.max()
     if not top > -math.inf:
         received = f"{evidence.tolist()}, of probability zero"
@@ -280,5 +289,5 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
 
 
 def _is_state(model: GroundModel, node: int, value: Tensor) -> bool:
-    """True for a value that is a state of a discrete random node, and not an atom by its matrix."""
+    """True for a state of a discrete random node (an atom may also be given by its matrix, which is none)."""
     return model.spec(node).tpm.kind == "discrete" and not value.is_floating_point()

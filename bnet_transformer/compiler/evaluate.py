@@ -1,12 +1,11 @@
-"""Second pass, plan to values: every family as one tensor, in the layout `[*enumerated, batch, *plates, word, *shape]`.
+"""Second pass, plan to values: each node group as one tensor, `[*enumerated, batch, *plates, word, *shape]`.
 
-A dim on which a value does not depend has size 1, so values broadcast: all states of a selector share what lies
-before it.
+A dim on which a value does not depend has size 1, so values broadcast: what does not depend on a selector is computed
+once for all its states.
 
-Families that read themselves at earlier words are computed word after word (`Scan`). All that does not wait for an
-earlier word is done before the first: parameters, what comes from outside the group, and the products `W x` of a
-recurrent map, of all words and of all gates at once. What is left of a word is one product `U h` for all gates that
-read the same h, and what stands between it and the next word.
+Groups that read themselves at earlier words are computed word by word (`Scan`). All that does not depend on an earlier
+word is computed before the loop: parameters, values from outside the component, and the products `W x` of recurrent
+maps, for all words and all gates at once. The loop then has one product `U h` for all gates that read the same h.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
-    """Compute the value of every family of a plan."""
+    """Compute the value of every group of a plan; they are written into `state.values`."""
     for component, released in zip(plan.components, plan.released, strict=True):
         if component[0] in plan.deferred:
             pass
@@ -54,7 +53,7 @@ def plan_to_values(plan: Plan, state: ExecutionState) -> None:
         elif component[0] in plan.fused_maps:
             state.values |= compute_fused_maps(state, plan.fused_maps[component[0]])
         elif component[0] in state.values:
-            pass  # made together with an earlier one
+            pass  # computed with an earlier fused map
         elif component[0] in plan.recurrent:
             state.values |= Scan(state, component).run(released)
         else:
@@ -73,7 +72,7 @@ def plan_to_values(plan: Plan, state: ExecutionState) -> None:
 
 
 def _apply_patch(state: ExecutionState, index: int) -> Tensor:
-    """The value of a family some of whose nodes are set."""
+    """The value of a group of which some nodes are set."""
     (patch, mask), spec, value = state.patched[index], state.network.specs[index], state.values[index]
     if spec.tpm.kind == "discrete" and not patch.is_floating_point():
         patch = pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), patch))
@@ -82,7 +81,7 @@ def _apply_patch(state: ExecutionState, index: int) -> Tensor:
 
 
 def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
-    """The value of a family some of whose nodes mix by rows that were set, in place of their `P(j | i)`."""
+    """The value of an attention of which some nodes have a given row in place of their `P(j | i)`."""
     (weights, mask), spec = state.attention_rows[index], state.network.specs[index]
     assert isinstance(spec.tpm, Attention)
     _, parents = gather_parents(state, spec)
@@ -91,7 +90,7 @@ def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
 
 
 def compute_value(state: ExecutionState, index: int) -> Tensor:
-    """The value of one family, for all its words at once."""
+    """The value of one group, for all its words at once."""
     spec = state.network.specs[index]
     known = get_known_value(state, index)
     if known is not None:
@@ -105,7 +104,7 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
-    """The dims along which the parents of a family run through all their states; none where some do not."""
+    """The enumerated dims of the parents, if all are enumerated choices, each read once and unchanged; else []."""
     enumerated = state.layout.enumerated
     parent_ids = {parent.index for parent in spec.parents}
     is_plain = all(not (parent.pick or parent.over) and parent.reach.kind == "same" for parent in spec.parents)
@@ -118,7 +117,7 @@ def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
 def _compute_with_attention(
     state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
 ) -> Tensor:
-    """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
+    """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm
     if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
         weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents))
@@ -133,7 +132,7 @@ def _compute_with_attention(
 
 
 def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]) -> Tensor:
-    """What a TPM makes of what it sees, by a fused operation where there is one."""
+    """The value of a TPM from its parents, by a fused operation if there is one."""
     is_full, is_causal = _is_full_or_causal(state, spec)
     value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal)
     if value is not None:
@@ -147,7 +146,7 @@ def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, pa
 
 
 def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[int, Tensor]:
-    """Several maps of one vector, as one product."""
+    """Several linear maps of one vector, as one product."""
     specs = [state.network.specs[index] for index in indices]
     gathered = [gather_parents(state, spec) for spec in specs]
     biases = [
@@ -158,7 +157,7 @@ def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[
 
 
 def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
-    """An attention with the maps around it folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the mix."""
+    """An attention with its maps folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the weighted sum."""
     context, parents, residual = _gather_folded(state, fold)
     mix = evaluate_tpm(state, fold.spec, context, parents)
     if fold.W_v is not None:
@@ -167,7 +166,7 @@ def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
 
 
 def _gather_folded(state: ExecutionState, fold: Fold) -> tuple[EvalContext, list[Tensor], Tensor | None]:
-    """What the attention of a fold sees, and the residual that is added to what it makes."""
+    """The context and the parents of a folded attention, and the residual to add to its output."""
     context, parents = gather_parents(state, fold.spec)
     residual = parents.pop() if fold.has_residual else None
     W_q, W_k = state.values[fold.W_q.index], state.values[fold.W_k.index]
@@ -178,7 +177,7 @@ def _gather_folded(state: ExecutionState, fold: Fold) -> tuple[EvalContext, list
 def gather_attention_inputs(
     state: ExecutionState, spec: NodeSpec, fold: Fold | None
 ) -> tuple[AttentionInputs, Tensor | None, Tensor | None]:
-    """What a plain attention reads; then W_v, where it is applied to the mix; then the residual."""
+    """The inputs of a softmax attention; W_v, if it is applied to the weighted sum; the residual, if there is one."""
     if fold is not None:
         context, parents, residual = _gather_folded(state, fold)
         W_v = None if fold.W_v is None else state.values[fold.W_v.index]
@@ -191,21 +190,21 @@ def gather_attention_inputs(
 def _prepare_attention_inputs(
     state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
 ) -> AttentionInputs:
-    """What a plain attention reads, from what it sees."""
+    """The inputs of a softmax attention, from its parents."""
     assert isinstance(spec.tpm, Attention)
     is_full, is_causal = _is_full_or_causal(state, spec)
     return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal)
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether all words are there and every one reads every one, or those up to itself: no mask is needed then."""
+    """Whether there is no padding and every word reads every word, or those up to itself; no mask is needed then."""
     reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
     is_unpadded = not state.present
     return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}
 
 
 def _get_reach_kind(state: ExecutionState, parent: ParentSpec) -> str:
-    """The kind of a reach; that of recent words is causal where no word stands further back."""
+    """The kind of a reach; "recent" is causal if its window covers all words."""
     num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
     is_causal = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
     return "causal" if is_causal else parent.reach.kind
@@ -216,7 +215,7 @@ WordStep = Callable[[int], None]
 
 
 class Scan:
-    """One scan of a group whose members read each other, or themselves, at earlier words: the values so far."""
+    """The word-by-word computation of one component, whose groups read themselves or each other at earlier words."""
 
     def __init__(self, state: ExecutionState, component: Sequence[int]) -> None:
         self.state, self.axis = state, state.layout.word_dim
@@ -238,7 +237,7 @@ class Scan:
         }
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
-        """All words, one after another; the values of all members but those that nothing reads after it."""
+        """Compute all words in order; returns the values of the groups that are not `released`."""
         steps = self.build_steps()
         for word in range(self.num_words):
             for step in steps:
@@ -246,16 +245,16 @@ class Scan:
         return {index: self.get_value(index) for index in self.specs if index not in released}
 
     def split_by_word(self, value: Tensor) -> Sequence[Tensor]:
-        """A value at each word; the same at all, where it does not depend on the word."""
+        """A value at each word; one tensor for all words if it does not depend on the word."""
         parts: list[Tensor] = list(value.split(1, self.axis))
         return parts if len(parts) == self.num_words else parts * self.num_words
 
     def get_value(self, index: int) -> Tensor:
-        """The value of a member at all words."""
+        """The value of a group at all words."""
         return self.known_values[index] if index in self.known_values else self.concat(self.values_by_word[index])
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
-        """Values at words one after another, broadcast to one shape."""
+        """Concatenate the values of consecutive words, broadcast to one shape."""
         shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             shape = broadcast_shapes(*shapes)
@@ -263,16 +262,16 @@ class Scan:
         return torch.cat(list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
-        """Keep the value of a member at a word, or what is set in its place."""
+        """Append the value of a group at a word, or the value that is set in its place."""
         if index in self.patched:
             values, mask = self.patched[index]
             value = torch.where(mask[word], values[word], value)
         self.values_by_word[index].append(value)
 
-    # what is done at each word, in order
+    # the steps of one word, in order
 
     def build_steps(self) -> list[WordStep]:
-        """What each word takes."""
+        """The steps of one word; fused maps are one step."""
         steps: list[WordStep] = []
         done: set[int] = set()
         for index, spec in self.specs.items():
@@ -284,7 +283,7 @@ class Scan:
         return steps
 
     def build_step(self, spec: NodeSpec) -> WordStep:
-        """One member, by its TPM."""
+        """The step of one group, by its TPM."""
         index, tpm, event_dim = spec.group.index, spec.tpm, len(spec.shape)
         if not all(map(self.is_single, spec.parents)):
             return lambda word: self.append_value(index, word, self.evaluate_word(spec, word))
@@ -300,7 +299,7 @@ class Scan:
         )
 
     def evaluate_word(self, spec: NodeSpec, word: int) -> Tensor:
-        """One member at a word, of which it reads several words, or those that a selector picks."""
+        """The value at a word of a group that reads several words, or entries that a selector picks."""
         for parent in spec.parents:
             selectors = [selector for _, selector in parent.pick]
             for index in {parent.index, *selectors} & self.values_by_word.keys():
@@ -310,18 +309,18 @@ class Scan:
         return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
 
     def pad_to_length(self, index: int) -> Tensor:
-        """A member at all words, zero at those that are still to come."""
+        """The value of a group at all words, zero at later ones. No zero is read: reaches in a scan are causal."""
         if index in self.known_values:
             return self.known_values[index]
         computed = self.values_by_word[index]
         return self.concat([*computed, *[torch.zeros_like(computed[0])] * (self.num_words - len(computed))])
 
     def is_single(self, parent: ParentSpec) -> bool:
-        """True for a parent of which the own word is read, or the one before, or one without words."""
+        """True for a parent of which one entry is read: at the same word, at the word before, or without words."""
         return parent.reach.kind in ("same", "before") and not parent.over and not parent.pick
 
     def make_reader(self, parent: ParentSpec) -> WordReader:
-        """What a slot receives at each word."""
+        """The function from a word to the value of one slot."""
         parts: Sequence[Tensor]
         if parent.index in self.values_by_word:
             parts = self.values_by_word[parent.index]
@@ -337,10 +336,11 @@ class Scan:
         present_by_word = [mask.reshape(*mask.shape, *[1] * event_dim) for mask in self.split_by_word(present)]
         return lambda word: torch.where(present_by_word[word - 1], parts[word - 1], initial) if word else initial
 
-    # recurrent maps of the same words, as one product
+    # Recurrent maps W x + U h + b of the same x and h (the gates of an LSTM) as one product: W x + b has no recurrence
+    # and is one matrix product over all words; only U h stays in the loop.
 
     def find_fusable_maps(self, spec: NodeSpec) -> list[NodeSpec]:
-        """The recurrent maps that are made together with one: of the same x from outside, and of the same h."""
+        """The recurrent maps that can be fused with this one: they read the same x from outside, and the same h."""
         if not self.is_recurrent_map(spec):
             return []
 
@@ -357,7 +357,7 @@ class Scan:
         return sorted(fusable, key=_get_activation)
 
     def is_recurrent_map(self, spec: NodeSpec) -> bool:
-        """True for a recurrent map without plates of a word from outside and of what came before it in the group."""
+        """True for a recurrent map without plates, of x from outside the component and h at the word before."""
         if not isinstance(spec.tpm, Recur) or spec.group.plates:
             return False
         x, h = spec.parents
@@ -393,7 +393,7 @@ class Scan:
 
 
 def _add_map(U: Tensor, h: Tensor, offset: Tensor) -> Tensor:
-    """`U h + ready`, in one operation where both have the same dims."""
+    """`U h + offset`, in one operation if both have the same leading dims."""
     if h.shape[:-1] != offset.shape[:-1]:
         return functional.linear(h, U) + offset
     flat = torch.addmm(offset.reshape(-1, len(U)), h.reshape(-1, U.shape[-1]), U.mT)

@@ -1,7 +1,4 @@
-"""One run of the compiled net: what it is asked (`ExecutionRequest`), how its values lie (`TensorLayout`), its state (`ExecutionState`).
-
-Then what a TPM sees in it (`gather_parents`): where its family stands, and the value in each slot, aligned with its own words.
-"""
+"""One run of the compiled net: its request (`ExecutionRequest`), its layout (`TensorLayout`), its state."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.declare import Network
 
 StackTensors = Tensor | Mapping[str, Tensor]
-NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # for some nodes of a family: values, and which nodes
+NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # by group: values, and a mask of the nodes that have them
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """Where things lie: the enumerated families, then the batch, the plates of the net, the word."""
+    """The leading dims of all values of a run: one for each enumerated group, batch, plates of the net, word."""
 
     enumerated: tuple[int, ...]
     plates: tuple[str, ...]
@@ -39,13 +36,13 @@ class TensorLayout:
         return self.word_dim if plate == WORD else self.batch_dim + 1 + self.plates.index(plate)
 
     def pad_dims(self, value: Tensor, event_dim: int) -> Tensor:
-        """A value with all dims before its last `event_dim`: those that a TPM left out lead with size 1."""
+        """A value with all dims of the layout before its last `event_dim`; missing ones are prepended with size 1."""
         missing = self.rank + event_dim - value.dim()
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
 
 class ValidatedInputs(NamedTuple):
-    """The value of every input family with its name in messages, the words of each stack, the batch, the device."""
+    """The value of each input group with its name in messages, the words of each stack, batch size, device."""
 
     values: dict[int, tuple[str, Tensor]]
     word_counts: dict[str, int]
@@ -55,26 +52,26 @@ class ValidatedInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ExecutionRequest:
-    """What one run of the compiled net computes: the families that are wanted, the sentences, the interventions.
+    """What one run of the compiled net computes: the requested node groups, the sentences, the interventions.
 
-    Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 holds for all sentences.
+    Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 is broadcast.
 
     Args:
-        outputs: Families whose values are computed; of a random one, what its distribution is made of.
-        x: The words of each stack, or the `ValidatedInputs` that `Module.inputs` made of them.
+        outputs: Groups to compute; of a random one, the parents of its distribution are computed.
+        x: The words of each stack, or the result of `CompiledModule.validate_inputs`.
         mask: Which words are present, `[batch, word]` for each stack; all by default.
-        given: Values of further input families.
-        do: Values of families that are set.
-        observed: Values of random families that were seen. They act as `do` does; only messages tell them apart.
-        patched: Values for some nodes of a family, and which nodes, `[batch, *plates, word]`.
-        attention_rows: Attention weights by which some nodes mix, `[batch, *plates, word, word read]`, and which nodes.
-        gates: Factors of the values of families, `[batch, *plates]`; zero shuts a head off.
-        perturbations: What is added to the values of families (by their numbers), in the layout of the run.
-        enumerate_too: Choices that are enumerated though no value depends on them.
-        deferred: Families that are not computed, though all that they read is.
-        record_attention: Families whose `P(j | i)` is kept.
+        given: Values of further input groups.
+        do: Values of groups that are set.
+        observed: Values of random groups that are observed. A run treats them as it does `do`; messages differ.
+        patched: Values for some nodes of a group, and the mask of these nodes, `[batch, *plates, word]`.
+        attention_rows: Attention weights for some nodes, `[batch, *plates, word, word read]`, and their mask.
+        gates: Factors of the values of groups, `[batch, *plates]`; zero turns a head off.
+        perturbations: Tensors to add to the values of groups (by index), in the layout of the run.
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        deferred: Groups that are not computed, although their parents are.
+        record_attention: Groups whose `P(j | i)` is recorded.
         training: Whether TPMs are in training mode; the module's own mode by default.
-        check_values: Whether states, ids and masks are looked at, to refuse wrong ones; the module's mode by default.
+        check_values: Whether to check the numbers of states, ids and masks; the module's setting by default.
     """
 
     outputs: tuple[str, ...]
@@ -96,11 +93,10 @@ class ExecutionRequest:
 
 @dataclass
 class ExecutionState:
-    """One run of a plan: the parameters, what is known, the words of each stack, and the values so far.
+    """The state of one run of a plan: the parameters, the known values, the number of words, and the values so far.
 
-    `positions` say where the words of a stack stand in their sentence, where they are not `0 .. n - 1`; by `gates` the
-    values of a family are multiplied, and its `perturbations` are added to them. Some parameters may lie `is_multi_device` from the
-    inputs, on other devices.
+    `positions` are those of a stack's words if they are not `0 .. n - 1`. The values of a group are multiplied by its
+    `gates`, and its `perturbations` are added. `is_multi_device`: some parameters are not on the device of the inputs.
     """
 
     network: Network
@@ -120,19 +116,19 @@ class ExecutionState:
     perturbations: Mapping[int, Tensor] = field(default_factory=dict)
     positions: Mapping[str, Tensor] = field(default_factory=dict)
     _aranges: dict[int, Tensor] = field(default_factory=dict)
-    mask_cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # made once for all slices
-    rotary: dict[Any, Any] = field(default_factory=dict)  # so too
+    mask_cache: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # computed once for all slices
+    rotary: dict[Any, Any] = field(default_factory=dict)  # a cache too: rotations and score biases
     is_multi_device: bool = False
-    reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of reaches that are told by one
-    check_values: bool = True  # whether states, ids and masks are looked at
+    reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # of the reaches that are tables
+    check_values: bool = True  # whether the numbers of states, ids and masks are checked
 
     @property
     def log_dtype(self) -> torch.dtype:
-        """The type of log probabilities: a half is too coarse for them, and too narrow."""
+        """The type of log probabilities, at least float32: half precision overflows and rounds too much."""
         return torch.promote_types(self.dtype, torch.float32)
 
     def count_states(self, index: int) -> int:
-        """How many states a discrete family has; the words that it may read, where its state is a word."""
+        """The number of states of a discrete group; the number of words, if its states are words to read."""
         return self.network.count_states(index, self.word_counts)
 
     def arange(self, n: int) -> Tensor:

@@ -18,7 +18,7 @@ from bnet_transformer.tpm import EvalContext
 def move_to_device(
     state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]
 ) -> tuple[EvalContext, list[Tensor]]:
-    """What a TPM sees, all of it where its node is computed."""
+    """The context and the parents of a TPM, all on the device where its node is computed."""
     device = _choose_device(state, context, parents)
     read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
     mask = {slot: value.to(device) for slot, value in context.mask.items()}
@@ -28,7 +28,7 @@ def move_to_device(
 
 
 def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
-    """The device of a node's own parameters; else that of the greatest of what it reads, the last of several."""
+    """The device of the node's parameters; without parameters, that of its largest parent (the last of equal ones)."""
     for value in context.parameters.values():
         return value.device
     greatest = max([parent.numel() for parent in parents], default=0)
@@ -36,7 +36,7 @@ def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequenc
 
 
 def enumerate_states(state: ExecutionState, index: int) -> Tensor:
-    """All states of an enumerated family, along its own dim."""
+    """All states of an enumerated group, along its dim of the layout."""
     position = state.layout.enumerated.index(index)
     shape = [1] * state.layout.rank
     shape[position] = -1
@@ -44,7 +44,7 @@ def enumerate_states(state: ExecutionState, index: int) -> Tensor:
 
 
 def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
-    """The value of a family that is known or enumerated, as its children receive it; None of one to be computed."""
+    """The value of a known or enumerated group, as its children receive it; None if it must be computed."""
     spec = state.network.specs[index]
     if index not in state.known and index not in state.layout.enumerated:
         return None
@@ -54,28 +54,38 @@ def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
 
 
 def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value with all dims of the layout: those that a TPM left out lead with size 1."""
+    """A value of a group with all dims of the layout; missing ones are added in front, of size 1."""
     return state.layout.pad_dims(value, len(spec.shape))
 
 
 def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
-    """What a TPM sees: where it stands, then the value in each slot, aligned. `word` picks one word of a scan."""
+    """The context of a TPM and the value in each of its slots, aligned with its words.
+
+    Args:
+        state: The run.
+        spec: The node group.
+        word: The word of a scan; None for all words at once.
+
+    Returns:
+        The context, and for each slot a value `[*layout, *collected, *shape]`.
+
+    Raises:
+        UnsupportedError: A parent is random and continuous, and has no value.
+    """
     read_indices: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
     parents = []
     for parent in spec.parents:
         value = state.values.get(parent.index)
-        if value is None:  # a value that is read no more in the plan was dropped
+        if value is None:  # its value was released, as no later component reads it
             value = get_known_value(state, parent.index)
         if value is None:
-            if parent.index not in state.network.graph.recurrent:  # else it is a word that is not there yet
+            if parent.index not in state.network.graph.recurrent:  # in a scan, no word of it is computed yet
                 raise unset_parent_error(state.network.specs[parent.index].group.name)
             value = get_initial_value(state, parent)
         stack = state.network.specs[parent.index].group.word_stack
         if stack is not None and WORD not in dict(parent.pick):
-            value = _select_words(
-                state, spec, parent, value, stack, word
-            )  # first: a selector picks for the child's word
+            value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
             value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
@@ -91,7 +101,7 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
 
 
 def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
-    """What is read of a word that is not there yet: zero, or state 0."""
+    """The value before the first word: zero, or state 0."""
     parent_spec = state.network.specs[parent.index]
     dtype = torch.long if parent_spec.tpm.is_index_valued else state.dtype
     return torch.zeros([1] * state.layout.rank + list(parent_spec.shape), dtype=dtype, device=state.device)
@@ -100,7 +110,7 @@ def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
 def _zero_out_of_reach(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, selector: int
 ) -> Tensor:
-    """A picked word that is out of reach gives zero (it has probability zero)."""
+    """Set the value of a picked word to zero where it is out of reach; such a state has probability zero."""
     stack = state.network.specs[parent.index].group.word_stack or ""
     n = state.word_counts[spec.group.word_stack] if spec.group.word_stack is not None else 1
     is_read = _build_reach_mask(state, parent, n, state.word_counts[stack])
@@ -113,7 +123,7 @@ def _zero_out_of_reach(
 def _select_words(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
 ) -> Tensor:
-    """A parent's value at the words that are read: aligned with the child's, or as a collection behind them."""
+    """A parent's value at the words that are read: aligned with the child's words, or a collection dim after them."""
     axis = state.layout.word_dim
     n = value.shape[axis]
     match parent.reach.kind:
@@ -123,7 +133,7 @@ def _select_words(
             return value.narrow(axis, 0, 1)
         case "last":
             return _select_last_word(state, value, stack)
-        case "before" | "rest":  # the first word reads nothing, and the others the word before them, or their own
+        case "before" | "rest":  # the first word reads zero; word i reads word i - 1 ("before") or word i ("rest")
             back = int(parent.reach.kind == "before")
             value = zero_padding(state, stack, value) if back else value
             value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
@@ -136,7 +146,7 @@ def _select_words(
 
 
 def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
-    """Which words of a stack are present, in the layout; None where all are, or of a family without words."""
+    """The mask of the words that are present, in the layout; None if all are, or for a group without words."""
     if stack is None or stack not in state.present:
         return None
     present, layout = state.present[stack], state.layout
@@ -144,7 +154,7 @@ def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
 
 
 def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Tensor:
-    """A value that is zero, or state 0, at the words that are absent."""
+    """A value with zero, or state 0, at padding words."""
     present = get_present_mask(state, stack)
     if present is None:
         return value
@@ -153,7 +163,7 @@ def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Ten
 
 
 def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tensor:
-    """The last word that is present."""
+    """The value at the last word of each sentence that is present, `[*layout, *shape]` with one word."""
     axis = state.layout.word_dim
     if stack not in state.present:
         return value.narrow(axis, value.shape[axis] - 1, 1)
@@ -170,7 +180,7 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
 def _get_indices_and_mask(
     state: ExecutionState, spec: NodeSpec, parent: ParentSpec, word: int | None
 ) -> tuple[Tensor, Tensor]:
-    """For a collection: the indices of its entries, and which of them each word reads."""
+    """The indices of the entries of a collection, and the mask of those that each word reads."""
     network = state.network
     if WORD not in parent.over:
         size = network.graph.plate_sizes[parent.over[-1]]
@@ -184,7 +194,7 @@ def _get_indices_and_mask(
 
 
 def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str, word: int | None) -> Tensor:
-    """Which words of a stack each word of a family reads, none that is absent."""
+    """The mask `[..., word, word read]` of the words of a stack that each word of a group reads, without padding."""
     m = state.word_counts[stack]
     n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
     mask = _build_reach_mask(state, parent, n, m)
@@ -198,7 +208,10 @@ def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack
 
 
 def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
-    """The padding words that may read nobody: they read everybody, and nobody reads them."""
+    """The padding words that read no word. They read all words instead, as the softmax of an empty row is NaN.
+
+    No value depends on them, since no word reads padding.
+    """
     is_fully_masked = ~mask.any(-1, keepdim=True)
     if spec.group.word_stack not in state.present:
         return torch.zeros_like(is_fully_masked)
@@ -208,7 +221,7 @@ def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tens
 
 
 def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int) -> Tensor:
-    """`[n, m]`: which words each word reads."""
+    """The mask `[n, m]` of the words that each word reads."""
     if parent.reach.kind == "mask":
         table = state.reach_tables.get(parent.reach)
         return torch.tensor(parent.reach.table, device=state.device) if table is None else table.to(state.device)
@@ -218,7 +231,11 @@ def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int)
 
 
 def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
-    """The entry of a dim that a selector picks; a view where the selector is enumerated."""
+    """The entry of a dim that a selector picks; a view if the selector is enumerated.
+
+    The states of an enumerated selector are 0, 1, ... along its own dim, so picking entry s in state s for all s moves
+    the picked dim to the place of the selector's dim: a transpose, not a gather.
+    """
     if selector in state.layout.enumerated and selector not in state.patched:
         position = state.layout.enumerated.index(selector)
         if value.shape[position] == 1:
@@ -241,7 +258,7 @@ def build_context(
     mask: Mapping[str, Tensor] | None = None,
     word: int | None = None,
 ) -> EvalContext:
-    """Where a family stands, with its parameters among the dims of the layout; what it reads is told."""
+    """The context of a group: its parameters in the dims of the layout, its positions, and what the caller passes."""
     layout, group = state.layout, spec.group
     parameters = {}
     for name in spec.parameters:

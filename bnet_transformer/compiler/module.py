@@ -1,4 +1,4 @@
-"""The compiled net as an `nn.Module`: shares the net's parameters, computes only what is wanted."""
+"""The compiled net as an `nn.Module`: it shares the net's parameters and computes only what the outputs need."""
 
 from __future__ import annotations
 
@@ -45,10 +45,14 @@ T = TypeVar("T")
 class CompiledModule(nn.Module):
     """`module(x, mask=None, want=None, do=None)`: a batch of sentences in, values out.
 
-    `x` is `[batch, word, dim]` vectors or `[batch, word]` ids (a mapping from stack where there are several), `mask`
-    is true where a word is present, `want` names families (`"x_1"`); by default the last state or readout. A value is
-    `[*states, batch, *plates, word, *shape]`; of a random family its logits or its mean. Parameters are the net's
-    own tensors, under their names with `/` for `.`.
+    `x` is `[batch, word, dim]` vectors or `[batch, word]` ids (a mapping from stack if there are several), `mask` is
+    true where a word is present, `want` names groups of nodes (`"x_1"`); by default the last state or readout. A value
+    is `[*states, batch, *plates, word, *shape]`; of a random group its logits or its mean. The parameters are the net's
+    tensors, under their names with `/` for `.`.
+
+    Args:
+        network: The net.
+        check_values: Whether to check the numbers of states, ids and masks.
     """
 
     def __init__(self, network: Network, *, check_values: bool = True) -> None:
@@ -70,7 +74,7 @@ class CompiledModule(nn.Module):
         self._reach_tables = {reach: f"table_{k}" for k, reach in enumerate(sorted(tables, key=repr))}
         for reach, name in self._reach_tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
-        if self.find_requirements((self.output,), ()).fault is None:  # else it is refused when it is asked for
+        if self.find_requirements((self.output,), ()).fault is None:  # else the call raises the error
             for fold in (False, True):
                 self.plan((self.output,), frozenset(), fold=fold)
 
@@ -84,9 +88,21 @@ class CompiledModule(nn.Module):
         given: Mapping[str, Tensor] | None = None,
         gates: Mapping[str, Tensor] | None = None,
     ) -> Tensor | dict[str, Tensor]:
-        """The wanted values; a dict where `want` is given.
+        """Compute values of a batch of sentences.
 
-        The values of a family are multiplied by its `gates`, `[batch, *plates]`: zero shuts a head off.
+        Args:
+            x: The words, `[batch, word, dim]` vectors or `[batch, word]` ids; a mapping from stack for several.
+            mask: Which words are present, `[batch, word]`; all by default.
+            want: The groups of nodes to compute; the module's `output` by default.
+            do: Values of groups that are set, `[batch, *plates, word, *shape]`.
+            given: Values of further input groups.
+            gates: Factors of the values of groups, `[batch, *plates]`; zero turns a head off.
+
+        Returns:
+            The value of `output`, or a dict of values by name if `want` is given.
+
+        Raises:
+            UnsupportedError: One batched pass cannot compute them.
         """
         names = (self.output,) if want is None else validate_outputs(want)
         state, plan = self.run(ExecutionRequest(names, x, mask, given, do, gates=gates))
@@ -105,9 +121,21 @@ class CompiledModule(nn.Module):
         do: Mapping[str, Tensor] | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`P(j | i)` of the families that read words (`of`; all by default), and the wanted values, in one course.
+        """Compute `P(j | i)` of attention nodes, and further values, in one run.
 
-        A reading is `[*states, batch, *plates, word, word read]`.
+        Args:
+            x: The words, as for the module itself.
+            mask: Which words are present, `[batch, word]`; all by default.
+            nodes: The groups of nodes that read words; all of them by default.
+            want: Further groups to compute.
+            do: Values of groups that are set.
+            given: Values of further input groups.
+
+        Returns:
+            The attention weights by group, `[*states, batch, *plates, word, word read]`, and the values of `want`.
+
+        Raises:
+            UnsupportedError: A group is set, or computed word by word.
         """
         readers = {
             m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
@@ -134,21 +162,21 @@ class CompiledModule(nn.Module):
         return attention, {name: self.compute_output(state, name, index) for name, index in outputs}
 
     def run(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """Compute all values that the wanted families need (but for the `left`), in one layout.
+        """Compute all values that the outputs need, except those of `deferred` groups, in one layout.
 
         Args:
-            request: What is computed, of which sentences, under which interventions.
+            request: The outputs, the sentences, the interventions.
 
         Returns:
-            The state with the values, by family, and the plan that it followed.
+            The state with the values, by the index of their group, and its plan.
 
         Raises:
-            UnsupportedError: Where one batched pass cannot compute it; `find_requirements` says so beforehand.
+            UnsupportedError: One batched pass cannot compute them; `find_requirements` tells it beforehand.
 
         >>> import bnet_transformer as bt
         >>> module = bt.bayesuvius(dim=4).module()
-        >>> state, plan = module.run(Request(("x_1",), torch.zeros(2, 3, 4)))
-        >>> state.values[plan.wanted[0]].shape  # [state of c, batch, word, feature]
+        >>> state, plan = module.run(ExecutionRequest(("x_1",), torch.zeros(2, 3, 4)))
+        >>> state.values[plan.outputs[0]].shape  # [state of c, batch, word, feature]
         torch.Size([2, 2, 3, 4])
         """
         x, recorded, perturbations = request.x, request.record_attention, request.perturbations or {}
@@ -166,8 +194,9 @@ class CompiledModule(nn.Module):
             "do", {name: value for name, (value, _) in patches.items()}, word_counts, batch
         )
         rows = {self.network.graph.get_group(name).index: row for name, row in (request.attention_rows or {}).items()}
-        # One weight folds maps into an attention where there are more words than features. Then there are no
-        # values v to mix by a row, no P(j | i) to keep and nothing to add to.
+        # Folding maps into an attention costs one product of two weights, and saves a map of every word: it pays where
+        # there are more words than features. A folded attention has no v to mix by given rows, records no P(j | i), and
+        # its q, k, v have no value to perturb.
         fold = not (recorded or perturbations or rows) and batch * max([0, *word_counts.values()]) > self.max_width
         modified = frozenset({*patch_values, *rows, *gates, *perturbations})
         known, plan_args = frozenset(assigned), (request.enumerate_too, request.deferred, modified, recorded)
@@ -211,11 +240,11 @@ class CompiledModule(nn.Module):
         return state, plan
 
     def memoize(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What follows from the net and a key alone, made once: plans, analyses of questions, compiled functions.
+        """A cached result that depends only on the net and a key: plans, query analyses, compiled functions.
 
         Args:
-            key: What it depends on besides the net; begins with a name of its own.
-            make: Makes it; called where the key is new.
+            key: All that the result depends on besides the net; its first entry names the kind of result.
+            make: The function that computes it; called once for each key.
         """
         if key not in self._cache:
             self._cache[key] = make()
@@ -234,7 +263,7 @@ class CompiledModule(nn.Module):
         fold: bool = False,
         word_counts: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan of a question, made once; `build_length_inputs` are for the messages of what cannot be planned."""
+        """The cached plan of some outputs; see `network_to_plan`. Only error messages use `word_counts`."""
         options: dict[str, Any] = {"fold": fold, "deferred": deferred, "patched": patched, "transient": transient}
         return self.memoize(
             ("plan", outputs, known, enumerate_too, *options.values()),
@@ -251,7 +280,7 @@ class CompiledModule(nn.Module):
         patched: Collection[int] = (),
         word_counts: Mapping[str, int] | None = None,
     ) -> Requirements:
-        """What a question needs and why it cannot be planned, found once: `compiler.plan.find_needs`, inputs known."""
+        """The cached requirements of some outputs, with all inputs known; see `compiler.plan.find_requirements`."""
         indices = [self.network.graph.get_group(name).index for name in outputs]
         known, patched_ids = self._input_indices.union(known), frozenset(patched)
         return self.memoize(
@@ -262,7 +291,7 @@ class CompiledModule(nn.Module):
         )
 
     def compute_output(self, state: ExecutionState, name: str, index: int) -> Tensor:
-        """The value of a family in a course, of a random one its logits or its mean, without dims that it has not."""
+        """The value of a group in a run (of a random one its logits or its mean), without dims that it lacks."""
         spec = self.network.specs[index]
         if index in state.values and (spec.tpm.kind == "deterministic" or index in state.known):
             return _drop_absent_dims(state, spec, state.values[index])
@@ -275,7 +304,7 @@ class CompiledModule(nn.Module):
     def validate_values(
         self, subject: str, values: object, word_counts: Mapping[str, int], batch: int
     ) -> dict[int, tuple[str, Tensor]]:
-        """Values by the number of their family, each with its name in messages; wrong names and forms are refused."""
+        """Values by the index of their group, with their names in messages; refuses unknown names, wrong shapes."""
         indexed = index_by_group(self.network, subject, values)
         batch = infer_batch_size(self.network, indexed, batch)
         for index, (name, value) in indexed.items():
@@ -289,7 +318,7 @@ class CompiledModule(nn.Module):
         )
 
     def validate_inputs(self, x: StackTensors | None, given: Mapping[str, Tensor] | None) -> ValidatedInputs:
-        """What a batch gives, checked; a `ExecutionRequest` takes it in place of `x` and `given`."""
+        """Check the inputs of a batch; an `ExecutionRequest` takes the result as `x`, without `given`."""
         stacks = self._stacks
         if not stacks and isinstance(x, Tensor):
             raise BNetError("x", expected="None: the net has no words", actual="a tensor", allowed="given=, do=")
@@ -325,7 +354,7 @@ class CompiledModule(nn.Module):
     def _complete_inputs(
         self, inputs: dict[int, tuple[str, Tensor]], word_counts: dict[str, int], by_stack: Mapping[str, Tensor]
     ) -> ValidatedInputs:
-        """The inputs, none missing, all of the right form for words that the net can read."""
+        """Fill in defaults, and refuse missing inputs, wrong shapes, and numbers of words that the net cannot read."""
         values = [*by_stack.values(), *(value for _, value in inputs.values())]
         first = values[0] if values else torch.zeros(1)
         for spec in self._input_specs:
@@ -351,13 +380,13 @@ class CompiledModule(nn.Module):
         return ValidatedInputs(inputs, word_counts, batch, first.device)
 
     def _check_words(self, word_counts: Mapping[str, int]) -> None:
-        """Refuse numbers of words that the reaches and positions of the net do not allow; each is looked at once."""
+        """Refuse numbers of words that the reaches and positions of the net do not allow; each is checked once."""
         for stack, count in word_counts.items():
             check_int(f"words of stack {stack!r}" if stack else "words", count)
         check_word_counts(self.network, word_counts)
 
     def _find_main_input(self, stack: str, subject: str, given: Mapping[str, Tensor]) -> NodeSpec | None:
-        """The family that `x` fills: what `given` leaves open of a stack's; both for one family are refused."""
+        """The input group of a stack that `x` fills, which `given` must not have; refuses two values for one group."""
         candidates = [spec for spec in self._input_specs if spec.group.word_stack == stack and not spec.group.plates]
         main = find_main_input([spec for spec in candidates if spec.group.name not in given])
         is_filled = main is None or main.tpm.default is not None
@@ -368,10 +397,10 @@ class CompiledModule(nn.Module):
         return main
 
     def check_mask(self, outputs: tuple[str, ...], x: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
-        """Refuse a mask that leaves a sentence no word, or a word nothing to read, wherever the parameters lie."""
+        """Refuse a mask that leaves a sentence no word, or a word nothing to read; parameters may be on any device."""
         word_counts, first = {stack: value.shape[1] for stack, value in x.items()}, next(iter(x.values()))
         specs, present = self.network.specs, check_mask(mask, word_counts, len(first))
-        # Whether choices can be summed is no matter of a mask: they are taken as they come.
+        # The mask is the same for all choices, so they count as known, even if they could not be enumerated.
         choices = frozenset(m.group.index for m in specs if m.tpm.kind == "discrete" and m.group.name not in outputs)
         plan = self.plan(outputs, choices, word_counts=word_counts)
         layout = TensorLayout((), tuple(self.network.graph.plate_sizes))
@@ -382,7 +411,7 @@ class CompiledModule(nn.Module):
 
 
 def find_default_output(network: Network) -> str:
-    """The family that a module returns by default: the last readout, else the last state."""
+    """The group that a module returns by default: the last readout, else the last state."""
     last = network.specs[-1].group
     for stack in network.declaration.stacks:
         nodes = stack.epilogue or stack.slice or stack.prologue
@@ -395,7 +424,7 @@ def find_default_output(network: Network) -> str:
 
 
 def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value without the dims that its family has not, and without the states on which it does not depend."""
+    """A value without the dims of plates and words that its group lacks, and of states it does not depend on."""
     layout, group = state.layout, spec.group
     drop = {k for k in range(layout.batch_dim) if value.shape[k] == 1 and state.count_states(layout.enumerated[k]) > 1}
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in group.plates}

@@ -1,7 +1,7 @@
-"""First pass, network to plan: the families that what is wanted needs, in order, and the choices to enumerate.
+"""First pass, network to plan: the node groups that the outputs need, in order, and the choices to enumerate.
 
-Within the plan some matrix products are made as one. Maps of one vector are made *together*:
-`[q k v] = [W_q W_k W_v] x`. Maps around an attention are *folded* into it where that costs less:
+The plan also merges matrix products. Linear maps of one vector are *fused*: `[q k v] = [W_q W_k W_v] x`. Linear maps
+around an attention are *folded* into it where that costs less:
 `q_i . k_j = x_i . (W_q^T W_k) x_j`, and `sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j`.
 """
 
@@ -17,14 +17,14 @@ from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
 ValueDims = Mapping[int, frozenset[object]]
-CROSS_WORD_HINT = (  # what to do where choices of different words meet
+CROSS_WORD_HINT = (  # the advice where one value depends on the choices of several words
     "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
 )
 
 
 @dataclass(frozen=True)
 class Fold:
-    """An attention that reads x instead of q, k (and v): how it sees x, and the weights that are applied to it."""
+    """An attention that reads x in place of q, k (and v): its node with x as parents, and the weights to apply to x."""
 
     spec: NodeSpec
     W_q: ParentSpec
@@ -41,7 +41,7 @@ def find_folds(
     retained: set[int],
     known: Collection[int],
 ) -> dict[int, Fold]:
-    """The attentions of a plan that are cheaper when the maps around them are folded in; `retained` are wanted."""
+    """The attentions of a plan that are cheaper with their maps folded in; `retained` values must be computed."""
     order = [index for component in components for index in component]
     value_dims = _find_value_dims(network, order, enumerated)
     num_readers = dict.fromkeys(order, 0)
@@ -60,7 +60,10 @@ def find_folds(
 
 
 def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Maps of one vector by weights that are all there when the first of them is due: first -> all."""
+    """Linear maps of one vector that can be one product: the first of them -> all of them.
+
+    All their weights must be computed before the first map.
+    """
     position = {index: k for k, index in enumerate(order)}
     by_input: dict[tuple[object, ...], list[int]] = {}
     for index in order:
@@ -79,6 +82,9 @@ def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection
 def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
     tpm = spec.tpm
     assert isinstance(tpm, Attention)
+    # Associativity: (W_q x_i) . (W_k x_j) = x_i . (W_q^T W_k x_j). A rotation between W and x depends on the positions,
+    # so rotary scores cannot be folded. Mixing is linear: sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j, as long as
+    # W_v does not depend on the word j.
     if not isinstance(tpm.score, Dot) or tpm.score.rotary is not None or tpm.over != "keys":
         return None
     if any(parent.pick for parent in spec.parents) or any(parent.over != (WORD,) for parent in spec.parents[1:3]):
@@ -88,8 +94,9 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
         return None
     (W_q, x_q), (W_k, x_k) = q.parents, k.parents
     of_words = {m.group.index for m in network.specs if m.group.word_stack is not None}
-    if W_k.index in of_words:  # weights of the word that is read, which only a map before the attention can take
+    if W_k.index in of_words:  # a weight that differs between the words j must be applied before the attention
         return None
+    # The cost for each word: the joint weight has d_q d_k entries, W_q and W_k have (d_q + d_k) key.
     (key,), (d_q,), (d_k,) = q.shape, q.tpm_parents[1].shape, k.tpm_parents[1].shape
     num_joint, num_q, num_k = (_count_entries(network, value_dims, *pair) for pair in ((W_q, W_k), (W_q,), (W_k,)))
     if d_k > key or num_joint * d_q * d_k > (num_q * d_q + num_k * d_k) * key:
@@ -109,7 +116,7 @@ def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, fol
 
 
 def _is_map(spec: NodeSpec) -> bool:
-    """True for `W x` of a word's own vector, W and x read as they are."""
+    """True for `W x` where W and x are read at the same word, without selector or collection."""
     if len(spec.parents) != 2:
         return False
     W, x = spec.parents
@@ -118,7 +125,7 @@ def _is_map(spec: NodeSpec) -> bool:
 
 
 def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int]) -> ValueDims:
-    """The dims besides batch and word along which each value spreads: plates, and enumerated families."""
+    """The dims, besides batch and word, along which each value varies: plates and enumerated node groups."""
     value_dims: dict[int, frozenset[object]] = {}
     for index in order:
         group = network.specs[index].group
@@ -129,7 +136,7 @@ def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int
 
 
 def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec) -> float:
-    """How many entries the dims have along which some weights spread."""
+    """The number of entries of the dims along which the weights vary."""
     dims = {dim for W in weights for dim in value_dims.get(W.index, frozenset())}
     state_counts = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
     return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(state_counts)
@@ -137,10 +144,18 @@ def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec
 
 @dataclass(frozen=True)
 class Plan:
-    """What is computed: groups of families in order (several in one group read each other word after word), the
-    families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, the maps that are made together, the families that
-    are left to whoever asked, who finds all that they read, and those that are computed word after word."""
+    """What one run computes. Numbers are indices of node groups.
+
+    Args:
+        components: Strongly connected components in topological order; the groups of one read each other word by word.
+        released: For each component, the groups that nothing reads after it: their values are dropped.
+        enumerated: Discrete groups, each of which has a leading dim of its states.
+        outputs: The requested groups.
+        folds: Attentions into which their linear maps are folded.
+        fused_maps: The first of several linear maps of one vector -> all of them.
+        deferred: Groups that the caller computes; all that they read is computed here.
+        recurrent: Groups that are computed word by word.
+    """
 
     components: tuple[tuple[int, ...], ...]
     released: tuple[tuple[int, ...], ...]
@@ -149,7 +164,7 @@ class Plan:
     folds: Mapping[int, Fold] = field(default_factory=dict)
     fused_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     deferred: frozenset[int] = frozenset()
-    recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
+    recurrent: frozenset[int] = frozenset()  # copied: torch.compile cannot trace the graph's cached property
 
 
 def network_to_plan(
@@ -164,11 +179,21 @@ def network_to_plan(
     transient: frozenset[int] = frozenset(),
     word_counts: Mapping[str, int] | None = None,
 ) -> Plan:
-    """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
+    """Plan the computation of some node groups.
 
-    `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
-    `deferred` are not computed, but all that they read is; the deterministic families `transient` are computed, and not kept.
-    Some nodes of the families `patched` are set. `build_length_inputs` of each stack are for the messages.
+    Args:
+        network: The net.
+        outputs: The names of the requested groups.
+        known: Groups whose values are given (inputs, `do`, evidence).
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        fold: Whether to fold maps into attentions; worth it where there are more words than features.
+        deferred: Groups that are not computed, although their parents are.
+        patched: Groups of which some nodes are set.
+        transient: Deterministic groups that are computed and then dropped.
+        word_counts: The number of words of each stack, for the error message only.
+
+    Raises:
+        UnsupportedError: One batched pass cannot compute them.
     """
     output_ids = tuple(network.graph.get_group(name).index for name in outputs)
     needs = find_requirements(
@@ -203,7 +228,7 @@ def network_to_plan(
 
 @dataclass(frozen=True)
 class Requirements:
-    """The families that a question needs, the choices among them that are enumerated, and why it cannot be planned."""
+    """The groups to compute, the choices among them to enumerate, and the error if there can be no plan."""
 
     required: frozenset[int]
     enumerated: frozenset[int]
@@ -220,16 +245,16 @@ def find_requirements(
     transient: frozenset[int] = frozenset(),
     word_counts: Mapping[str, int] | None = None,
 ) -> Requirements:
-    """What `network_to_plan` plans for, or the fault for which it refuses, which is not raised here.
+    """Find what a plan must compute; an error is returned, not raised.
 
     Args:
         network: The net.
-        outputs: Families whose values, or whose parents' values, are asked for.
-        known: Families whose value comes from outside (inputs, `do`, evidence).
-        enumerate_too: Choices that are enumerated though no value depends on them.
-        patched: Families of which some nodes are set.
-        transient: Deterministic families that are computed and not kept.
-        word_counts: How many words each stack has, for the message alone.
+        outputs: Requested groups; of a random one its parents are needed.
+        known: Groups whose values are given (inputs, `do`, evidence).
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        patched: Groups of which some nodes are set.
+        transient: Deterministic groups that are computed and then dropped.
+        word_counts: The number of words of each stack, for the error message only.
     """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
@@ -256,7 +281,7 @@ def find_requirements(
 
 
 def unset_parent_error(name: str) -> UnsupportedError:
-    """The fault of a family that is random and real, and has no value."""
+    """The error for a continuous random group that is read and has no value."""
     expected = "a value (do= or evidence) for all of it, for it is random and real, and others read it"
     return UnsupportedError(name, expected=expected, actual="none")
 
@@ -264,8 +289,11 @@ def unset_parent_error(name: str) -> UnsupportedError:
 def _find_patch_error(
     network: Network, patched: Collection[int], enumerated: Collection[int]
 ) -> UnsupportedError | None:
-    """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
-    word where it is neither random nor an attention."""
+    """The error for a group of which some nodes are set, where a run cannot mix set and computed values.
+
+    It can where all words are computed or enumerated at once, and in a scan if the group is neither random nor an
+    attention.
+    """
     for index in sorted(patched):
         spec, recurrent = network.specs[index], index in network.graph.recurrent
         if (recurrent and isinstance(spec.tpm, Attention)) or (
@@ -280,7 +308,7 @@ def _find_patch_error(
 
 
 def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fold]) -> set[int]:
-    """What the value of a family is made of, also through the maps that are folded into it."""
+    """The parents of a group, with those of the maps that are folded into it."""
     indices = {index, *(folds[index].absorbed if index in folds else ())}
     return {edge.parent for i in indices for edge in network.graph.in_edges[i]}
 
@@ -288,7 +316,7 @@ def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fol
 def _find_released(
     network: Network, components: tuple[tuple[int, ...], ...], retained: set[int], folds: Mapping[int, Fold]
 ) -> tuple[tuple[int, ...], ...]:
-    """After each group, the families that are read no more."""
+    """For each component, the groups that no later component reads."""
     last: dict[int, int] = {}
     for k, component in enumerate(components):
         for index in component:
@@ -300,7 +328,7 @@ def _find_released(
 
 
 def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
-    """The families whose values one family needs: none where its value comes from outside or is enumerated."""
+    """The groups whose values a group needs: none if its own value is given or enumerated."""
     spec = network.specs[index]
     if index in known or spec.tpm.kind == "input" or (spec.tpm.is_random and not is_output):
         return []
@@ -310,7 +338,11 @@ def _get_required_parents(network: Network, index: int, known: Collection[int], 
 def _find_cross_word_error(
     network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
 ) -> UnsupportedError | None:
-    """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
+    """The error for a choice per word that cannot be enumerated for all words in parallel.
+
+    Parallel enumeration gives all words one dim of states. That is exact only while each value depends on the choice of
+    at most one word: else the states of two words would have to vary independently.
+    """
     reader = _find_cross_word_reader(network, index, computed, enumerated)
     if reader is None:
         return None
@@ -324,10 +356,10 @@ def _find_cross_word_error(
 
 
 def _find_cross_word_reader(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
-    """The first computed family that reads a choice of other words; None where none does."""
+    """The first computed group that reads a choice of other words; None if there is none."""
     reached = {index} if network.specs[index].group.word_stack is not None else set()
     before: set[int] = set()
-    while reached - before:  # once more where families read each other word after word: no order has parents first
+    while reached - before:  # to a fixed point: in a recurrent component no order has all parents first
         before = set(reached)
         for child in sorted(computed):
             parents = network.specs[child].parents
@@ -343,7 +375,7 @@ def _find_cross_word_reader(network: Network, index: int, computed: set[int], en
 def _describe_joint_states(
     network: Network, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int]
 ) -> str:
-    """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
+    """The number of joint states on which one value may depend, as text."""
     total = 1
     for index in enumerated:
         spec = network.specs[index]

@@ -1,8 +1,7 @@
-"""What a module is told, checked and laid out: names of families, values, masks.
+"""Check the inputs of a module (names, values, masks) and reshape them to the layout of a run.
 
-Forms and types are always checked. What only the numbers tell (ids outside their table, a word that is left nothing to
-read) is checked where they can be read and are looked at: not within `torch.compile`, nor in a step of training, whose
-data are looked at as they come in.
+Shapes and types are always checked. Numbers (ids out of range, a word that has nothing to read) are checked where they
+can be read: not within `torch.compile`, and not in a training step, whose data are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bnet_transformer.tpm.arrays import is_dense
 
 
 def validate_outputs(outputs: object) -> tuple[str, ...]:
-    """The names of wanted families, from a list of them."""
+    """The names of the requested groups, from a list."""
     if isinstance(outputs, str):
         raise BNetError("want", expected="a list of families", actual=repr(outputs), allowed=f"want=[{outputs!r}]")
     if not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
@@ -31,7 +30,7 @@ def validate_outputs(outputs: object) -> tuple[str, ...]:
 
 
 def index_by_group(network: Network, subject: str, values: object) -> dict[int, tuple[str, Tensor]]:
-    """Values by the number of their family, each with how a message calls it; names that are none are refused."""
+    """Values by the index of their group, each with its name in messages; refuses unknown names."""
     validated = {} if values is None else check_mapping(subject, values)
     return {network.graph.get_group(name).index: (f"{subject}[{name!r}]", value) for name, value in validated.items()}
 
@@ -48,7 +47,7 @@ def check_value(
 ) -> None:
     """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `describe_shape`.
 
-    `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
+    With `batch=None` there is no batch dim; `like` is a parameter, with the type of the net. Any device is allowed.
     """
     if not is_dense(value):
         raise BNetError(
@@ -78,7 +77,7 @@ def check_value(
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
-    """True where a shape is one of these, size by size: `torch.compile` may know sizes as symbols."""
+    """True if a shape is one of these. Sizes are compared one by one, as `torch.compile` may have symbols for them."""
     for other in shapes:
         if len(shape) == len(other) and all([n == m for n, m in zip(shape, other, strict=True)]):  # noqa: C419
             return True
@@ -86,21 +85,21 @@ def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> b
 
 
 def get_plate_sizes(network: Network, spec: NodeSpec, word_counts: Mapping[str, int]) -> tuple[int, ...]:
-    """How many nodes a family has along each of its plates, the word last."""
+    """The number of nodes of a group along each of its plates, the word last."""
     group = spec.group
     sizes = tuple(network.graph.plate_sizes[plate] for plate in group.plates)
     return sizes if group.word_stack is None else (*sizes, word_counts[group.word_stack])
 
 
 def describe_shape(spec: NodeSpec, *, is_state: bool = False) -> str:
-    """How a value (or state) of a family lies, as a message says it: `[batch, head, word, 4]`."""
+    """The dims of a value (or state) of a group, for messages: `[batch, head, word, 4]`."""
     group, shape = spec.group, () if is_state else spec.shape
     axes = ["batch", *group.plates, *([WORD] if group.word_stack is not None else []), *map(str, shape)]
     return f"[{', '.join(axes)}]"
 
 
 def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]], minimum: int) -> int:
-    """How many sentences there are: what is told of one of them holds for all."""
+    """The number of sentences; values of batch size 1 hold for all."""
     sizes = [minimum]
     for index, (_, value) in values.items() if minimum == 1 else ():
         spec = network.specs[index]
@@ -112,8 +111,10 @@ def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]],
 
 
 def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape: Sequence[int] | None = None) -> Tensor:
-    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout; the shape is the family's own, or ()
-    of states, or that which is told."""
+    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout.
+
+    The shape is `event_shape`, by default that of the group, or () for states.
+    """
     spec = state.network.specs[index]
     group, layout = spec.group, state.layout
     value_shape = tuple(event_shape) if event_shape is not None else spec.shape if value.is_floating_point() else ()
@@ -128,7 +129,7 @@ def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape:
 
 
 def lay_out_values(state: ExecutionState, values: Mapping[int, tuple[str, Tensor]]) -> dict[int, Tensor]:
-    """Values in the layout, states as whole numbers of their table; what stands at absent words becomes zero."""
+    """Values in the layout, states as `int64`; values at padding words become zero."""
     result = {}
     for index, (label, value) in values.items():
         tensor = lay_out_value(state, index, value if value.is_floating_point() else value.long())
@@ -138,7 +139,7 @@ def lay_out_values(state: ExecutionState, values: Mapping[int, tuple[str, Tensor
 
 
 def validate_gates(network: Network, gates: object, batch: int, like: Tensor | None) -> dict[int, Tensor]:
-    """By what the values of families are multiplied, `[batch, *plates]`, by the number of their family."""
+    """The gates `[batch, *plates]` by the index of their group; refuses groups whose values cannot be multiplied."""
     validated = {}
     for index, (label, value) in index_by_group(network, "gates", gates).items():
         spec = network.specs[index]
@@ -175,7 +176,7 @@ def lay_out_gates(state: ExecutionState, gates: Mapping[int, Tensor]) -> dict[in
 
 
 def check_states(state: ExecutionState, index: int, subject: str, value: Tensor) -> None:
-    """Refuse ids and states that there are not."""
+    """Refuse ids and states that are out of range."""
     if value.is_floating_point() or not value.numel() or not (state.check_values and is_readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
@@ -186,14 +187,14 @@ def check_states(state: ExecutionState, index: int, subject: str, value: Tensor)
 
 
 def is_readable(value: Tensor) -> bool:
-    """True where the numbers of a tensor can be looked at."""
+    """True if the numbers of a tensor can be read."""
     return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
 def check_mask(
     mask: StackTensors | None, word_counts: Mapping[str, int], batch: int, *, check_values: bool = True
 ) -> dict[str, Tensor]:
-    """The words that are present, by stack: booleans, in every sentence some."""
+    """The masks `[batch, word]` by stack; refuses other types and shapes, and sentences without a word."""
     if mask is None:
         return {}
     if not isinstance(mask, Mapping) and len(word_counts) > 1:
@@ -220,7 +221,7 @@ def check_mask(
 
 
 def check_masked_reads(state: ExecutionState, specs: Iterable[NodeSpec]) -> None:
-    """Refuse a mask that leaves a present word nothing to read, where its TPM cannot read nothing."""
+    """Refuse a mask that leaves a present word nothing to read, unless its TPM allows it."""
     checked = set()
     for spec in specs:
         if spec.group.index in state.known or spec.tpm.can_read_empty:

@@ -1,10 +1,10 @@
-"""How many multiplications the compiled reading makes for each family: its plan, walked with dims instead of tensors.
+"""The number of multiplications of each node group: an abstract interpretation of its plan, with dims for tensors.
 
-A product takes one multiplication for each index of what has gone into it: the dims of its factors, the widths that
-it runs over, the axis of what is summed. That is so for every product that the compiled reading makes, fused or not.
+A product takes one multiplication for each index of its operands, as in an einsum: the dims of its factors, their
+widths, the axes that are summed. This holds for every product that the compiler makes, fused or not.
 
-Values spread along dims: a plate or `word`, `BATCH`, or the index of an enumerated family. A dim on which a value does
-not depend has size 1.
+The dims of a value are plates, `word`, `BATCH`, and the indices of enumerated groups. A dim on which a value does not
+depend has size 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
-Monomial = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted
+Monomial = tuple[str, ...]  # the symbols of a monomial, sorted, each repeated by its power
 BATCH = "*batch"
 Dims = frozenset[object]
 NO_DIMS: Dims = frozenset()
@@ -30,7 +30,7 @@ NO_DIMS: Dims = frozenset()
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial with whole coefficients: `terms` maps symbols, each as often as its power says, to a coefficient.
+    """A polynomial with integer coefficients: `terms` maps a monomial (symbols, repeated by power) to a coefficient.
 
     >>> p = Polynomial({("n", "n"): 3, ("n",): 2})
     >>> print(p, p(10))
@@ -49,7 +49,7 @@ class Polynomial:
         return tuple(sorted({symbol for powers in self.terms for symbol in powers}))
 
     def __call__(self, n: int | Mapping[str, int]) -> int:
-        """The value, for one number in place of all symbols, or one for each symbol."""
+        """Evaluate at one number for all symbols, or at one for each symbol."""
         values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
@@ -79,7 +79,7 @@ def constant(count: int) -> Polynomial:
 
 @dataclass(frozen=True)
 class SymbolicSize:
-    """One factor of a count: its symbol in an order, how many it is, and its symbol in a polynomial (words alone)."""
+    """One factor of a count: its symbol in an order, its value, and its symbol in a polynomial (words only)."""
 
     symbol: str
     count: int
@@ -92,7 +92,7 @@ class SymbolicSize:
 
 @dataclass(frozen=True)
 class SymbolicCount:
-    """A count, exact in the number of words, and the monomials of sizes that it is made of."""
+    """A count as an exact polynomial in the number of words, and the monomials of sizes for its order."""
 
     exact: Polynomial = ZERO
     monomials: frozenset[Monomial] = frozenset()
@@ -108,18 +108,18 @@ class SymbolicCount:
         return SymbolicCount(self.exact + other.exact, self.monomials | other.monomials)
 
     def scaled(self, times: Polynomial) -> SymbolicCount:
-        """The count so many times over, where the times are so many words, or fewer by a number."""
+        """The count times a polynomial in the number of words, of degree 1 or a constant."""
         words = tuple(symbol for powers in times.terms for symbol in powers)
         return SymbolicCount(self.exact * times, frozenset(tuple(sorted((*m, *words))) for m in self.monomials))
 
     @property
     def order(self) -> str:
-        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that no other one holds."""
+        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that divide no other one."""
         return format_order(self.monomials)
 
 
 def format_order(monomials: Iterable[Monomial]) -> str:
-    """The order of a sum of monomials.
+    """The order of a sum of monomials; those that divide another one are dominated and left out.
 
     >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
     ('O(n^2 d + n d^2)', 'O(1)', '0')
@@ -140,7 +140,7 @@ def _format_monomial(monomial: Monomial) -> str:
 
 @dataclass(frozen=True)
 class ParentDims:
-    """One parent as a child sees it: its dims, and whether its values differ along the axes that are collected."""
+    """One parent as a child reads it: its dims, and the collected axes along which its values differ."""
 
     dims: Dims
     axes: tuple[object, ...] = ()
@@ -149,7 +149,7 @@ class ParentDims:
 
 @dataclass(frozen=True)
 class SizeTable:
-    """How many entries dims and widths have, and by which symbols orders tell them."""
+    """The sizes of dims and widths, and their symbols in orders."""
 
     network: Network
     word_counts: Mapping[str, int]
@@ -157,7 +157,7 @@ class SizeTable:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The width of each stack: that of the states that its slices make, else of its first vector over words."""
+        """The width of each stack: that of its state, else of its first vector over words."""
         widths: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
             candidates = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
@@ -168,7 +168,7 @@ class SizeTable:
 
     @cached_property
     def input_symbols(self) -> dict[int, str]:
-        """The symbol of each width of words that are given: whose it is."""
+        """The symbol of each width of input words: the name of the input."""
         inputs = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
         return {width: f"|{m.group.name}|" for m in reversed(inputs) for width in m.shape}
 
@@ -186,7 +186,7 @@ class SizeTable:
         return SymbolicSize(symbol, self.word_counts[stack], symbol)
 
     def dim_size(self, dim: object, spec: NodeSpec) -> SymbolicSize:
-        """One dim of a value that a member makes."""
+        """The size of one dim of the value of a group."""
         if dim == BATCH:
             return SymbolicSize("", self.batch)
         if dim == WORD:
@@ -202,7 +202,7 @@ class SizeTable:
     def count_entries(
         self, spec: NodeSpec, dims: Dims, widths: Sequence[int], axes: Sequence[SymbolicSize] = ()
     ) -> SymbolicCount:
-        """A product of these sizes: a plate times a width that make up a stack's width count as that width."""
+        """The product of some sizes; a plate times a width counts as the stack's width, if it equals that (heads)."""
         sizes = [*(self.dim_size(dim, spec) for dim in sorted(dims, key=str)), *axes]
         unmatched = list(widths)
         factors = []
@@ -220,7 +220,7 @@ class SizeTable:
         )
 
     def _get_width_symbol(self, spec: NodeSpec, width: int) -> str:
-        """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
+        """The symbol of a width: that of a stack or of an input, else the node or the field of the TPM that has it."""
         known = {**self.input_symbols, **self.width_symbols, 1: ""}
         if width in known:
             return known[width]
@@ -237,11 +237,11 @@ class SizeTable:
 
 @dataclass
 class FlopCounter:
-    """The multiplications and the entries of the value of each family that a plan makes; None where not known."""
+    """The multiplications of each group of a plan (None if not known), and the number of entries of its value."""
 
     plan: Plan
     sizes: SizeTable
-    known: frozenset[int] = frozenset()  # families whose values come from outside
+    known: frozenset[int] = frozenset()  # groups whose values are given
     dims: dict[int, Dims] = field(default_factory=dict)
     multiplications: dict[int, SymbolicCount | None] = field(default_factory=dict)
     entries: dict[int, SymbolicCount] = field(default_factory=dict)
@@ -261,13 +261,13 @@ class FlopCounter:
                 self._count_readout(network.specs[index])
 
     def flops(self, groups: Iterable[int]) -> SymbolicCount | None:
-        """Twice the multiplications of those of some families that are computed; None where one is not known."""
+        """Twice the multiplications of some groups, as far as they are computed; None if one of them is not known."""
         counts = [self.multiplications[index] for index in groups if index in self.multiplications]
         known = [count for count in counts if count is not None]
         return sum(known, SymbolicCount()).scaled(constant(2)) if len(known) == len(counts) else None
 
     def get_value_dims(self, spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-        """The dims of a family's value, from what it sees."""
+        """The dims of the value of a group, from those of its parents."""
         group, tpm = spec.group, spec.tpm
         plate_dims: Dims = frozenset(group.plates)
         word_dims: Dims = NO_DIMS if group.word_stack is None else frozenset({WORD})
@@ -278,9 +278,9 @@ class FlopCounter:
         return _get_output_dims(spec, parent_dims)
 
     def get_parent_dims(self, spec: NodeSpec, computed: Mapping[int, Dims] | None = None) -> list[ParentDims]:
-        """What a family sees in each of its slots.
+        """The dims of the value in each slot of a group.
 
-        At one word of a scan, `computed` are the families of the group that have a word already.
+        At one word of a scan, `computed` has the dims of the groups of the component that have a value already.
         """
         parent_dims = []
         for parent in spec.parents:
@@ -301,7 +301,7 @@ class FlopCounter:
 
     def _count_group(self, spec: NodeSpec) -> None:
         index = spec.group.index
-        is_known = index in self.plan.enumerated or index in self.known  # its value is not computed
+        is_known = index in self.plan.enumerated or index in self.known
         parent_dims = [] if is_known else self.get_parent_dims(spec)
         self.multiplications[index] = SymbolicCount() if is_known else self._count_multiplications(spec, parent_dims)
         self._record_value(spec, self.get_value_dims(spec, parent_dims))
@@ -312,12 +312,12 @@ class FlopCounter:
         self.entries[spec.group.index] = self.sizes.count_entries(spec, dims, shape)
 
     def _count_multiplications(self, spec: NodeSpec, parent_dims: Sequence[ParentDims]) -> SymbolicCount | None:
-        """By the fused attention where it applies, else as the TPM says."""
+        """The multiplications of the fused attention if it applies, else those that the TPM declares."""
         tpm = spec.tpm
         if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and spec.parents[1].over == (WORD,):
-            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiled reading fuses these
+            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiler fuses these
             q, k, v = parent_dims[:3]
-            if plain and WORD not in k.dims | v.dims:  # with positions, each word's q and k are its own
+            if plain and WORD not in k.dims | v.dims:  # rotary positions and biases make scores of each pair of words
                 return self._count_attention(
                     spec, q, k, v, has_word_scores=tpm.score.rotary is not None or tpm.bias is not None
                 )
@@ -326,7 +326,7 @@ class FlopCounter:
     def _count_attention(
         self, spec: NodeSpec, q: ParentDims, k: ParentDims, v: ParentDims, *, has_word_scores: bool
     ) -> SymbolicCount:
-        """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
+        """Scores and weighted sum. With many words torch's attention is used, which broadcasts q, k and v."""
         read = self.sizes.word_size(self.sizes.network.specs[spec.parents[1].index].group.word_stack)
         axes = [read] if has_word_scores or WORD in k.axes else []
         query_dims = q.dims | {WORD} if has_word_scores and spec.group.word_stack is not None else q.dims
@@ -339,7 +339,7 @@ class FlopCounter:
     def _count_products(
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], *, excluded: Dims = NO_DIMS
     ) -> SymbolicCount | None:
-        """As the TPM says, without the dims of `excluded`."""
+        """The products that the TPM declares, without the dims of `excluded`."""
         products = spec.tpm.products(*spec.tpm_parents)
         if products is None:
             return None
@@ -356,7 +356,7 @@ class FlopCounter:
             item = parent_dims[find_position(parent)]
             dims |= item.dims
             if item.is_collected and all(parent is not other for other in product.over):
-                dims |= {WORD}  # what is read differs from word to word
+                dims |= {WORD}  # each word reads other entries
         axes = []
         for parent in product.over:
             words = self.sizes.network.specs[spec.parents[find_position(parent)].index].group.word_stack
@@ -365,7 +365,7 @@ class FlopCounter:
         return self.sizes.count_entries(spec, dims - excluded, product.sizes, axes)
 
     def _count_folded_attention(self, fold: Fold) -> None:
-        """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
+        """`W_q^T W_k`, this product times each x_i, the attention, and W_v times the weighted sum."""
         network, spec = self.sizes.network, fold.spec
         tpm_parents = [
             dataclasses.replace(parent, shape=network.specs[source.index].shape)
@@ -391,7 +391,7 @@ class FlopCounter:
             self.multiplications[index], self.entries[index] = SymbolicCount(), SymbolicCount()
 
     def _count_readout(self, spec: NodeSpec) -> None:
-        """The logits or the mean of a random family that is wanted."""
+        """The logits or the mean of a random output."""
         index = spec.group.index
         parent_dims = self.get_parent_dims(spec)
         self.multiplications[index] = self._count_products(spec, parent_dims)
@@ -400,7 +400,7 @@ class FlopCounter:
         self.entries[index] = self.sizes.count_entries(spec, dims, () if states else spec.shape, states)
 
     def _count_scan(self, component: Sequence[NodeSpec]) -> None:
-        """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
+        """A scan, word by word until no value gains a dim; every later word costs the same."""
         stack = component[0].group.word_stack
         word = self.sizes.word_size(stack)
         dims: dict[int, Dims] = {}
@@ -424,7 +424,7 @@ class FlopCounter:
 
 
 def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-    """The dims of what a TPM makes of what it sees."""
+    """The dims of the value of a TPM, from those of its parents."""
     dims = frozenset(dim for item in parent_dims for dim in item.dims)
     if spec.parameters:
         dims |= frozenset(spec.group.plates)
@@ -433,7 +433,7 @@ def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
 
 
 def _sum_over_words(counts: Sequence[SymbolicCount | None], word: SymbolicSize) -> SymbolicCount | None:
-    """The sum over all words, of which the last one told stands for those that are left."""
+    """The sum over all words; the last count holds for all remaining words."""
     known = [count for count in counts if count is not None]
     if len(known) < len(counts):
         return None

@@ -1,7 +1,4 @@
-"""The cost of a net: what each family counts, put together for templates, for the slices of a stack, and in all.
-
-The result has a row for each node template, one for the slices of each stack, and the totals.
-"""
+"""The cost of a net: a row for each node template, one for the slices of each stack, and the totals."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TemplateCost:
-    """One node template: all its nodes, heads and slices, for the whole batch.
+    """The cost of one node template: all its nodes, heads and slices, for the batch.
 
-    `flops` are None where a TPM does not say its products. What the forward pass does not make costs nothing.
+    `flops` is None if the TPM does not declare its products. Nodes that the forward pass does not compute cost nothing.
     """
 
     template: str
@@ -57,12 +54,12 @@ class TemplateCost:
 
 @dataclass(frozen=True)
 class SliceCost:
-    """The slices of one stack, beside as many dense maps of all n d inputs to all n d outputs.
+    """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
 
-    `order` and `steps` are those of one slice. `steps` is the longest chain of words each of which waits for the one
-    before; `longest_path` the hops between the two words that are farthest apart (None: no word reads another, or its
-    order is "unknown": it needs a table of more than 4096 places). Their orders are empty where only the number for so
-    many words is known, as with tables of who reads whom.
+    `order` and `steps` are those of one slice. `steps` is the number of sequential steps: the longest chain of words,
+    each of which depends on the one before. `longest_path` is the maximum path length between two words in hops (Vaswani
+    et al. 2017, table 1); None if no word reads another, or with the order "unknown" if it needs a table of more than
+    4096 rows. Their orders are empty where only the number for this many words is known, as for masks that are tables.
     """
 
     stack: str
@@ -81,11 +78,11 @@ class SliceCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass of the compiled reading costs.
+    """The cost of a forward pass of the compiled net.
 
-    FLOPs are those of matrix products, two for each multiplication with its addition; operations entry by entry (sums,
-    norms, activations, softmax) are not counted. Bytes are those of parameters, and of the values of all nodes but
-    weights, were they all kept.
+    FLOPs are those of matrix products, two for each multiplication with its addition; elementwise operations (sums,
+    norms, activations, softmax) are not counted. Bytes are those of the parameters, and of the values of all nodes
+    except weights, as if all of them were stored.
     """
 
     name: str
@@ -96,29 +93,29 @@ class Cost:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the net learns or is given."""
+        """The number of parameters, learnable or fixed."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def flops_in_words(self) -> Polynomial | None:
-        """The FLOPs in the number of words; None where a template's are not known."""
+        """The FLOPs as a polynomial in the number of words; None if those of a template are not known."""
         known = [row.flops_in_words for row in self.rows if row.flops_in_words is not None]
         return sum(known, ZERO) if len(known) == len(self.rows) else None
 
     @property
     def flops(self) -> int | None:
-        """The FLOPs of the forward pass; None where a template's are not known."""
+        """The FLOPs of the forward pass; None if those of a template are not known."""
         known = [row.flops for row in self.rows if row.flops is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The templates whose TPM does not say its products."""
+        """The templates whose TPM does not declare its products."""
         return tuple(row.template for row in self.rows if row.flops is None)
 
     @property
     def order(self) -> str:
-        """The order of the whole."""
+        """The order of growth of the FLOPs."""
         return "unknown" if self.unknown else format_order(powers for row in self.rows for powers in row.monomials)
 
     @property
@@ -128,7 +125,7 @@ class Cost:
 
     @property
     def value_bytes(self) -> int:
-        """The bytes of all values, were they all kept."""
+        """The bytes of all values, as if all of them were stored."""
         return sum(row.value_bytes for row in self.rows)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -177,11 +174,15 @@ class Cost:
 def cost(
     network: Network, words: int | Mapping[str, int] | None = None, batch: int = 1, want: Sequence[str] | None = None
 ) -> Cost:
-    """What one forward pass of the compiled reading costs for sentences of so many words.
+    """Compute the cost of one forward pass of the compiled net.
 
-    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that
-    are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
-    reading treats in the same way.
+    The polynomials are exact for every number of words for which the compiler chooses the same operations.
+
+    Args:
+        network: The net.
+        words: The number of words, or one for each stack; None for a net without words.
+        batch: The number of sentences.
+        want: The groups of nodes to compute, as for `net.module()`; by default its output.
     """
     network = as_network(network)
     word_counts = _check_words(network, words)
@@ -204,14 +205,14 @@ def cost(
 def count_plan_flops(
     network: Network, plan: Plan, word_counts: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
 ) -> int | None:
-    """The floating-point operations of a plan; None where a TPM does not say what its products are.
+    """The floating-point operations of a plan; None if a TPM does not declare its products.
 
     Args:
         network: The net.
-        plan: What is computed.
-        word_counts: How many words each stack has.
-        known: Families whose values come from outside, and are not computed.
-        batch: How many sentences are computed.
+        plan: The plan.
+        word_counts: The number of words of each stack.
+        known: Groups whose values are given, and are not computed.
+        batch: The number of sentences.
     """
     sizes = SizeTable(network, dict(word_counts), batch)
     counter = FlopCounter(plan, sizes, known)
@@ -240,7 +241,7 @@ def _check_words(network: Network, words: object) -> dict[str, int]:
 
 
 def _get_block(network: Network, spec: NodeSpec) -> str:
-    """Where a template stands: the block of its stack, or outside the stacks."""
+    """The block of a template: prologue, slice or epilogue of its stack, or "outside"."""
     step = spec.group.step
     if step is None:
         return "outside"
@@ -248,7 +249,7 @@ def _get_block(network: Network, spec: NodeSpec) -> str:
 
 
 def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> TemplateCost:
-    """One template: all its slices together, parameters that they share once."""
+    """The cost of one template over all its slices; parameters that slices share count once."""
     network, word_values = counter.sizes.network, _get_word_values(counter.sizes)
     store = {
         f"{m.param_prefix}.{name}": network.parameters[f"{m.param_prefix}.{name}"]
@@ -276,7 +277,7 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
 
 
 def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int]) -> dict[str, Any]:
-    """What a row tells of FLOPs; None where a TPM does not say its products."""
+    """The FLOPs of a row; None if a TPM does not declare its products."""
     if flops is None:
         return {"flops": None, "flops_in_words": None, "order": "unknown"}
     return {"flops": flops.exact(word_values), "flops_in_words": flops.exact, "order": flops.order}
@@ -288,7 +289,7 @@ def _get_word_values(sizes: SizeTable) -> dict[str, int]:
 
 
 def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
-    """The slices of a stack beside dense maps of all inputs to all outputs, their paths and steps."""
+    """The cost of the slices of a stack, of dense maps of all inputs to all outputs, and their paths and steps."""
     sizes = counter.sizes
     network, word_values = sizes.network, _get_word_values(sizes)
     count = network.graph.slices[stack]
@@ -315,7 +316,7 @@ def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
 
 
 def _format_numbers(item: TemplateCost | Cost) -> tuple[str, ...]:
-    """The numbers of a template, or of the whole."""
+    """The numbers of a template, or the totals, as text."""
     return (
         f"{item.parameters:,}",
         "unknown" if item.flops is None else f"{item.flops:,}",
@@ -327,12 +328,12 @@ def _format_numbers(item: TemplateCost | Cost) -> tuple[str, ...]:
 
 
 def _format_with_order(count: int | None, order_text: str) -> str:
-    """A count with its order, where it has one."""
+    """A count with its order, if it has one."""
     return order_text or "none" if count is None else f"{count:,}, {order_text}" if order_text else f"{count:,}"
 
 
 def _format_table(table: Sequence[Sequence[str]]) -> list[str]:
-    """A table as text, its numbers to the right."""
+    """The lines of a table, with right-justified numbers."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(_justify_cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table

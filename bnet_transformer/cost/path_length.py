@@ -1,8 +1,8 @@
-"""How far two words are apart in a stack, and how many steps its slice takes one after another.
+"""The path length between words of a stack, and the number of sequential steps of its slice.
 
-A *hop* is an arrow between different words. The path from a word to another is the least number of hops by which the
-state of the one reaches the state of the other, through as many slices as that takes; the longest path is that of the
-pair farthest apart, among the pairs that are joined at all.
+Both are columns of table 1 of Vaswani et al. 2017. A *hop* is an arrow between different words. The path length from a
+word to another is the minimum number of hops by which the state of the one reaches the state of the other, through any
+number of slices. The maximum is over the pairs of words that are connected.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.declare import Network, NodeSpec
 
-MAX_TABLE_ROWS = 4096  # rows of a table of who reaches whom
+MAX_TABLE_ROWS = 4096  # of the table of all pairs of (node, word)
 
 
 @dataclass(frozen=True)
 class SliceEdge:
-    """All arrows from one node of a slice to another: places among the slice's nodes, and the words that they join."""
+    """All arrows from one node of a slice to another, by indices of `SliceGraph.nodes`, and the words they join."""
 
     parent: int
     child: int
@@ -32,7 +32,10 @@ class SliceEdge:
 
 @dataclass(frozen=True)
 class SliceGraph:
-    """The nodes of the last slice of a stack and the arrows within it; the state that leaves is the one that enters."""
+    """The nodes of the last slice of a stack and the arrows within it; its input and output state are one node.
+
+    A path through the cycle is a path through several slices.
+    """
 
     nodes: tuple[NodeSpec, ...]
     edges: tuple[SliceEdge, ...]
@@ -40,9 +43,9 @@ class SliceGraph:
 
 
 def build_slice_graph(network: Network, stack: str) -> SliceGraph:
-    """The slice of a stack as a graph that runs from state to state.
+    """The slice of a stack as a graph from state to state.
 
-    Arrows from other slices than the one where the child stands do not count, nor do those through other stacks.
+    Arrows from other slices than the child's do not count, nor do paths through other stacks.
     """
     declared = next(s for s in network.declaration.stacks if s.name == stack)
     step = declared.slices - 1
@@ -63,7 +66,10 @@ def build_slice_graph(network: Network, stack: str) -> SliceGraph:
 
 
 def _contract_graph(graph: SliceGraph) -> SliceGraph:
-    """Without the nodes that lie between no two states; nodes that a word's own arrows join both ways are one."""
+    """Remove nodes on no path between states; merge nodes that arrows within one word connect in both directions.
+
+    Hops between words are not changed by a merge: its nodes reach each other without a hop.
+    """
     arrows, word_arrows = nx.DiGraph(), nx.DiGraph()
     for digraph in (arrows, word_arrows):
         digraph.add_nodes_from(range(len(graph.nodes)))
@@ -94,14 +100,18 @@ def _contract_graph(graph: SliceGraph) -> SliceGraph:
 
 
 def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
-    """The longest path between two of n words (None: no word is joined to another), and its order where it is known
-    for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
+    """The maximum path length between two of n words, and its order.
+
+    Returns:
+        None if no word is connected to another. The order is empty if it is known for this n only, and "unknown" if it
+        needs a table of all pairs with more than `MAX_TABLE_ROWS` rows.
+    """
     overs = [(edge.reach, [graph.nodes[k].group.word_stack for k in (edge.parent, edge.child)]) for edge in graph.edges]
     kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
     kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
     is_single_node = (
         len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
-    )  # hops follow freely on one another
+    )  # any hop can follow any other
     if is_single_node and all(reach.kind in _SHIFT_KINDS for reach in kinds):
         return _longest_shift_path(kinds, n) if kinds else (None, "")
     if sum(1 if node.group.word_stack is None else n for node in graph.nodes) > MAX_TABLE_ROWS:
@@ -113,7 +123,10 @@ _SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "sam
 
 
 def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
-    """Where a word reads all words, or those at most so far before and behind it."""
+    """The path length if a word reads all words, or those up to a distance before and after it.
+
+    Hops of at most s words cover a distance of n - 1 in ceil((n - 1) / s) steps; the slower direction counts.
+    """
     backward: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
     behind = max(backward.get(reach.kind, reach.width) for reach in reaches)
     forward = {"every": math.inf, "recent": 0}
@@ -127,7 +140,7 @@ def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
 
 
 def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
-    """By a table of the hops from each node and word to each other; None where no two words are joined."""
+    """The path length by Dijkstra's algorithm over all (node, word); None if no two words are connected."""
     sizes = [1 if node.group.word_stack is None else n for node in graph.nodes]
     starts = np.cumsum([0, *sizes])
     hops = np.full((starts[-1], starts[-1]), np.inf)
@@ -154,8 +167,10 @@ def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
 
 
 def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, str]:
-    """The least steps of a slice over n words: the longest chain of words each of which waits for the one before; and
-    their order, where it is known."""
+    """The sequential steps of a slice over n words, and their order if it is known.
+
+    It is the longest chain of words each of which depends on the one before: no parallel schedule takes fewer steps.
+    """
     step = next(s for s in network.declaration.stacks if s.name == stack).slices - 1
     longest, waits = 1, False
     for component in network.graph.components:
@@ -171,10 +186,10 @@ def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, s
 
 
 def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
-    """The longest chain of words in a group that reads itself at earlier words.
+    """The longest chain of words in a component that reads itself at earlier words.
 
-    Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way
-    round, and all words wait for one another.
+    A component is strongly connected. If every arrow can join a word to itself or to the next, a cycle can step to the
+    next word, so the chain has all n words. Otherwise it is the longest path in the DAG of (node, word).
     """
     if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n

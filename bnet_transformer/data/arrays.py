@@ -1,4 +1,4 @@
-"""Arrays and streams of tokens as data: whole arrays are checked once, not row by row; a stream is cut into windows."""
+"""Arrays and streams of tokens as data: arrays are checked at once, not row by row; a stream is cut into windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, 
 
 
 def to_host(subject: str, data: object) -> object:
-    """Arrays where minibatches are made and looked at; other data as they are."""
+    """Copy tensors to the CPU, where minibatches are made and checked; other data are returned unchanged."""
     if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
         return tuple(to_host(subject, part) for part in data)
     if not isinstance(data, Tensor):
@@ -31,7 +31,7 @@ def to_host(subject: str, data: object) -> object:
 
 
 def copy_arrays(data: object, subject: str) -> object:
-    """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
+    """Copy a tuple of numeric arrays to tensors; other data are returned unchanged."""
     if not isinstance(data, tuple) or not all(
         isinstance(part, Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind not in "OU") for part in data
     ):
@@ -43,11 +43,13 @@ def copy_arrays(data: object, subject: str) -> object:
 
 
 def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], subject: str) -> Batch | None:
-    """Words and what is observed as one batch that shares their memory, without a look at each example.
+    """Read arrays of words and observations as one batch that shares their memory.
 
-    All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
-    example may have, for its error, or else the first. None for data that need a look at each: of a file, whose
-    examples stay there until they are wanted, and of images, whose words are patches.
+    All rows of an array have the same shape and type, so the reader checks one row: the first with an invalid number,
+    for its error, or else row 0.
+
+    Returns:
+        The batch; None for data that must be read row by row: memory-mapped files, and images, whose words are patches.
     """
     task = reader.task
     names = [*task.stacks, *(readout.group.name for readout in task.readouts)]
@@ -58,7 +60,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
         *(encoder.states for encoder in task.encoders.values()),
         *(readout.tpm.states for readout in task.readouts),
     ]
-    order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
+    order = zip(names, tensors, states, strict=False)  # next words are not an array of their own
     invalid = [_find_invalid_row(reader, value, top, is_words=name in task.encoders) for name, value, top in order]
     row = min((k for k in invalid if k is not None), default=0)
     example = read_example(reader, row, tuple(value[row] for value in tensors), subject)
@@ -73,7 +75,7 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
 
 
 def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
-    """The first row with a number that no example may have; None where all are sound, or no number can be told."""
+    """The first row with an invalid number; None if there is none, or if the reader refuses the type."""
     if value.is_floating_point():
         invalid = ~value.isfinite() if is_words else reader.is_invalid(value)
     elif states is None or value.dtype == torch.bool or value.is_complex():
@@ -85,7 +87,7 @@ def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, 
 
 
 def _is_in_memory(array: Tensor | np.ndarray) -> bool:
-    """True for numbers in memory that torch can look at as they lie."""
+    """True for numbers in memory that torch can use without a copy."""
     if isinstance(array, Tensor):
         return True
     known = array.dtype in (np.float32, np.float64, np.int64)
@@ -104,10 +106,10 @@ def map_tokens(path: str | Path) -> np.ndarray:
         raise FileError(name, expected=expected, actual=received, allowed="a sentence is told in a list")
     try:
         if Path(path).suffix == ".npy":
-            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
+            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # `.npy` only: no pickle, no archive
         else:
             tokens = np.memmap(path, dtype=np.uint16, mode="r")
-    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
+    except Exception as error:  # numpy parses the header with Python's tokenizer, which may raise anything
         raise FileError(name, expected=expected, actual=str(error) or type(error).__name__) from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise FileError(name, expected=expected, actual=f"{tokens.dtype} of shape {tokens.shape}")
@@ -117,8 +119,13 @@ def map_tokens(path: str | Path) -> np.ndarray:
 def read_windows(
     task: Task, stream: Tensor | np.ndarray, words: int | None, name: str
 ) -> tuple[int, Callable[[int], Example]]:
-    """How many windows of `words` words and the one after them a stream has, and the function that reads one; the last
-    window has what is left."""
+    """Cut a stream of tokens into windows of `words` words, each with the word after it; the last one may be shorter.
+
+    Consecutive windows share one token: the last target of a window is the first input of the next.
+
+    Returns:
+        The number of windows, and the function from an index to its example.
+    """
     stack = task.next_word
     if stack is None or len(task.stacks) > 1:
         expected = "sentences: a stream is for a net of one stack that tells the next word"

@@ -41,16 +41,16 @@ FORMS_BY_MODE: dict[ObservedMode, str] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples of one form, and minibatches of them by step: for a seed the same in every run, each once in an epoch.
+    """Examples, and minibatches of them by step: reproducible by a seed, each example once in an epoch.
 
     Args:
         task: the words and the readouts of the net.
-        size: how many examples there are; None where a function makes a batch for each step.
-        example: the function from a place to its example.
-        batch: how many examples a step has.
-        seed: what decides the order of the examples.
-        make_batch: the function from a step to its batch, where there is one.
-        full_batch: all examples as one batch, where they came so; no example is then looked at.
+        size: the number of examples; None if a function makes a batch for each step.
+        example: the function from an index to its example.
+        batch: the number of examples of a step.
+        seed: the seed of the order of the examples.
+        make_batch: the function from a step to its batch, if there is one.
+        full_batch: all examples as one batch, if they came as arrays; `example` is then not called.
     """
 
     task: Task
@@ -63,11 +63,11 @@ class Dataset:
 
     @property
     def epoch(self) -> int | None:
-        """How many steps an epoch has; None where every step has data of its own."""
+        """The number of steps of an epoch; None if a function makes a batch for each step."""
         return None if self.size is None else -(-self.size // self.batch)
 
     def __call__(self, step: int) -> Batch:
-        """The minibatch of a step, counted from 0."""
+        """The minibatch of a step, counted from 0; its order depends on the seed and the epoch only."""
         if self.size is None or self.epoch is None:
             assert self.make_batch is not None
             return self.make_batch(step)
@@ -75,20 +75,20 @@ class Dataset:
         return self.take(_shuffle_indices(self.size, self.seed, epoch)[index * self.batch : (index + 1) * self.batch])
 
     def in_order(self) -> list[Batch]:
-        """All examples once, as they come, in minibatches."""
+        """All examples once, in their given order, in minibatches."""
         if self.size is None:
             raise BNetError("held_out", expected=DATA_FORMS, actual="a function of the step")
         return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
     def take(self, indices: Tensor, *, mask_padding: bool = False) -> Batch:
-        """The examples at some places as one batch; see `pad_examples`."""
+        """The examples at some indices as one batch; see `pad_examples`."""
         if self.full_batch is not None:
             return self.full_batch.take(indices)
         assert self.example is not None
         return pad_examples(self.task, [self.example(int(k)) for k in indices], mask_padding=mask_padding)
 
     def digest(self) -> str:
-        """What tells other data: how much there is, and its first and last example."""
+        """A hash that identifies the data: their number, the first and the last example; of arrays, every number."""
         if self.size is None:
             return "a function of the step"
         if self.example is None:
@@ -117,13 +117,13 @@ def read_batch(
         network: the net.
         data: a list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
             observed), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), or a `Batch` or a
-            `Dataset`, which are taken as they are. A tuple is a pair; a sentence is a list.
+            `Dataset`, which are used as they are. A tuple is a pair; a sentence is a list.
         subject: the name of the data in messages.
-        observed: whether something must be observed ("required"), may be ("optional": also the next words of a net that
-            tells them), or is left out ("none").
-        missing: whether NaN in every number of a word says that the word was not observed.
+        observed: whether observations are "required", "optional" (also the next words of a net that predicts them), or
+            left out ("none").
+        missing: whether NaN in every number of a word means that the word was not observed.
         missing_option: how the caller turns `missing` on, for the error; None where there is no such option.
-        mask_padding: whether all padding has a mask; by default only where a word could read it.
+        mask_padding: whether all padding is masked; by default only where a word could read it.
 
     Returns:
         The batch, in the net's floating type.
@@ -163,7 +163,7 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
 
     Args:
         network: the net.
-        data: a list or an array of sentences, or what says beside them what is observed, which is left out.
+        data: a list or an array of sentences; observations that come with them are left out.
         subject: the name of the data in messages.
 
     Raises:
@@ -206,17 +206,17 @@ def read_dataset(
     """Read data of any form as examples, in minibatches by step.
 
     Args:
-        reader: how one example is read.
+        reader: the reader of one example.
         data: as for `read_batch`; or an array `[sentence, word]`, a stream of tokens (an array or a file), or a
-            function from the step to any of these, which is one batch as it is.
-        batch: how many examples a step has.
-        seed: what decides the order of the examples.
-        words: how many words a window of a stream has.
+            function from the step to any of these, which is one batch.
+        batch: the number of examples of a step.
+        seed: the seed of the order of the examples.
+        words: the number of words of a window of a stream.
         subject: the name of the data in messages.
         expected: the forms that messages name.
 
     Returns:
-        The data set. Arrays stay as they are: of a file, only the examples of a step are read.
+        The data set. Arrays are not copied: of a file, only the examples of a step are read.
 
     Raises:
         BNetError: where data are of another form.
@@ -249,7 +249,7 @@ def read_dataset(
 
 
 def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str) -> Dataset:
-    """The data set of whole arrays, or of a list of examples."""
+    """The data set of a tuple of arrays, of one array, or of a list of examples."""
     task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
@@ -293,7 +293,7 @@ def _to_rows(data: object, subject: str) -> object:
 
 
 def has_observed(task: Task, data: object) -> bool:
-    """True for data that say what is observed: a tuple (x, y), pairs, or mappings that name more than the stacks."""
+    """True for data with observations: a tuple (x, y), pairs, or mappings with more keys than the stacks."""
     if not task.readouts:
         return False
     parts = len(task.stacks) + len(task.readouts) if len(task.stacks) == 1 else 0
@@ -308,7 +308,7 @@ def has_observed(task: Task, data: object) -> bool:
 
 
 def _drop_observed(task: Task, data: object) -> object:
-    """Sentences alone, of data that may say what is observed; the reader leaves it out of mappings."""
+    """The sentences of data that may have observations; of mappings the reader drops them."""
     if not has_observed(task, data):
         return data
     if isinstance(data, tuple):

@@ -29,8 +29,8 @@ class EncodedSentence:
 
     Args:
         tokens: the name of each word of each stack.
-        given: the value of each input family, `[*plates, word, *shape]`.
-        tokenized: what the net's tokenizer made of the text of a stack; a stack of words or ids has none.
+        given: the value of each input group, `[*plates, word, *shape]`.
+        tokenized: the output of the net's tokenizer for the text of a stack; a stack of words or ids has none.
         unnamed: the stacks whose words came as vectors: their tokens are numerals.
     """
 
@@ -61,14 +61,14 @@ class EncodedSentence:
         return tuple(flags)
 
     def get_spans(self) -> tuple[Span | None, ...]:
-        """Where each token stands in its text, all stacks in order."""
+        """The character span of each token in its text, all stacks in order; None without a text."""
         spans: list[Span | None] = []
         for stack, tokens in self.tokens.items():
             spans += self.tokenized[stack].spans if stack in self.tokenized else [None] * len(tokens)
         return tuple(spans)
 
     def group_subwords(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each whole word, all stacks in order."""
+        """The indices of the tokens of each word, all stacks in order."""
         groups: list[tuple[int, ...]] = []
         start = 0
         for stack, tokens in self.tokens.items():
@@ -91,11 +91,11 @@ def encode_sentence(
 
     Args:
         network: the net, which must have one floating type. A net without words takes no sentence.
-        sentence: text, a list of words, ids, vectors or an image; where the net has several stacks, a mapping from
-            stack. A net with a tokenizer reads text and lists of words by it.
-        x: the words as vectors `[word, *shape]`, beside their names in `sentence` or without them.
-        given: values of further input nodes by family name, `[*plates, word, *shape]`.
-        pair: a second sentence, which the tokenizer puts behind the first.
+        sentence: text, a list of words, ids, vectors or an image; a mapping from stack if the net has several. A net
+            with a tokenizer encodes text and lists of words by it.
+        x: the words as vectors `[word, *shape]`, with or without their names in `sentence`.
+        given: values of further input nodes by the name of their group, `[*plates, word, *shape]`.
+        pair: a second sentence, which the tokenizer appends to the first.
 
     Returns:
         The sentence as tensors, on the device of the net.
@@ -153,7 +153,7 @@ def _is_numeric_table(sentence: object) -> bool:
 def _encode_stack(
     network: Network, stack: str, words: object, x: object, extra: Mapping[str, object]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """The tokens of one stack, and the value of the family that its words fill."""
+    """The tokens of one stack, and the value of the input group that its words fill."""
     name, encoder = describe_sentence(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
@@ -163,7 +163,7 @@ def _encode_stack(
                 name, expected="an image [channel, row, column], or its words as vectors (x=)", actual="both"
             )
         value = encoder.encode_vectors(x, "x").to(network.dtype)
-        if not bool(value.isfinite().all()):  # the net's type may hold less than the numbers came in
+        if not bool(value.isfinite().all()):  # the cast to the net's type may overflow
             raise BNetError("x", expected="finite numbers", actual=f"numbers that {network.dtype} cannot hold")
         tokens = encoder.name_words(x if words is None else words, value)
         if len(tokens) != len(value):
@@ -181,7 +181,7 @@ def _encode_stack(
 
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
-    """The tokens of a stack whose words fill no family: `given` has the value of it, or it has none."""
+    """The tokens of a stack whose words fill no input group: its value is in `given`, or there is none."""
     name, vocabulary = describe_sentence(stack), network.vocabularies.get(stack)
     tokens = split_words(name, words)
     if tokens is not None:
@@ -195,7 +195,7 @@ def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
 def _tokenize(
     tokenizer: Tokenizer | None, sentence: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, TokenizedText]:
-    """What the tokenizer makes of what is given, if it is text; the segments go to their node among `extra`."""
+    """The output of the tokenizer for each stack that has text; segment ids are added to `extra` for their node."""
     is_multi_stack = len(stacks) > 1
     if tokenizer is None or is_multi_stack or not is_text(sentence):
         if pair is not None:
@@ -215,7 +215,7 @@ def _tokenize(
 def split_by_stack(
     subject: str, value: object, stacks: Sequence[str], given_stack: str | None = None
 ) -> dict[str, Any]:
-    """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `given_stack` one."""
+    """A value for each stack, from a mapping or from the value of the only stack besides `given_stack`."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
@@ -229,11 +229,11 @@ def split_by_stack(
 
 
 def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
-    """Numbers for words, where all that is given of a stack is the value of its input nodes."""
+    """Numerals as words, if only the values of input nodes are given of a stack."""
     for name, value in extra.items():
         group = network.get_spec(name).group
         if isinstance(value, Tensor) and not is_dense(value):
-            continue  # which is refused where it is read
+            continue  # `_encode_given` refuses it
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
         if group.word_stack == stack and len(shape) > len(group.plates):
             return [str(i) for i in range(shape[len(group.plates)])]
@@ -243,7 +243,7 @@ def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> 
 def _check_same_ids(
     network: Network, stack: str, words: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
 ) -> None:
-    """Refuse words of a sentence beside other ids that `given` has for them."""
+    """Refuse words of a sentence whose ids differ from those in `given`."""
     encoder = word_encoder(network, stack)
     if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
         return
@@ -306,7 +306,7 @@ def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool
 
 
 def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
-    """The `do` after which a value with a dim for each open choice is one of that shape; None for any other value."""
+    """Suggest the `do` on a choice for a value with a leading dim of its states; None for any other value."""
     graph = network.graph
     choices = [m.group.name for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]]
     has_choice_dim = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
@@ -314,7 +314,7 @@ def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str |
 
 
 def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Nodes told by a mapping and by keyword, none by both."""
+    """Merge the values of nodes given by a mapping and by keywords; refuse a node that is in both."""
     for name in nodes:
         if name in named:
             raise EvidenceError(
@@ -324,7 +324,7 @@ def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str
 
 
 def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
-    """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
+    """Refuse numbers of words for which a word has nothing to read, or that exceed the learned positions."""
     for spec in network.specs:
         group = spec.group
         n = 1 if group.word_stack is None else word_counts[group.word_stack]
@@ -345,7 +345,7 @@ def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
 
 
 def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) -> int:
-    """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
+    """The state of a label: of the TPM's labels, or of the stack's vocabulary."""
     labels = getattr(spec.tpm, "labels", None)
     readout = spec.group.step == network.graph.slices.get(spec.group.stack) and spec.tpm.kind == "discrete"
     if labels is None and (readout or spec.tpm.kind == "input"):

@@ -1,4 +1,4 @@
-"""One example of a data set: words and what is observed; and the columns of a net without words, for each node one."""
+"""One example of a data set: words and observations; and the columns of a net without words, one for each node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMN_FORMS = (
 
 @dataclass(frozen=True)
 class Example:
-    """One sentence: the words of each stack, and what is observed at each readout."""
+    """One sentence: the words of each stack, and the observations of each readout."""
 
     words: Mapping[str, Tensor]
     observed: Mapping[str, Tensor]
@@ -38,10 +38,10 @@ class ExampleReader:
 
     Args:
         task: the words and the readouts of the net.
-        start: a word that goes before each sentence whose next words are told; None for none.
-        stop: a word that goes behind it.
-        inputs_only: whether nothing is observed; what a mapping has of readouts is then left out.
-        missing: whether NaN in all numbers of a word says that it was not observed; None where any NaN of it does.
+        start: a word to put before each sentence whose next words are predicted; None for none.
+        stop: a word to append to it.
+        inputs_only: whether nothing is observed; the readouts of a mapping are then left out.
+        missing: whether NaN in all numbers of a word means that it was not observed; None if any NaN of it does.
         missing_option: how a caller turns `missing` on, for the error.
     """
 
@@ -57,7 +57,7 @@ class ExampleReader:
             self.reject_start_stop("the net tells no next word")
 
     def reject_start_stop(self, reason: str) -> None:
-        """Refuse words around what is told, where they would have no effect."""
+        """Refuse start and stop words where they would have no effect."""
         for option, word in (("start", self.start), ("stop", self.stop)):
             if word is not None:
                 raise BNetError(option, expected=f"None: {reason}", actual=word)
@@ -66,8 +66,8 @@ class ExampleReader:
         """Read an example.
 
         Args:
-            row: a sentence, where nothing is observed or next words are; a tuple of the words of each stack or of a
-                sentence and what is observed; or a mapping from stack and readout.
+            row: a sentence, if nothing or the next words are observed; a tuple of the words of each stack, or of a
+                sentence and its observations; or a mapping from stack and readout.
 
         Raises:
             BNetError: where a part is missing or of another form.
@@ -88,7 +88,7 @@ class ExampleReader:
         return self._read_parts(dict(zip(names, row, strict=True)))
 
     def _example_error(self, row: object, names: Sequence[str]) -> BNetError:
-        """The error of what is no example; a series of real-valued words is to be cut into pairs."""
+        """The error for a row that is no example; for a series of real-valued words it names the function to use."""
         expected, allowed = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
             stacks = [readout.group.word_stack for readout in self.task.readouts]
@@ -139,7 +139,7 @@ class ExampleReader:
         return words[:-1], words[1:]
 
     def encode_observed(self, readout: NodeSpec | None, value: object) -> Tensor:
-        """What is observed of a readout, as a tensor."""
+        """Encode the observations of a readout as a tensor."""
         if readout is None:
             array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
             return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
@@ -156,14 +156,14 @@ class ExampleReader:
         return to_integers(group.name, value)
 
     def is_invalid(self, value: Tensor) -> Tensor:
-        """Where real numbers cannot be what is observed: infinite ones, and a NaN where it does not say `missing`."""
+        """The mask of invalid observations: infinity, and NaN unless it marks a missing word."""
         if self.missing is None:
             return value.isinf()
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
     def _get_label_states(self, readout: NodeSpec) -> Mapping[str, int]:
-        """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
+        """The state of each label of a readout: its labels, or the words of its stack if it predicts these."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
             return {label: state for state, label in enumerate(labels)}
@@ -173,7 +173,7 @@ class ExampleReader:
     def check_observed(
         self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
     ) -> None:
-        """Refuse what is observed of a readout in another form, or states that it has not; `leading` dims come first."""
+        """Refuse observations of a wrong shape, or states out of range; `leading` are their first dims."""
         if readout is None:
             return
         group, discrete = readout.group, readout.tpm.kind == "discrete"
@@ -194,7 +194,7 @@ class ExampleReader:
 
 
 def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:
-    """States of labels; None is what is not observed."""
+    """States of labels; None stands for a missing observation."""
     if value is None:
         return UNOBSERVED
     if isinstance(value, str):
@@ -205,7 +205,7 @@ def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) ->
 
 
 def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Example:
-    """An example, or the error that says which one it is."""
+    """Read an example; an error names its row."""
     try:
         return reader(row)
     except BNetError as error:
@@ -213,19 +213,19 @@ def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Ex
 
 
 def add_row_number(error: BNetError, subject: str, k: int) -> BNetError:
-    """An error of a part of a row, with the number of the row."""
+    """The same error with the number of the row."""
     return type(error)(
         f"{subject}[{k}], {error.subject}", expected=error.expected, actual=error.actual, allowed=error.allowed
     )
 
 
 def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:
-    """Put examples together, padded behind their ends.
+    """Collate examples, padded at their ends.
 
     Args:
         task: the words and the readouts of the net.
         examples: at least one.
-        mask_padding: whether all padding has a mask; by default only where a word could read it.
+        mask_padding: whether all padding is masked; by default only where a word could read it.
 
     Returns:
         The batch, real numbers in the net's floating type.
@@ -253,13 +253,13 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
     """Read the columns of a net without words.
 
     Args:
-        reader: how what is observed is read; its readouts are the random nodes.
+        reader: the reader of observations; its readouts are the random nodes.
         data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
-            name: its column may stand alone.
+            name: its column alone is enough.
         subject: the name of the data in messages.
 
     Returns:
-        The values of input nodes, and what is observed of random ones, both `[sentence, *plates, *shape]` by name.
+        The values of input nodes, and the observations of random ones, both `[sentence, *plates, *shape]` by name.
 
     Raises:
         BNetError: where a column is missing, of another length or of another shape.
@@ -301,7 +301,7 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
 
 
 def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
-    """A column for each node."""
+    """The column of each node."""
     if isinstance(data, Mapping):
         by_node = dict(data)
     elif is_dataframe(data):
@@ -321,12 +321,12 @@ def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
 
 
 def is_dataframe(data: Any) -> TypeGuard[Any]:
-    """True for a DataFrame of pandas, which is not imported."""
+    """True for a DataFrame of pandas (by its methods, since pandas is imported only where it is needed)."""
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 
 
 def _series_to_list(spec: NodeSpec, column: Any) -> Any:
-    """A Series of pandas as a list, None where it has no value; a number of a node of width 1 is its vector."""
+    """A Series of pandas as a list, with None for missing values; numbers of a node of width 1 become vectors."""
     if not hasattr(column, "isna"):
         return column
     values = [None if absent else value for value, absent in zip(column, column.isna(), strict=True)]
@@ -336,7 +336,7 @@ def _series_to_list(spec: NodeSpec, column: Any) -> Any:
 
 
 def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
-    """A column in which None says that a state, and NaN that a real number was not observed."""
+    """A column in which None marks a missing state, and NaN a missing real number."""
     if spec.tpm.kind == "discrete":
         return _to_integer_states(column)
     if not isinstance(column, list | tuple):
@@ -346,7 +346,7 @@ def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
 
 
 def _to_integer_states(column: Any) -> Any:
-    """States with None for NaN, 0 and 1 for booleans, and whole numbers for those in a floating type."""
+    """States as integers, from booleans and floating types too; NaN becomes None."""
     if isinstance(column, Tensor | np.ndarray):
         array = to_numpy(column) if isinstance(column, Tensor) else column
         return _to_integer_states(array.tolist()) if array.dtype.kind in "bfO" else column
@@ -362,7 +362,7 @@ def _to_integer_states(column: Any) -> Any:
 def _check_shape(
     network: Network, spec: NodeSpec, value: Tensor, subject: str, leading: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
-    """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
+    """Refuse values of a node that are not `[*leading, *plates, word, *shape]`."""
     group, is_state = spec.group, spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
     shape = (*leading, *(network.graph.plate_sizes[plate] for plate in group.plates))
     shape += (len(words[group.word_stack]),) if group.word_stack is not None else ()

@@ -1,7 +1,7 @@
 """The architectures, one file each: a function of the file's name that returns a `BNet` of its declaration.
 
-To add one, add a file; `bt.models.name` is there. A file whose name begins with `_` is what several share. Beside
-them `compute_attention_weights` reads the weights of torch's own modules, and `shift_right` makes a decoder's words of its outputs.
+To add an architecture, add a file; it becomes `bt.models.<name>`. Files whose names begin with `_` are shared code.
+`weights_of` converts the weights of torch's modules, and `shift_right` makes a decoder's inputs from its outputs.
 """
 
 import importlib

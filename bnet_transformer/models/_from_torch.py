@@ -1,4 +1,4 @@
-"""From torch's own modules to our parameters: the same numbers under the names of `encoder`, `recurrent` and others."""
+"""Convert the weights of torch's modules to parameters of `encoder`, `encoder_decoder`, `decoder` and `recurrent`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,16 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 
     A `Transformer` is an `encoder_decoder`, a `TransformerDecoder` its stack `dec`, a `TransformerEncoder` an
     `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. An `RNN` or `LSTM` is a
-    `recurrent` net, whose one bias is the sum of their two. `stack` names another stack.
-    With the `net` that is to have them, a copy that would be no whole one is refused: parameters of its slices and
-    final norms that the module does not have, those of the module that it does not have, another activation.
+    `recurrent` net, whose bias is the sum of torch's two.
+
+    Args:
+        module: The module of torch.
+        stack: The name of the stack; by default as above.
+        net: The net for the weights, to check that they fit: its slices and final norms must have the parameters of the
+            module, all of them and no others, and the same activation.
+
+    Returns:
+        The parameters by name, copies.
 
     >>> sorted(weights_of(nn.MultiheadAttention(8, 2, bias=False)))
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
@@ -47,7 +54,7 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 
 
 def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
-    """The stacks of a module and their names with us."""
+    """The parts of a module that are stacks, with the names of the stacks."""
     if not isinstance(module, nn.Module):
         raise BNetError("module", expected="a transformer of torch", actual=module, allowed=SUPPORTED_MODULES)
     if isinstance(module, nn.Transformer):
@@ -59,7 +66,7 @@ def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
 
 
 def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
-    """The weights of one stack."""
+    """The parameters of one stack."""
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
         parts = [] if module.norm is None else [_convert_norm("norm", None, module.norm)]
         for t, layer in enumerate(module.layers):
@@ -79,7 +86,7 @@ def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
 
 
 def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Refuse a copy into the slices and the final norm of a stack that leaves some of either side out."""
+    """Refuse weights that are not exactly those of the slices and the final norm of a stack, or another activation."""
     specs = [spec for spec in net.network.specs if spec.group.stack == stack]
     steps = range(net.network.graph.slices.get(stack, 0))
     inside = [m for m in specs if m.group.role == "norm" or m.group.step in steps]
@@ -95,7 +102,7 @@ def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[s
         expected = "the parameters of the module, all of them"
         allowed = "slices=, bias=, norm=, final_norm= as it has them"
         raise BNetError("net", expected=expected, actual="; ".join(differences), allowed=allowed)
-    x = torch.linspace(-4, 4, 65)
+    x = torch.linspace(-4, 4, 65)  # activations are compared as functions: torch may have a function or a module
     activations = [layer.activation for layer in module.modules() if isinstance(layer, LAYER_TYPES)]
     activations += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
     kind = Recur if isinstance(module, nn.RNN) else FeedForward
@@ -106,7 +113,7 @@ def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[s
 
 
 def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
-    """One slice."""
+    """The parameters of one slice."""
     if not isinstance(layer, LAYER_TYPES):
         raise BNetError(
             "module", expected="a transformer of torch", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
@@ -123,7 +130,7 @@ def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
 
 
 def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[RoleParameters]:
-    """The weights of all heads, a plate of them leading."""
+    """The parameters of multi-head attention, with a leading plate of heads."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         received = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
@@ -142,7 +149,7 @@ def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> li
 
 
 def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
-    """All slices of a recurrent net."""
+    """The parameters of all slices of a recurrent net; torch stacks the rows of its gates in one matrix."""
     if module.bidirectional or module.proj_size:
         received = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
         raise BNetError(
@@ -164,7 +171,7 @@ def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
 
 
 def _convert_norm(role: str, t: int | None, norm: nn.Module) -> RoleParameters:
-    """Gain and bias of a layer norm."""
+    """The gain and the bias of a layer norm."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.eps != Norm().eps:
         raise BNetError("norm", expected=f"a LayerNorm with a gain and eps={Norm().eps}", actual=norm)
     return role, t, {"gain": norm.weight, "bias": norm.bias}

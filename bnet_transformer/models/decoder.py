@@ -1,4 +1,4 @@
-"""The decoder of the vanilla transformer without an encoder: a GPT-like net, which tells the next word of each word.
+"""The decoder of the vanilla transformer without an encoder: a GPT-like net, which predicts the next word of each word.
 
     x_0 = sqrt(d) E[token] + position     a^h_i = sum_(j <= i) v^h_j softmax_j(q^h_i . k^h_j / sqrt(d_k))
     P(y_i | words up to i) = softmax(E x_i)_(y_i)

@@ -48,8 +48,8 @@ def encoder_decoder(
     The arguments are those of `encoder` and `decoder`. Both stacks share `features` or `vocabulary`, and with `tie`
     one table serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the
     readout's.
-    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom; `slices` may map `"enc"` and
-    `"dec"` to their numbers.
+    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to a mask: which words a word reads; `slices` may map
+    `"enc"` and `"dec"` to numbers of slices.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -87,7 +87,7 @@ def encoder_decoder(
 
 
 def _parse_slices(slices: object) -> dict[str, int]:
-    """How many slices each stack has."""
+    """The number of slices of each stack."""
     by_stack = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
     if {*by_stack} != {"enc", "dec"}:
         raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", actual=slices)
@@ -95,7 +95,7 @@ def _parse_slices(slices: object) -> dict[str, int]:
 
 
 def _parse_masks(mask: Mapping[str, object] | None) -> dict[str, Reach]:
-    """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
+    """The reaches in the encoder, in the decoder, and from the decoder to the encoder."""
     given = check_mapping("mask", mask)
     check_names("mask", given, DEFAULT_MASKS)
     reaches = {name: parse_mask(value, f"mask of {name!r}") for name, value in {**DEFAULT_MASKS, **given}.items()}

@@ -40,7 +40,7 @@ def recurrent(
 
     Words are vectors of `features` numbers (dim by default), or of a `vocabulary`, embedded. `activation` is that of
     an RNN, "tanh" by default. The other arguments are those of `decoder`: with a vocabulary or features the readout
-    is the next word, unless it is told.
+    is by default the next word.
 
     >>> import bnet_transformer as bt
     >>> net = bt.recurrent(8, vocabulary=["the", "cat", "sat"])
@@ -62,7 +62,7 @@ def recurrent(
 
 
 def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:
-    """One slice: a word's next state, of its state and of the next state of the word before."""
+    """One slice: a word's next state, from its state and from the next state of the word before."""
     return [Node("x", Recur(dim, activation, bias), ["x", _previous_word("x")], WORD, shape=(dim,))]
 
 
@@ -77,5 +77,5 @@ def _build_lstm(dim: int, bias: bool) -> list[Node]:
 
 
 def _previous_word(role: str) -> Arrow:
-    """The state that this slice makes of the word before."""
+    """The state that this slice computes for the word before."""
     return Arrow(role, "before", slice="next")

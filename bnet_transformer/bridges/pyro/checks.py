@@ -1,7 +1,7 @@
-"""Values and distributions in Pyro's form, and what Pyro would pass over in silence.
+"""Convert values and distributions to Pyro's shapes and classes, and refuse mistakes that Pyro would ignore silently.
 
-Plates have fixed dims from the right, enumerated dims lie left of them. Refused are data for names that are no site or
-of another form, and choices that meet.
+Plates have fixed dims from the right; enumerated dims are left of them. Refused are data for names that are not sites,
+wrong shapes, and enumerated choices that cannot be summed out independently.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from bnet_transformer.compiler.validate_inputs import (
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, format_value
 
-UNKNOWN_GROUP = -1  # in a layout, a dim that Pyro enumerates: which family it belongs to is Pyro's to know
+UNKNOWN_GROUP = -1  # in a layout, a dim that Pyro enumerates, for a site that only Pyro knows
 
 
 def event_shape(spec: NodeSpec) -> tuple[int, ...]:
-    """The dims of a value of a family that are its own: none of a state."""
+    """The event shape of a group's site: its shape, or () for states."""
     return () if spec.tpm.kind == "discrete" else spec.shape
 
 
 class SiteStatusMessenger(Messenger):
-    """Sees whether a site within it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
+    """Records whether a site within it is enumerated, and whether its value is fixed (`obs=`, condition, do)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SiteStatusMessenger(Messenger):
 
 
 def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
-    """What the handlers around the model condition or set: `"condition"` or `"do"`, the name, the value."""
+    """The data of the handlers around the model: `"condition"` or `"do"`, the name, the value."""
     for handler in _PYRO_STACK:
         if isinstance(handler, ConditionMessenger | DoMessenger) and isinstance(handler.data, dict):
             kind = "do" if isinstance(handler, DoMessenger) else "condition"
@@ -64,9 +64,10 @@ def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
 def count_sentences(
     network: Network, observed: Mapping[str, Tensor], max_plate_nesting: int, minimum: int, batch: int | None
 ) -> int:
-    """How many sentences there are: where inputs tell of one (`minimum`), as many as are observed, or asked for.
+    """The number of sentences: that of the inputs (`minimum`) if above 1, else that of observations, or `batch`.
 
-    Observations are `[batch, *plates, word, *shape]`; what `condition` and `do` fix has Pyro's shape, `max_plate_nesting` plates.
+    Observations are `[batch, *plates, word, *shape]`; the data of `condition` and `do` have Pyro's shape, with
+    `max_plate_nesting` plates.
     """
     specs = {m.group.name: m for m in network.specs if m.tpm.is_random and m.scope != "corpus"}
     by_group = {specs[name].group.index: (name, value) for name, value in observed.items() if name in specs}
@@ -85,7 +86,7 @@ def count_sentences(
 
 
 def check_handled_sites(network: Network, sites: frozenset[str], observed: frozenset[str]) -> dict[str, frozenset[str]]:
-    """The sites under `condition` and `do`; refuse nodes of the net that are no site, and do on what is seen."""
+    """The sites under `condition` and `do`; refuses nodes that are not sites, and `do` on an observed site."""
     handled: dict[str, set[str]] = {"condition": set(), "do": set()}
     for handler, name, _ in iterate_handled_sites():
         if name in sites:
@@ -118,7 +119,7 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
 
 
 def check_type(subject: str, spec: NodeSpec, value: object, dtype: torch.dtype) -> Tensor:
-    """A value of a random family, or the error: states are whole numbers, the rest real ones of the net's type."""
+    """Return a value of a random group; refuses a wrong type: states are integers, others have the net's type."""
     if not isinstance(value, Tensor):
         raise BNetError(subject, expected="a tensor", actual=value)
     discrete = spec.tpm.kind == "discrete"
@@ -132,7 +133,7 @@ def check_type(subject: str, spec: NodeSpec, value: object, dtype: torch.dtype) 
 
 
 def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = None) -> None:
-    """Refuse NaN and infinity, where something is seen."""
+    """Refuse NaN and infinity in observed entries."""
     if not value.is_floating_point() or not is_readable(value):
         return
     bad = ~torch.isfinite(value.detach())
@@ -146,7 +147,7 @@ def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = Non
 
 
 def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
-    """A value `[batch, *plates, word, *shape]`, for sentences that are not known yet, or the error."""
+    """Return a value `[batch, *plates, word, *shape]`; refuses a wrong shape, as far as it is known before a run."""
     name, network, event = f"data[{spec.group.name!r}]", state.network, event_shape(spec)
     value = check_type(name, spec, value, network.dtype)
     words = value.shape[value.dim() - len(event) - 1] if value.dim() > len(event) else 0
@@ -157,7 +158,7 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
         expected += "".join(f", {network.graph.plate_sizes[plate]} along {plate}" for plate in spec.group.plates)
         raise BNetError(name, expected=expected, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
-    if spec.tpm.states is not None:  # of words that are read the run knows how many there are
+    if spec.tpm.states is not None:  # else the states are words, and only a run knows their number
         check_states(state, spec.group.index, name, value)
     return value
 
@@ -165,10 +166,10 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
 def check_sample(
     state: ExecutionState, spec: NodeSpec, subject: str, value: object, sizes: Sequence[int], handler: str
 ) -> Tensor:
-    """The value of a site: states that there are; under condition and do (`handler`), also of the form of the site.
+    """Return the value of a site; refuses states out of range, and under condition and do (`handler`) a wrong shape.
 
-    `sizes` are the site's sentences, plates and words. `do` may set one value for all; a value has further dims in
-    front where a handler draws many at once.
+    `sizes` are the numbers of sentences, plates and words of the site. `do` may set one value for all. Further dims in
+    front are those of vectorized samples.
     """
     if handler or spec.tpm.kind == "discrete":
         value = check_type(subject, spec, value, state.dtype)
@@ -190,7 +191,7 @@ def check_sample(
 
 
 def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
-    """Refuse a table of probabilities that is of another form or type, or whose rows are none."""
+    """Refuse a table of a wrong shape or type, or whose rows are not probabilities."""
     if not isinstance(value, Tensor) or value.dtype != stored.dtype:
         received = f"{value.dtype}" if isinstance(value, Tensor) else value
         raise BNetError(subject, expected=f"probabilities in {stored.dtype}", actual=received)
@@ -204,15 +205,16 @@ def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
 
 
 def find_meeting_group(network: Network, index: int, known: frozenset[int]) -> str | None:
-    """The first family in which entries of a plate meet that a choice was drawn for one by one; None where none does.
+    """The first group in which several entries of an enumerated choice meet; None if there is none.
 
-    Pyro sums such a choice out for each entry apart, which is right only while nothing depends on two of them.
+    Parallel enumeration gives all entries of a plate one dim of states, and sums them out independently. That is exact
+    only while no value depends on two entries of the choice (Obermeyer et al. 2019, tensor variable elimination).
     """
     spec = network.specs[index]
     choice_axes = set(spec.group.plates) | ({WORD} if spec.group.word_stack is not None else set())
     reached = {index: choice_axes}
     before: dict[int, set[str]] = {}
-    while reached != before:  # once more where families read each other word after word: no order has parents first
+    while reached != before:  # to a fixed point: in a recurrent component no order has all parents first
         before = dict(reached)
         for child in network.specs:
             child_id = child.group.index
@@ -232,14 +234,14 @@ def find_meeting_group(network: Network, index: int, known: frozenset[int]) -> s
 
 
 def _meets(child: NodeSpec, parent: ParentSpec, axis: str) -> bool:
-    """True where one entry of the child reads other entries of its parent along an axis."""
+    """True if one entry of the child reads other entries of its parent along an axis."""
     if axis in parent.over or axis in dict(parent.pick):
         return True
     return not parent.reach.is_positionwise if axis == WORD else axis not in child.group.plates
 
 
 def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """What a site returned, with all dims of the layout; the layout grows where Pyro enumerated one more site."""
+    """The value of a site with all dims of the layout; the layout grows if Pyro enumerated one more site."""
     split = value.dim() - len(event_shape(spec))
     leading, shape = list(value.shape[:split]), list(value.shape[split:])
     while len(leading) > state.layout.rank and leading[0] == 1:
@@ -249,7 +251,7 @@ def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Te
         expected = f"a value with the {plain} dims of sentence, plates and word (model.data makes them)"
         raise BNetError(spec.group.name, expected=expected, actual=f"shape {tuple(value.shape)}")
     more = len(leading) - state.layout.rank
-    if more > 0:  # room for more enumerated dims, in front of all values so far
+    if more > 0:  # Pyro allocates enumerated dims to the left, so earlier values get dims of size 1 in front
         state.layout = TensorLayout((*state.layout.enumerated, *[UNKNOWN_GROUP] * more), state.layout.plates)
         state.values.update({k: v.reshape([1] * more + list(v.shape)) for k, v in state.values.items()})
         state.known = {k: v.reshape([1] * more + list(v.shape)) for k, v in state.known.items()}
@@ -257,7 +259,7 @@ def align_site_value(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Te
 
 
 def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
-    """The same distribution as Pyro's class; a stranger's must be Pyro's or one that Pyro has under its name."""
+    """The same distribution as a class of Pyro; a class of torch needs a class of Pyro with the same name."""
     if isinstance(distribution, TorchDistributionMixin):
         return distribution
     if isinstance(distribution, Independent):

@@ -1,4 +1,4 @@
-"""The net as a Pyro model: one site for each random family, in plates; all that is deterministic is plain tensors."""
+"""The net as a Pyro model: one site for each random group, in plates; deterministic nodes are plain tensors."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 class PyroModel:
     """`model(x, y)`: a Pyro model of a batch of sentences.
 
-    `x` and `mask` are as for the compiled module. `y` maps families to what is seen of them, `[batch, *plates, word,
-    *shape]` (a tensor for the only readout); `seen` says, for a readout, of which words (booleans). `do` sets
-    families, deterministic ones too; `want` records deterministic ones under their names. `total` is the number of
-    sentences of the corpus of which `x` is a part; `batch` is the number of sentences where nothing else tells it, as
-    in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
+    `x` and `mask` are as for the compiled module. `y` maps groups of nodes to their observations, `[batch, *plates,
+    word, *shape]` (a tensor for the only readout); `observed_mask` is true for the words of a readout that are
+    observed. `do` sets groups, deterministic ones too; `record` adds deterministic ones as sites under their names.
+    `total` is the number of sentences of the corpus of which `x` is a part; `batch` is the number of sentences if
+    nothing else has it, as in a net without words; `parameters` replaces some of the net's (by `pyro.param`s, say).
 
-    Every random family is one site under its name, in the plates `sentence`, those of the net, and `word`
-    (`enc_word`, ... where stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
+    Every random group is one site under its name, in the plates `sentence`, those of the net, and `word`
+    (`enc_word`, ... if stacks have names). With `parameters="prior"` a table with a prior is a random variable: a
     Dirichlet site `theta_<owner>`. With `parameters="own"` every table has the values of the net, and there is no such
-    site: this is the model whose draws are data of this net. States have Pyro's shape, `[sentence, *plates, word]`
-    with size 1 where a family has no such plate: `data` makes it.
+    site: samples of this model are data of this net. States have Pyro's shape, `[sentence, *plates, word]` with size 1
+    for plates that a group does not have; `data` converts values to it.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.tpm import Categorical
@@ -90,7 +90,7 @@ class PyroModel:
         total: int | None = None,
         batch: int | None = None,
     ) -> dict[str, Tensor]:
-        """One course of events; returns the value of each site and wanted family, in Pyro's shape."""
+        """Run the model once; returns the value of each site and recorded group, in Pyro's shape."""
         sites = frozenset(name for name in self.sites if name not in check_mapping("do", do))
         y = self._observations_by_group(y)
         handled = checks.check_handled_sites(self.network, sites, frozenset(y))
@@ -114,9 +114,9 @@ class PyroModel:
         return self._run(run, tuple(record))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values `[batch, *plates, word, *shape]` of random families in Pyro's shape, for `condition` and `do`.
+        """Convert values `[batch, *plates, word, *shape]` of random groups to Pyro's shape, for `condition` and `do`.
 
-        Types, forms and states are checked here; what hangs on the sentences (how many, of how many words) in a run.
+        Types, shapes and states are checked here; the numbers of sentences and words are checked in a run.
         """
         cpu = torch.device("cpu")
         state = ExecutionState(
@@ -136,7 +136,7 @@ class PyroModel:
         return result
 
     def _run(self, run: _ModelRun, record: tuple[str, ...]) -> dict[str, Tensor]:
-        """Family after family: sites are drawn, the rest is computed."""
+        """Component by component in topological order: sample the sites, compute deterministic groups."""
         state, values, graph = run.state, {}, self.network.graph
         output = () if self.random_specs or record else (find_default_output(self.network),)
         requested = [
@@ -174,7 +174,7 @@ class PyroModel:
         return values
 
     def _sample_site(self, run: _ModelRun, spec: NodeSpec) -> Tensor:
-        """Draw a random family, or take what is seen of it."""
+        """Sample the site of a random group, or observe it."""
         index, name = spec.group.index, spec.group.name
         context, parents = gather_parents(run.state, spec)
         if spec.tpm.kind == "discrete":
@@ -213,7 +213,7 @@ class PyroModel:
         return sample
 
     def _sample_tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tables with a prior: log of Dirichlet rows, drawn once for the corpus."""
+        """The log probabilities of tables with a prior: Dirichlet rows, sampled once for the corpus."""
         tables: dict[str, Tensor] = {}
         for spec in self.random_specs:
             for name, concentration in spec.tpm.priors().items():
@@ -248,7 +248,7 @@ class PyroModel:
     def _create_plates(self, state: ExecutionState, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
         """The plates of a run, by kind (and by stack, for words).
 
-        A plate of one entry is left out, which changes nothing: Pyro's marginals fail on it with a KeyError.
+        Plates of size 1 are left out: they have no effect, and Pyro's marginals fail on them with a KeyError.
         """
         used_names = set(self.sites) | set(self.network.graph.by_name)
         if total is not None and check_int("total", total) < batch:
@@ -277,7 +277,7 @@ class PyroModel:
         intervened: Collection[int],
         batch: int,
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """What is seen, all finite, zero where nothing is; and of which entries something is, both in the layout."""
+        """The observations, finite, zero in unobserved entries, and their masks; both by group, in the layout."""
         by_group: dict[int, tuple[str, Tensor]] = {}
         names = [m.group.name for m in self.random_specs]
         for name, value in y.items():
@@ -313,7 +313,7 @@ class PyroModel:
         return observed, masks
 
     def _observations_by_group(self, y: StackTensors | None) -> Mapping[str, Tensor]:
-        """What is seen, by family: a tensor alone is the only readout's."""
+        """The observations by group; a single tensor is that of the only readout."""
         leaves = [m.group.name for m in self.random_specs if not self.network.graph.out_edges[m.group.index]]
         if isinstance(y, Tensor):
             if len(leaves) != 1:
@@ -324,8 +324,8 @@ class PyroModel:
 
 @dataclass(frozen=True)
 class _ModelRun:
-    """What one run is told: what is seen and of which entries, which sites are under `condition` and `do`, which
-    families are set, how many sentences there are, and how many each stands for."""
+    """The inputs of one run: observations and their masks, the sites under `condition` and `do`, the plates, the groups
+    that `do=` sets, the number of sentences, and the scale `total / batch`."""
 
     state: ExecutionState
     observed: Mapping[int, Tensor]
@@ -337,7 +337,7 @@ class _ModelRun:
     scale: float
 
     def get_site_sizes(self, spec: NodeSpec) -> list[int]:
-        """How many entries a site has along the sentences, each plate of the net, and the words."""
+        """The sizes of a site along the sentences, each plate of the net, and the words."""
         group, network = spec.group, self.state.network
         sizes = [network.graph.plate_sizes[plate] if plate in group.plates else 1 for plate in self.state.layout.plates]
         num_words = 1 if group.word_stack is None else self.state.word_counts[group.word_stack]
@@ -351,9 +351,10 @@ class _ModelRun:
         return [self.plates[key] for key in keys if key in self.plates]
 
     def get_observed_mask(self, spec: NodeSpec, is_fixed: bool) -> Any:
-        """Of which entries a seen site counts: those that are seen, of words that are present.
+        """The mask of the entries of a site whose log probability counts: observed ones, at words that are present.
 
-        The choices of words that are absent still sum to one, so they are not masked: a masked sum would count states.
+        Sampled choices of padding words are not masked: their probabilities sum to one, while the masked factor 1 would
+        sum to the number of states.
         """
         state = self.state
         mask = self.observed_masks.get(spec.group.index)
