@@ -149,14 +149,14 @@ def sentence_to_networkx(
         max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
     check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
-    arrow_weights_ = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
+    weights_by_arrow = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
     return ground_graph_to_networkx(
         state.network,
         state.ground,
         selection=selection,
         tokens=state.tokens,
         observed=state.evidence.keys(),
-        weights=arrow_weights_,
+        weights=weights_by_arrow,
         min_weight=min_weight,
         limit=limit,
     )

@@ -118,11 +118,9 @@ def to_bif(
     for table in tables:
         bar = f" | {', '.join(table.parents)}" if table.parents else ""
         lines.append(f"probability ( {table.name}{bar} ) {{")
-        for parent_states in np.ndindex(*table.values.shape[1:]):
-            condition = ", ".join(
-                names[parent][state] for parent, state in zip(table.parents, parent_states, strict=True)
-            )
-            row = ", ".join(map(repr, table.values[(slice(None), *parent_states)].tolist()))
+        for index in np.ndindex(*table.values.shape[1:]):
+            condition = ", ".join(names[parent][state] for parent, state in zip(table.parents, index, strict=True))
+            row = ", ".join(map(repr, table.values[(slice(None), *index)].tolist()))
             lines.append(f"  ({condition}) {row};" if condition else f"  table {row};")
         lines.append("}")
     return "\n".join(lines) + "\n"
@@ -158,17 +156,14 @@ def model_to_tables(
     with torch.no_grad():
         for parents, group in _group_by_parents(plans).items():
             sizes = [open_model.count_states(parent) for parent in parents]
-            reference_runs = reference.enumerate_runs(open_model, list(parents), known, runs)
-            logs = [
-                [_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in reference_runs
-            ]
+            results = reference.enumerate_runs(open_model, list(parents), known, runs)
+            logs = [[_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in results]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
                 table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
-                values = (
-                    _build_likelihood_table(table, plan.name, plan.evidence)
-                    if plan.evidence is not None
-                    else np.exp(table)
-                )
+                if plan.evidence is not None:
+                    values = _build_likelihood_table(table, plan.name, plan.evidence)
+                else:
+                    values = np.exp(table)
                 tables[plan.name] = ConditionalTable(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: OBSERVATION_STATES[0] for plan in plans if plan.evidence is not None}
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
@@ -188,8 +183,8 @@ def _plan_tables(
     nodes = [n for group in groups for n in ground.select_nodes(group).tolist() if n not in model.do]
     if not nodes:
         kinds = sorted({type(m.tpm).__name__ for m in model.network.specs if m.tpm.is_random})
-        received = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
-        raise BNetError("discrete part", expected="at least one discrete random node", actual=received)
+        actual = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
+        raise BNetError("discrete part", expected="at least one discrete random node", actual=actual)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
         """The discrete random nodes on which the distribution of a node depends."""
@@ -224,10 +219,8 @@ def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: i
             )
         total += entries
     if total > limit:
-        received = f"{_format_count(total)} in {len(plans)} tables"
-        raise BudgetError(
-            "discrete part", expected=f"at most {limit} entries in all", actual=received, allowed="limit="
-        )
+        actual = f"{_format_count(total)} in {len(plans)} tables"
+        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=actual, allowed="limit=")
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
         expected = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
@@ -268,8 +261,8 @@ def _build_likelihood_table(log_likelihood: NDArray[np.float64], name: str, evid
     """The table of seen and unseen: the likelihood divided by its maximum is a probability, with the same ratios."""
     top = log_likelihood.max()
     if not top > -math.inf:
-        received = f"{evidence.tolist()}, of probability zero"
-        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=received)
+        actual = f"{evidence.tolist()}, of probability zero"
+        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=actual)
     likelihood = np.exp(log_likelihood - top)
     return np.concatenate([likelihood, 1 - likelihood])
 

@@ -11,6 +11,7 @@ maps, for all words and all gates at once. The loop then has one product `U h` f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -46,29 +47,30 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
     """Compute the value of every group of a plan; they are written into `state.values`."""
     for component, released in zip(plan.components, plan.released, strict=True):
-        if component[0] in plan.deferred:
+        index = component[0]  # a component of several groups is recurrent
+        if index in plan.deferred:
             pass
-        elif component[0] in plan.folds:
-            state.values[component[0]] = compute_folded_attention(state, plan.folds[component[0]])
-        elif component[0] in plan.fused_maps:
-            state.values |= compute_fused_maps(state, plan.fused_maps[component[0]])
-        elif component[0] in state.values:
+        elif index in plan.folds:
+            state.values[index] = compute_folded_attention(state, plan.folds[index])
+        elif index in plan.fused_maps:
+            state.values |= compute_fused_maps(state, plan.fused_maps[index])
+        elif index in state.values:
             pass  # computed with an earlier fused map
-        elif component[0] in plan.recurrent:
+        elif index in plan.recurrent:
             state.values |= Scan(state, component).run(released)
         else:
-            state.values[component[0]] = compute_value(state, component[0])
-        if component[0] in state.attention_rows and component[0] not in state.known:
-            state.values[component[0]] = _apply_attention_rows(state, component[0])
-        if component[0] in state.patched and component[0] not in plan.recurrent:
-            state.values[component[0]] = _apply_patch(state, component[0])
-        if component[0] in state.gates:
-            state.values[component[0]] = state.values[component[0]] * state.gates[component[0]]
-        if component[0] in state.perturbations:
-            value = state.values[component[0]]
-            state.values[component[0]] = value + state.perturbations[component[0]].to(value.device)
-        for index in released:
-            state.values.pop(index, None)
+            state.values[index] = compute_value(state, index)
+        if index in state.attention_rows and index not in state.known:
+            state.values[index] = _apply_attention_rows(state, index)
+        if index in state.patched and index not in plan.recurrent:
+            state.values[index] = _apply_patch(state, index)
+        if index in state.gates:
+            state.values[index] = state.values[index] * state.gates[index]
+        if index in state.perturbations:
+            value = state.values[index]
+            state.values[index] = value + state.perturbations[index].to(value.device)
+        for unread in released:
+            state.values.pop(unread, None)
 
 
 def _apply_patch(state: ExecutionState, index: int) -> Tensor:
@@ -139,9 +141,9 @@ def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, pa
         return value
     value = spec.tpm.value(context, *parents)
     if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
-        received = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        actual = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         subject = f"{spec.group.name} ({type(spec.tpm).__name__})"
-        raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=received)
+        raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=actual)
     return value
 
 
@@ -289,10 +291,7 @@ class Scan:
             return lambda word: self.append_value(index, word, self.evaluate_word(spec, word))
         reads = [self.make_reader(parent) for parent in spec.parents]
         context = build_context(self.state, spec)
-        contexts = [
-            EvalContext(context.parameters, position, {}, {}, context.training, context.dtype)
-            for position in self.positions
-        ]
+        contexts = [replace(context, word=position, rotary={}) for position in self.positions]
         pad_dims = self.state.layout.pad_dims
         return lambda word: self.append_value(
             index, word, pad_dims(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)

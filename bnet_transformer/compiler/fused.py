@@ -165,9 +165,8 @@ def build_attention_inputs(
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
-    return AttentionInputs(
-        q, k, v, None if is_full else context.mask["k."], is_causal, tpm.score.get_scale(q.shape[-1]), bias
-    )
+    mask = None if is_full else context.mask["k."]
+    return AttentionInputs(q, k, v, mask, is_causal, tpm.score.get_scale(q.shape[-1]), bias)
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
@@ -191,11 +190,8 @@ def attend(inputs: AttentionInputs) -> Tensor:
     if n * m > MAX_EXPLICIT_PAIRS:
         return _scaled_dot_product(inputs)
     dims = classify_dims(inputs)
-    Q, K, V = (
-        dims.flatten(inputs.q, dims.only_q),
-        dims.flatten(inputs.k, dims.only_k, is_leading=True),
-        dims.flatten(inputs.v, dims.only_v),
-    )
+    Q, V = dims.flatten(inputs.q, dims.only_q), dims.flatten(inputs.v, dims.only_v)
+    K = dims.flatten(inputs.k, dims.only_k, is_leading=True)
     scores = scaled_product(Q, K, inputs.scale).reshape(len(Q), n, -1, m)
     if inputs.bias is not None:
         scores = scores + dims.flatten_mask(inputs.bias).unsqueeze(-2)
@@ -229,19 +225,15 @@ def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
     """The bias of the scores, with minus infinity for the words that are not read; None if there is neither."""
     if inputs.mask is None:
         return inputs.bias
-    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device).masked_fill_(
-        ~inputs.mask, -torch.inf
-    )
+    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device)
+    hidden = hidden.masked_fill_(~inputs.mask, -torch.inf)
     return hidden if inputs.bias is None else inputs.bias + hidden
 
 
 def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:
     """True if all heads of a group share k and v (Ainslie et al. 2023): their words are then rows of one product."""
-    shared = (
-        min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3
-        and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
-        and leading[-1] > 1
-    )
+    shared = min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3 and leading[-1] > 1
+    shared = shared and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
     return shared and tuple(broadcast_shapes(leading, inputs.v.shape[:-2])) == tuple(leading)
 
 
@@ -253,10 +245,8 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
     q, k, v, mask, is_causal = inputs.q, inputs.k, inputs.v, None if inputs.is_causal else inputs.mask, inputs.is_causal
     if inputs.bias is not None:
-        mask, is_causal = (
-            inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf),
-            False,
-        )
+        mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)
+        is_causal = False
     n = q.shape[-2]
     dims = classify_dims(inputs)
     if mask is None and not is_causal and dims.only_q and not dims.only_k and not dims.only_v:

@@ -22,9 +22,8 @@ def move_to_device(
     device = _choose_device(state, context, parents)
     read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
     mask = {slot: value.to(device) for slot, value in context.mask.items()}
-    return replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask), [
-        parent.to(device) for parent in parents
-    ]
+    context = replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask)
+    return context, [parent.to(device) for parent in parents]
 
 
 def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
@@ -171,10 +170,8 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
     shape = [1] * value.dim()
     shape[state.layout.batch_dim] = -1
     idx = last.reshape(shape)
-    full_shape = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
-    return value.expand(*full_shape[:axis], value.shape[axis], *full_shape[axis + 1 :]).gather(
-        axis, idx.expand(full_shape)
-    )
+    full = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
 def _get_indices_and_mask(
@@ -245,10 +242,8 @@ def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, 
         selected = selected.narrow(state.layout.word_dim, word, 1)
     extra = value.dim() - selected.dim()
     idx = selected.reshape(*selected.shape, *[1] * extra)
-    full_shape = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
-    return value.expand(*full_shape[:axis], value.shape[axis], *full_shape[axis + 1 :]).gather(
-        axis, idx.expand(full_shape)
-    )
+    full = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
+    return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
 
 
 def build_context(

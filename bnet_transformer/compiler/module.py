@@ -106,9 +106,8 @@ class CompiledModule(nn.Module):
         """
         names = (self.output,) if want is None else validate_outputs(want)
         state, plan = self.run(ExecutionRequest(names, x, mask, given, do, gates=gates))
-        values = {
-            name: self.compute_output(state, name, index) for name, index in zip(names, plan.outputs, strict=True)
-        }
+        outputs = zip(names, plan.outputs, strict=True)
+        values = {name: self.compute_output(state, name, index) for name, index in outputs}
         return values[self.output] if want is None else values
 
     def attention_weights(
@@ -145,18 +144,15 @@ class CompiledModule(nn.Module):
                 raise unknown_name_error("family that reads words", name, readers)
         requested = {name: readers[name] for name in (readers if nodes is None else nodes)}
         names = validate_outputs(want)
-        state, plan = self.run(
-            ExecutionRequest(names, x, mask, given, do, record_attention=frozenset(requested.values()))
-        )
+        recorded = frozenset(requested.values())
+        state, plan = self.run(ExecutionRequest(names, x, mask, given, do, record_attention=recorded))
         attention = {}
         for name, index in requested.items():
             weights = state.attention_weights[index]
             if weights is None:
                 spec = self.network.specs[index]
-                received = "one that is set" if index in state.known else "one that is computed word after word"
-                raise UnsupportedError(
-                    spec.group.name, expected="a family that reads all words at once", actual=received
-                )
+                actual = "one that is set" if index in state.known else "one that is computed word after word"
+                raise UnsupportedError(spec.group.name, expected="a family that reads all words at once", actual=actual)
             attention[name] = _drop_absent_dims(state, self.network.specs[index], weights)
         outputs = zip(names, plan.outputs, strict=True)
         return attention, {name: self.compute_output(state, name, index) for name, index in outputs}
@@ -180,19 +176,16 @@ class CompiledModule(nn.Module):
         torch.Size([2, 2, 3, 4])
         """
         x, recorded, perturbations = request.x, request.record_attention, request.perturbations or {}
-        inputs, word_counts, batch, device = (
-            x if isinstance(x, ValidatedInputs) else self.validate_inputs(x, request.given)
-        )
-        assigned = self.validate_values("do", request.do, word_counts, batch) | self.validate_values(
-            "evidence", request.observed, word_counts, batch
-        )
+        x = x if isinstance(x, ValidatedInputs) else self.validate_inputs(x, request.given)
+        inputs, word_counts, batch, device = x
+        assigned = self.validate_values("do", request.do, word_counts, batch)
+        assigned |= self.validate_values("evidence", request.observed, word_counts, batch)
         batch = infer_batch_size(self.network, assigned, batch) if assigned else batch
         gates = validate_gates(self.network, request.gates, batch, next(iter(self.store.values()), None))
         batch = max([batch, *map(len, gates.values())])
         patches = request.patched or {}
-        patch_values = self.validate_values(
-            "do", {name: value for name, (value, _) in patches.items()}, word_counts, batch
-        )
+        set_values = {name: value for name, (value, _) in patches.items()}
+        patch_values = self.validate_values("do", set_values, word_counts, batch)
         rows = {self.network.graph.get_group(name).index: row for name, row in (request.attention_rows or {}).items()}
         # Folding maps into an attention costs one product of two weights, and saves a map of every word: it pays where
         # there are more words than features. A folded attention has no v to mix by given rows, records no P(j | i), and
@@ -221,16 +214,13 @@ class CompiledModule(nn.Module):
             check_values=check_values,
         )
         state.known = lay_out_values(state, {**inputs, **assigned})
-        for (index, value), (_, mask) in zip(
-            lay_out_values(state, patch_values).items(), patches.values(), strict=True
-        ):
+        patched = lay_out_values(state, patch_values)
+        for (index, value), (_, mask) in zip(patched.items(), patches.values(), strict=True):
             state.patched[index] = value, lay_out_value(state, index, mask)
         for index, (weights, mask) in rows.items():
             event_shape = weights.shape[-1:]
-            state.attention_rows[index] = (
-                lay_out_value(state, index, weights, event_shape),
-                lay_out_value(state, index, mask),
-            )
+            row = lay_out_value(state, index, weights, event_shape)
+            state.attention_rows[index] = row, lay_out_value(state, index, mask)
         state.attention_weights.update(dict.fromkeys(recorded))
         state.gates.update(lay_out_gates(state, gates))
         if present and check_values:
@@ -337,8 +327,8 @@ class CompiledModule(nn.Module):
             label = f"x[{stack!r}]" if len(stacks) > 1 else "x"
             spec = self._find_main_input(stack, label, check_mapping("given", given))
             if not is_dense(value) or value.dim() < 2:
-                received = tuple(value.shape) if is_dense(value) else value
-                raise BNetError(label, expected="[batch, word] ids or [batch, word, dim] vectors", actual=received)
+                actual = tuple(value.shape) if is_dense(value) else value
+                raise BNetError(label, expected="[batch, word] ids or [batch, word, dim] vectors", actual=actual)
             word_counts[stack] = value.shape[1]
             if spec is not None:
                 inputs[spec.group.index] = label, value
@@ -346,8 +336,8 @@ class CompiledModule(nn.Module):
             group = self.network.specs[index].group
             if group.word_stack is not None:
                 if not is_dense(value) or value.dim() < 2 + len(group.plates):
-                    received = tuple(value.shape) if is_dense(value) else value
-                    raise BNetError(label, expected=describe_shape(self.network.specs[index]), actual=received)
+                    actual = tuple(value.shape) if is_dense(value) else value
+                    raise BNetError(label, expected=describe_shape(self.network.specs[index]), actual=actual)
                 word_counts.setdefault(group.word_stack, value.shape[1 + len(group.plates)])
         return self._complete_inputs(inputs, word_counts, by_stack)
 

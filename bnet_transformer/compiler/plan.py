@@ -206,13 +206,10 @@ def network_to_plan(
     random_outputs = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
     retained = {*output_ids, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
     folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
-    components = network.filter_components(
-        needed - {index for attention in folds.values() for index in attention.absorbed}
-    )
+    components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
-    fused_maps = find_fused_maps(
-        network, [component[0] for component in components if len(component) == 1], {*known, *folds}
-    )
+    single = [component[0] for component in components if len(component) == 1]
+    fused_maps = find_fused_maps(network, single, {*known, *folds})
     released = _find_released(network, components, retained, folds)
     return Plan(
         components,

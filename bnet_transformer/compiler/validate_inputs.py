@@ -143,10 +143,8 @@ def validate_gates(network: Network, gates: object, batch: int, like: Tensor | N
     validated = {}
     for index, (label, value) in index_by_group(network, "gates", gates).items():
         spec = network.specs[index]
-        is_recurrent, is_discrete = (
-            index in network.graph.recurrent,
-            spec.tpm.kind == "discrete" or spec.tpm.states is not None,
-        )
+        is_recurrent = index in network.graph.recurrent
+        is_discrete = spec.tpm.kind == "discrete" or spec.tpm.states is not None
         if is_discrete or is_recurrent or spec.tpm.is_random:
             kind = "words one after another" if is_recurrent else "states" if is_discrete else "one that is random"
             raise UnsupportedError(
@@ -157,9 +155,9 @@ def validate_gates(network: Network, gates: object, batch: int, like: Tensor | N
         fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
         if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
             shape = f"[{', '.join(['batch', *spec.group.plates])}] of shape {(batch, *sizes)}"
-            received = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
+            actual = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
             dtype_text = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
-            raise BNetError(label, expected=f"real numbers {shape}{dtype_text}", actual=received)
+            raise BNetError(label, expected=f"real numbers {shape}{dtype_text}", actual=actual)
         validated[index] = value
     return validated
 
@@ -210,8 +208,8 @@ def check_mask(
         shape = (batch, word_counts[stack])
         fits = is_dense(present) and is_allowed_shape(present.shape, [shape, (1, word_counts[stack])])
         if not fits or present.dtype != torch.bool:
-            received = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
-            raise BNetError(label, expected=f"booleans of shape {shape}, true where a word is", actual=received)
+            actual = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
+            raise BNetError(label, expected=f"booleans of shape {shape}, true where a word is", actual=actual)
         if check_values and is_readable(present) and not bool((has_word := present.any(-1)).all()):
             sentence = int((~has_word).nonzero()[0])
             raise BNetError(
@@ -244,9 +242,8 @@ def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpe
     n, m = 1 if child_stack is None else state.word_counts[child_stack], state.word_counts[stack]
     pairs = torch.tensor(parent.reach.matrix(n, m), device=present.device)
     is_empty = ~(pairs & present[:, None, :]).any(-1)
-    is_empty = (
-        is_empty & state.present[child_stack] if child_stack is not None and child_stack in state.present else is_empty
-    )
+    if child_stack is not None and child_stack in state.present:
+        is_empty = is_empty & state.present[child_stack]
     if bool(is_empty.any()):
         sentence, word = is_empty.nonzero()[0].tolist()
         reader = spec.group.name if child_stack is None else f"word {word} of {spec.group.name}"

@@ -317,10 +317,10 @@ class FlopCounter:
         if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and spec.parents[1].over == (WORD,):
             plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiler fuses these
             q, k, v = parent_dims[:3]
-            if plain and WORD not in k.dims | v.dims:  # rotary positions and biases make scores of each pair of words
-                return self._count_attention(
-                    spec, q, k, v, has_word_scores=tpm.score.rotary is not None or tpm.bias is not None
-                )
+            if plain and WORD not in k.dims | v.dims:
+                # With rotary positions or a bias, each pair of words has its own score.
+                has_word_scores = tpm.score.rotary is not None or tpm.bias is not None
+                return self._count_attention(spec, q, k, v, has_word_scores=has_word_scores)
         return self._count_products(spec, parent_dims)
 
     def _count_attention(

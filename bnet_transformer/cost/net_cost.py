@@ -57,9 +57,9 @@ class SliceCost:
     """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
 
     `order` and `steps` are those of one slice. `steps` is the number of sequential steps: the longest chain of words,
-    each of which depends on the one before. `longest_path` is the maximum path length between two words in hops (Vaswani
-    et al. 2017, table 1); None if no word reads another, or with the order "unknown" if it needs a table of more than
-    4096 rows. Their orders are empty where only the number for this many words is known, as for masks that are tables.
+    each of which depends on the one before. `longest_path` is the maximum path length between two words, in hops
+    (Vaswani et al. 2017, table 1); None if no word reads another, or if it needs a table of more than 4096 rows (its
+    order is then "unknown"). The orders are empty if only the number for this many words is known.
     """
 
     stack: str

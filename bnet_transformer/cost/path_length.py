@@ -109,9 +109,8 @@ def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
     overs = [(edge.reach, [graph.nodes[k].group.word_stack for k in (edge.parent, edge.child)]) for edge in graph.edges]
     kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
     kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
-    is_single_node = (
-        len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
-    )  # any hop can follow any other
+    # In a graph of one node any hop can follow any other.
+    is_single_node = len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
     if is_single_node and all(reach.kind in _SHIFT_KINDS for reach in kinds):
         return _longest_shift_path(kinds, n) if kinds else (None, "")
     if sum(1 if node.group.word_stack is None else n for node in graph.nodes) > MAX_TABLE_ROWS:

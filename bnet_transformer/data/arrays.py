@@ -56,10 +56,8 @@ def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], sub
     if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
         return None
     tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
-    states = [
-        *(encoder.states for encoder in task.encoders.values()),
-        *(readout.tpm.states for readout in task.readouts),
-    ]
+    states = [encoder.states for encoder in task.encoders.values()]
+    states += [readout.tpm.states for readout in task.readouts]
     order = zip(names, tensors, states, strict=False)  # next words are not an array of their own
     invalid = [_find_invalid_row(reader, value, top, is_words=name in task.encoders) for name, value, top in order]
     row = min((k for k in invalid if k is not None), default=0)
@@ -102,8 +100,8 @@ def map_tokens(path: str | Path) -> np.ndarray:
     """
     name, expected = str(path), "a file of tokens: .npy, or .bin of uint16"
     if Path(path).suffix not in (".npy", ".bin"):
-        received = f"the suffix {Path(path).suffix!r}"
-        raise FileError(name, expected=expected, actual=received, allowed="a sentence is told in a list")
+        actual = f"the suffix {Path(path).suffix!r}"
+        raise FileError(name, expected=expected, actual=actual, allowed="a sentence is told in a list")
     try:
         if Path(path).suffix == ".npy":
             tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # `.npy` only: no pickle, no archive
@@ -138,17 +136,15 @@ def read_windows(
     if len(stream) < 2:
         raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", actual=len(stream))
     if encoder.exact_length is not None and (len(stream) - 1) % words:
-        received = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(
-            name, expected=f"windows of {words} words, for the mask is a table for so many", actual=received
-        )
+        actual = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
+        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", actual=actual)
 
     def window(k: int) -> Example:
         ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
         invalid = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
         if invalid:
-            subject, received = f"{name}, token {k * words + invalid[0]} (window {k})", int(ids[invalid[0]])
-            raise BNetError(subject, expected=f"ids from 0 to {states - 1}", actual=received)
+            subject, actual = f"{name}, token {k * words + invalid[0]} (window {k})", int(ids[invalid[0]])
+            raise BNetError(subject, expected=f"ids from 0 to {states - 1}", actual=actual)
         return Example({stack: ids[:-1]}, {readout: ids[1:]})
 
     return -(-(len(stream) - 1) // words), window

@@ -134,6 +134,7 @@ class Batch:
 
     def split_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
         """Batches of sentences of one length, without padding, each of about `words` words; with their indices."""
+        # Sentences of one length need no mask and no padding, and every computed word counts.
         lengths = torch.stack([self._count_words(stack) for stack in self.x], 1)
         kinds, kind = lengths.unique(dim=0, return_inverse=True)
         for k, length in enumerate(kinds.tolist()):
@@ -153,11 +154,8 @@ class Batch:
 
         def trim_value(name: str, value: Tensor) -> Tensor:
             group = network.graph.get_group(name)
-            return (
-                value
-                if group.word_stack is None
-                else value.narrow(1 + len(group.plates), 0, word_counts[group.word_stack])
-            )
+            stack = group.word_stack
+            return value if stack is None else value.narrow(1 + len(group.plates), 0, word_counts[stack])
 
         evidence = {name: e.map(partial(trim_value, name)) for name, e in self.evidence.items()}
         x = {stack: value[:, : word_counts[stack]] for stack, value in self.x.items()}
@@ -225,9 +223,8 @@ def _fill_missing(evidence: Evidence) -> Tensor:
     value, observed = evidence.value, evidence.observed
     if observed is None:
         return value
-    return value.masked_fill(
-        ~observed if observed.dim() == value.dim() else ~observed[..., None], get_fill_value(value)
-    )
+    hidden = ~observed if observed.dim() == value.dim() else ~observed[..., None]
+    return value.masked_fill(hidden, get_fill_value(value))
 
 
 def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
@@ -277,8 +274,8 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
         raise BNetError("sentences", expected="a list of sentences, at least one", actual=sentences)
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
     if pairs is not None and not (is_list and len(pairs) == len(sentences)):
-        received = len(pairs) if is_list else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=received)
+        actual = len(pairs) if is_list else pairs
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=actual)
     encoded = [
         encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
     ]

@@ -287,8 +287,8 @@ def _to_rows(data: object, subject: str) -> object:
                  columns.values())  # fmt: skip
     lengths = {name: len(column) for name, column in columns.items()} if listed else {}
     if not lengths or len(set(lengths.values())) > 1:
-        received = lengths or data
-        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=received)
+        actual = lengths or data
+        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=actual)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
@@ -323,9 +323,9 @@ def _zip_pairs(task: Task, data: object, subject: str) -> object:
         return data
     is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
-        received = "what could be two pairs, and could be sentences and what is observed of them"
+        actual = "what could be two pairs, and could be sentences and what is observed of them"
         allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
-        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=received, allowed=allowed)
+        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=actual, allowed=allowed)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
     x, y = data

@@ -201,11 +201,9 @@ def _tokenize(
         if pair is not None:
             expected = "one sentence: a pair is for text, and a net with a tokenizer"
             raise BNetError("pair", expected=expected, actual=pair)
-        return (
-            tokenizer.encode_stacks(sentence, stacks)
-            if tokenizer and is_multi_stack and isinstance(sentence, Mapping)
-            else {}
-        )
+        if tokenizer is not None and is_multi_stack and isinstance(sentence, Mapping):
+            return tokenizer.encode_stacks(sentence, stacks)
+        return {}
     text = tokenizer.encode(sentence, pair)
     if tokenizer.segments_role is not None:
         extra.setdefault(tokenizer.segments_role, list(text.segments))
@@ -300,8 +298,8 @@ def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool
     if tuple(tensor.shape) != spec.shape:
         suggestion = suggest_do(model.network, tensor, spec.shape)
         hint = None if suggestion is None else f"a value for one state of what it depends on: {suggestion}"
-        received = f"shape {tuple(tensor.shape)}"
-        raise EvidenceError(name, expected=f"a value of shape {spec.shape}", actual=received, allowed=hint)
+        actual = f"shape {tuple(tensor.shape)}"
+        raise EvidenceError(name, expected=f"a value of shape {spec.shape}", actual=actual, allowed=hint)
     return tensor
 
 
@@ -340,8 +338,8 @@ def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
                 empty = parent.reach.first_empty_row(n, word_counts[parent_group.word_stack])
                 if WORD in parent.over and empty is not None and not spec.tpm.can_read_empty:
                     expected = f"at least one word of {parent_group.name} to read"
-                    received = f"none (reach {parent.reach}, {word_counts[parent_group.word_stack]} words)"
-                    raise BNetError(f"word {empty} of {group.name}", expected=expected, actual=received)
+                    actual = f"none (reach {parent.reach}, {word_counts[parent_group.word_stack]} words)"
+                    raise BNetError(f"word {empty} of {group.name}", expected=expected, actual=actual)
 
 
 def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) -> int:

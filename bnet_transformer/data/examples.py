@@ -92,9 +92,8 @@ class ExampleReader:
         expected, allowed = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
             stacks = [readout.group.word_stack for readout in self.task.readouts]
-            if stacks == list(self.task.stacks) and all(
-                encoder.states is None for encoder in self.task.encoders.values()
-            ):
+            is_series = all(encoder.states is None for encoder in self.task.encoders.values())
+            if stacks == list(self.task.stacks) and is_series:
                 allowed = "training.windows(series, words, ahead), which makes pairs of a series"
             row = f"an array of shape {tuple(row.shape)}"
         elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
@@ -183,8 +182,8 @@ class ExampleReader:
             is_complete = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
             helps = self.missing_option is not None and self.missing is False and is_complete
             allowed = f"{self.missing_option}, where NaN says that nothing of a word was observed" if helps else None
-            received = "infinity" if bool(value.isinf().any()) else "NaN"
-            raise BNetError(group.name, expected=expected, actual=received, allowed=allowed)
+            actual = "infinity" if bool(value.isinf().any()) else "NaN"
+            raise BNetError(group.name, expected=expected, actual=actual, allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -276,8 +275,8 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
             raise unknown_name_error(f"node of {subject}", name, [*random, *inputs])
         spec = random.get(name) or inputs[name]
         if spec.scope == "corpus":
-            received = "one that is drawn once for the corpus"
-            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=received)
+            actual = "one that is drawn once for the corpus"
+            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=actual)
         if name in inputs:
             read = to_integers if spec.tpm.is_index_valued else to_reals
             given[name] = read(f"{subject}, {name}", _series_to_list(spec, column))
@@ -289,8 +288,8 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
         raise BNetError(subject, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
-        received = ", ".join(f"{n} of {name}" for name, n in counts.items())
-        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=received)
+        actual = ", ".join(f"{n} of {name}" for name, n in counts.items())
+        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=actual)
     for name, value in given.items():
         _check_shape(network, inputs[name], value, f"{subject}, {name}", (len(value),), {})
         if not bool(value.isfinite().all()):

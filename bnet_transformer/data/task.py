@@ -80,8 +80,8 @@ def infer_fit_task(network: Network) -> Task:
         task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
         expected = "a readout: a net without observe= has no likelihood to fit"
-        received = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=expected, actual=received, allowed="observe= of the net")
+        actual = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=actual, allowed="observe= of the net")
     return replace(task, next_word=None)
 
 
@@ -156,8 +156,8 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
         expected, hint = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
         if is_generation:
             expected, hint = "a readout that tells the next word", ""
-        received = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=expected, actual=received, allowed=f"observe= or readout= of the net{hint}")
+        actual = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=actual, allowed=f"observe= or readout= of the net{hint}")
     if choices:
         concat_hint = "a net with combine='concat'"
         expected, hint = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {concat_hint}"

@@ -130,9 +130,8 @@ class WordEncoder:
         if self.exact_length is not None and (
             words > self.exact_length or (words < self.exact_length and not is_prefix)
         ):
-            expected = (
-                f"{'at most ' if is_prefix else ''}{self.exact_length} words, for the mask is a table for so many"
-            )
+            bound = "at most " if is_prefix else ""
+            expected = f"{bound}{self.exact_length} words, for the mask is a table for so many"
             raise BNetError(self.name, expected=expected, actual=f"{words} words")
         if self.max_length is not None and words > self.max_length:
             expected = f"at most {self.max_length} words, the learned positions"

@@ -93,10 +93,7 @@ def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[s
     if isinstance(module, nn.MultiheadAttention):
         inside = [spec for spec in inside if spec.group.role in ATTENTION_ROLES]
     net_parameters = {f"{spec.param_prefix}.{name}" for spec in inside for name in spec.parameters}
-    sides = (
-        ("the module has no", net_parameters - weights.keys()),
-        ("the net has no", weights.keys() - net_parameters),
-    )
+    sides = ("the module has no", net_parameters - weights.keys()), ("the net has no", weights.keys() - net_parameters)
     differences = [f"{side} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for side, names in sides if names]
     if differences:
         expected = "the parameters of the module, all of them"
@@ -133,10 +130,8 @@ def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> li
     """The parameters of multi-head attention, with a leading plate of heads."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        received = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
-        raise BNetError(
-            "MultiheadAttention", expected="keys and values as wide as queries, none added", actual=received
-        )
+        actual = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
+        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=actual)
     parts: list[RoleParameters] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -151,10 +146,8 @@ def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> li
 def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
     """The parameters of all slices of a recurrent net; torch stacks the rows of its gates in one matrix."""
     if module.bidirectional or module.proj_size:
-        received = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
-        raise BNetError(
-            "module", expected="words read from the first to the last, states not projected", actual=received
-        )
+        actual = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
+        raise BNetError("module", expected="words read from the first to the last, states not projected", actual=actual)
     if module.dropout and module.num_layers > 1:
         expected, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
         raise BNetError("module", expected=expected, actual=f"dropout={module.dropout}", allowed=allowed)

@@ -88,8 +88,8 @@ def bayesuvius(
     check_choice("per", per, ("corpus", "sentence", "slice", "word"))
     check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
-        option, received = ("per", per) if atoms is None else ("atoms", atoms)
-        raise BNetError(option, expected="its default with combine='concat', which has no selector", actual=received)
+        option, actual = ("per", per) if atoms is None else ("atoms", atoms)
+        raise BNetError(option, expected="its default with combine='concat', which has no selector", actual=actual)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
@@ -110,11 +110,10 @@ def bayesuvius(
     readout = build_observation(observe)
     if attention == "marginal":
         if combine == "concat" or observe is None:
-            received = "combine='concat'" if combine == "concat" else "observe=None"
-            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=received)
-        readout = slice_.build_marginal_attention(
-            slice_.get_picks(sizes) if per == "word" else {}, slices
-        ) + build_observation(observe, "z")
+            actual = "combine='concat'" if combine == "concat" else "observe=None"
+            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=actual)
+        picks = slice_.get_picks(sizes) if per == "word" else {}
+        readout = slice_.build_marginal_attention(picks, slices) + build_observation(observe, "z")
     stack = Stack(nodes, _build_embedding(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 

@@ -58,8 +58,8 @@ def encoder_decoder(
     torch.Size([2, 2, 3])
     """
     builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
-    target_words = vocabulary if target_vocabulary is None else target_vocabulary
-    tied = is_tied(tie, target_words)
+    target = vocabulary if target_vocabulary is None else target_vocabulary
+    tied = is_tied(tie, target)
     position_tpm = get_positions(positions, dim, words)
     reaches, num_slices = _parse_masks(mask), _parse_slices(slices)
     enc = Stack(
@@ -72,15 +72,15 @@ def encoder_decoder(
     )
     dec = Stack(
         builder.build_slice(reaches["dec"], reaches["cross"]),
-        builder.build_embedding(target_words, position_tpm, tied=tied),
-        [*builder.build_final_norm(), *builder.build_readout(readout, target_words, tied=tied)],
+        builder.build_embedding(target, position_tpm, tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, target, tied=tied)],
         slices=num_slices["dec"],
         name="dec",
-        vocabulary=list_words(target_words),
+        vocabulary=list_words(target),
     )
     return BNet(
         Declaration(
-            [enc, dec], builder.build_embedding_table(target_words, tied=tied), builder.plates, name="encoder-decoder"
+            [enc, dec], builder.build_embedding_table(target, tied=tied), builder.plates, name="encoder-decoder"
         ),
         seed=seed,
     )

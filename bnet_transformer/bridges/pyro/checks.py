@@ -75,11 +75,8 @@ def count_sentences(
     for _, name, value in iterate_handled_sites() if minimum == 1 else ():
         if name in specs and isinstance(value, Tensor):
             event_dim = len(specs[name].shape) if value.is_floating_point() else 0
-            counts += (
-                value.shape[value.dim() - event_dim - max_plate_nesting :][:1]
-                if value.dim() >= event_dim + max_plate_nesting
-                else []
-            )
+            start = value.dim() - event_dim - max_plate_nesting
+            counts += value.shape[start:][:1] if start >= 0 else []
     if batch is not None and check_int("batch", batch) != max(counts) > 1:
         raise BNetError("batch", expected=f"{max(counts)}, the number of sentences in y", actual=batch)
     return max(counts) if batch is None else batch
@@ -99,14 +96,10 @@ def check_handled_sites(network: Network, sites: frozenset[str], observed: froze
                 actual=f"a {kind} node, which Pyro would pass over in silence",
                 allowed=", ".join(sorted(sites)) + f"; to set it, model(x, do={{{name!r}: ...}})",
             )
-        elif (
-            owner := network.graph.find_group_of_node(name)
-        ) is not None:  # any other name is a site of a model around this one
-            hint = (
-                f", or y={{{owner.name!r}: ...}} with observed_mask= for some of its words"
-                if owner.name in sites
-                else ""
-            )
+        # A name that is no node of the net may be a site of a model around this one.
+        elif (owner := network.graph.find_group_of_node(name)) is not None:
+            hint = f", or y={{{owner.name!r}: ...}} with observed_mask= for some of its words"
+            hint = hint if owner.name in sites else ""
             raise BNetError(
                 f"{handler} on {name}",
                 expected="the name of a whole family, for its nodes are one site",
@@ -137,11 +130,8 @@ def check_finite(subject: str, value: Tensor, observed_mask: Tensor | None = Non
     if not value.is_floating_point() or not is_readable(value):
         return
     bad = ~torch.isfinite(value.detach())
-    bad = (
-        bad
-        if observed_mask is None
-        else bad & observed_mask.reshape(*observed_mask.shape, *[1] * (bad.dim() - observed_mask.dim()))
-    )
+    if observed_mask is not None:
+        bad = bad & observed_mask.reshape(*observed_mask.shape, *[1] * (bad.dim() - observed_mask.dim()))
     if bool(bad.any()):
         raise EvidenceError(subject, expected="finite numbers", actual=value.detach()[bad][0].item())
 
@@ -183,8 +173,8 @@ def check_sample(
         fitting = [full, (1, *full[1:]), (1,) * len(full)] if handler == "do" else [full]
         if leading[max(0, len(leading) - len(full)) :] not in fitting or value.shape[split:] != event:
             expected = f"shape {(*full, *event)}, first the {len(full)} dims of sentence, plates and word"
-            received = f"shape {tuple(value.shape)}"
-            raise BNetError(subject, expected=expected, actual=received, allowed="model.data makes these dims")
+            actual = f"shape {tuple(value.shape)}"
+            raise BNetError(subject, expected=expected, actual=actual, allowed="model.data makes these dims")
         check_finite(subject, value)
     check_states(state, spec.group.index, subject, value)
     return value
@@ -193,8 +183,8 @@ def check_sample(
 def check_probabilities(subject: str, value: object, stored: Tensor) -> None:
     """Refuse a table of a wrong shape or type, or whose rows are not probabilities."""
     if not isinstance(value, Tensor) or value.dtype != stored.dtype:
-        received = f"{value.dtype}" if isinstance(value, Tensor) else value
-        raise BNetError(subject, expected=f"probabilities in {stored.dtype}", actual=received)
+        actual = f"{value.dtype}" if isinstance(value, Tensor) else value
+        raise BNetError(subject, expected=f"probabilities in {stored.dtype}", actual=actual)
     if value.shape[max(0, value.dim() - stored.dim()) :] != stored.shape:
         raise BNetError(subject, expected=f"shape {tuple(stored.shape)}", actual=f"shape {tuple(value.shape)}")
     if is_readable(value):

@@ -201,15 +201,13 @@ class PyroModel:
             reader = checks.find_meeting_group(self.network, index, run.intervened)
             if reader is not None:
                 expected = "a choice whose words do not meet, to be enumerated for all words at once"
-                received, allowed = (
-                    f"{reader}, which reads other words' choices",
-                    "a guide that draws it (SVI), or do= for it",
-                )
-                raise BNetError(name, expected=expected, actual=received, allowed=allowed)
+                actual = f"{reader}, which reads other words' choices"
+                allowed = "a guide that draws it (SVI), or do= for it"
+                raise BNetError(name, expected=expected, actual=actual, allowed=allowed)
             if spec.scope == "corpus" and run.scale != 1:
-                every = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
+                expected = f"all sentences of the corpus in x, for {name} is one draw for them and is summed out"
                 allowed = f"a guide that draws {name} (SVI); do= or y= for it"
-                raise BNetError("total", expected=every, actual="a part of them", allowed=allowed)
+                raise BNetError("total", expected=expected, actual="a part of them", allowed=allowed)
         return sample
 
     def _sample_tables(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -226,8 +224,8 @@ class PyroModel:
                     if watch.is_fixed:
                         checks.check_probabilities(self.priors[key], sample, stored[key])
                     if spec.group.plates and sample.dim() > stored[key].dim():
-                        received = f"{self.priors[key]} of shape {tuple(sample.shape)}"
-                        raise BNetError("plates with priors", expected="no vectorized particles", actual=received)
+                        actual = f"{self.priors[key]} of shape {tuple(sample.shape)}"
+                        raise BNetError("plates with priors", expected="no vectorized particles", actual=actual)
                     tables[key] = sample.log()
         return tables
 
@@ -241,8 +239,8 @@ class PyroModel:
                 expected = "a parameter without a prior"
                 raise BNetError(f"parameters[{name!r}]", expected=expected, actual=source, allowed=allowed)
             if not isinstance(value, Tensor) or tuple(value.shape) != self.network.shapes[name]:
-                received = tuple(value.shape) if isinstance(value, Tensor) else value
-                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", actual=received)
+                actual = tuple(value.shape) if isinstance(value, Tensor) else value
+                raise BNetError(name, expected=f"shape {self.network.shapes[name]}", actual=actual)
         return check_mapping("parameters", parameters)
 
     def _create_plates(self, state: ExecutionState, batch: int, total: int | None) -> dict[tuple[str, str | None], Any]:
@@ -301,8 +299,8 @@ class PyroModel:
                 raise BNetError(label, expected="a readout, which nothing reads", actual="one that is read")
             batch_shape = _get_batch_shape(state, spec, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != batch_shape:
-                received = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
-                raise BNetError(label, expected=f"booleans of shape {batch_shape}", actual=received)
+                actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
+                raise BNetError(label, expected=f"booleans of shape {batch_shape}", actual=actual)
             masks[spec.group.index] = lay_out_value(state, spec.group.index, value)
         observed = lay_out_values(state, by_group)
         for index, value in observed.items():
