@@ -31,7 +31,7 @@ MAX_WEIGHTED_ARROWS = 2_000_000  # of which those below `min_weight` are then le
 HEAD_PLATE = "head"
 JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
-# What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
+# Characters that XML 1.0 forbids, the carriage return, which XML readers turn into a line feed, and quoted strings.
 _NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
 ArrowWeights = Mapping[tuple[int, int], float]
@@ -128,10 +128,10 @@ def sentence_to_networkx(
 
     Args:
         state: The sentence.
-        weights: Whether selectors and weights are in it.
-        slices: The slices that are in it; all where None.
-        words: The words that are in it; all where None.
-        heads: The heads that are in it; all where None.
+        weights: Whether to include selectors and weights.
+        slices: The slices to include; None for all.
+        words: The words to include; None for all.
+        heads: The heads to include; None for all.
         attention: Whether arrows have a `weight`, `P(j | i)` averaged over the posterior of the open choices.
         min_weight: The minimum weight of an arrow.
         limit: The maximum number of arrows.

@@ -283,7 +283,7 @@ def _grouped_query_attention(
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """The leading dims of an attention by who has them: only q, only k, only v, or several (`shared`)."""
+    """The leading dims of an attention by operand: those of q only, k only, v only, or of several (`shared`)."""
 
     sizes: tuple[int, ...]
     shared: tuple[int, ...]

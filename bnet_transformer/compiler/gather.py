@@ -166,6 +166,7 @@ def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tenso
     axis = state.layout.word_dim
     if stack not in state.present:
         return value.narrow(axis, value.shape[axis] - 1, 1)
+    # The running count of present words is maximal from the last one on, and argmax returns the first maximum.
     last = state.present[stack].long().cumsum(-1).argmax(-1).to(value.device)
     shape = [1] * value.dim()
     shape[state.layout.batch_dim] = -1

@@ -286,10 +286,10 @@ def unset_parent_error(name: str) -> UnsupportedError:
 def _find_patch_error(
     network: Network, patched: Collection[int], enumerated: Collection[int]
 ) -> UnsupportedError | None:
-    """The error for a group of which some nodes are set, where a run cannot mix set and computed values.
+    """The error for a group of which some nodes are set, if a run cannot mix set and computed values.
 
-    It can where all words are computed or enumerated at once, and in a scan if the group is neither random nor an
-    attention.
+    Set and computed values can be mixed if all words are computed or enumerated at once, and in a scan if the group is
+    neither random nor an attention.
     """
     for index in sorted(patched):
         spec, recurrent = network.specs[index], index in network.graph.recurrent

@@ -87,7 +87,7 @@ def _contract_graph(graph: SliceGraph) -> SliceGraph:
         if k in below & above
     }
     retained = sorted(set(representative.values()))
-    position = {k: retained.index(component) for k, component in representative.items()}
+    position = {k: retained.index(first) for k, first in representative.items()}
     edges = {
         SliceEdge(position[j.parent], position[j.child], j.reach)
         for j in graph.edges

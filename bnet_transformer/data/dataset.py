@@ -220,7 +220,7 @@ def read_dataset(
 
     Raises:
         BNetError: where data are of another form.
-        FileError: where a file is no file of tokens.
+        FileError: if a file is not a file of tokens.
     """
     task = reader.task
     if isinstance(data, Dataset):

@@ -217,7 +217,7 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
 
 
 def describe_sentence(stack: str) -> str:
-    """What messages call the sentence of a stack."""
+    """The name of a stack's sentence in messages."""
     return f"sentence of stack {stack!r}" if stack else "sentence"
 
 

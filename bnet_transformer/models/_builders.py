@@ -309,7 +309,7 @@ class BlockBuilder(StackBuilder):
         return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
 
     def _has_bias(self, part: str) -> bool:
-        """True where a map adds a bias."""
+        """True if a map has a bias."""
         return self.bias and part not in self.parts_without_bias
 
 

@@ -63,7 +63,7 @@ def list_triangular_steps(blocks: int, activation: str) -> list[tuple[str, str, 
 
 
 def _build_feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
-    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one makes the state."""
+    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one is the state."""
     nodes: list[Node] = []
     for k, (side, activation, bias) in enumerate(steps):
         role = "x" if k + 1 == len(steps) else f"{side}{k // 2 + 1}"
