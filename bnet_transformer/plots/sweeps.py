@@ -197,13 +197,7 @@ def _draw_panels(
     around = _axis_options(result, dims)
     tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
     limits = symmetric_limits(*values.values())
-    style: Any = {
-        "limits": limits,
-        "aspect": tall,
-        "max_width": PANELS_WIDTH,
-        "should_write_numbers": True,
-        "should_thin_labels": thinned,
-    }
+    style: Any = {"limits": limits, "aspect": tall, "max_width": PANELS_WIDTH, "should_write_numbers": True, "should_thin_labels": thinned}
     panels = draw_heat_maps(canvas, maps, value_label=value_label, num_columns=across, **around, **style)
     _draw_strokes(canvas, panels, list(values.values()))
 
