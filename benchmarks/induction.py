@@ -189,7 +189,7 @@ def scores(net: bt.BNet, prompts: Prompts, result: Circuit, role: str) -> dict[s
 def _attentions(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
     """`P(j | i)` of each slice, `[head, word, word]`, the mean over the clean prompts."""
     with torch.no_grad():
-        told, _ = net.module().readings(prompts.clean, of=["a_0", "a_1"])
+        told, _ = net.module().attention_weights(prompts.clean, nodes=["a_0", "a_1"])
     return [told[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
 
 

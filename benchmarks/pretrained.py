@@ -39,7 +39,7 @@ def minilm_attentions() -> list[Figure]:
 
     def ours() -> object:
         with torch.no_grad():
-            return module.readings(batch.x, batch.mask, given=batch.given, want=["x_6"])
+            return module.attention_weights(batch.x, batch.mask, given=batch.given, want=["x_6"])
 
     return _told("transformers, eager", peer, ours, 1.0)
 
@@ -149,7 +149,7 @@ def _llama_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], o
     def ours() -> Any:
         with torch.no_grad():
             if attention == "eager":
-                return module.readings(x, mask, want=["norm"])[1]
+                return module.attention_weights(x, mask, want=["norm"])[1]
             return module(x, mask, want=["norm"])
 
     present = present.expand(x.shape)
@@ -204,7 +204,7 @@ def _t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[], obje
     def ours() -> Any:
         with torch.no_grad():
             if attention == "eager":
-                return module.readings(x, mask, want=["dec_norm"])[1]
+                return module.attention_weights(x, mask, want=["dec_norm"])[1]
             return module(x, mask, want=["dec_norm"])
 
     rows = present["dec"]

@@ -184,7 +184,7 @@ def attribution() -> list[Figure]:
 
 def trace_of_all_nodes() -> list[Figure]:
     """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
-    `module.readings`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
+    `module.attention_weights`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
     vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
     if missing():
         return []
@@ -202,7 +202,7 @@ def trace_of_all_nodes() -> list[Figure]:
 
         def ours(module: Any = module, ids: Any = ids, want: Any = want) -> Any:
             with torch.no_grad():
-                return module.readings(ids, want=want)
+                return module.attention_weights(ids, want=want)
 
         def theirs(bridge: Any = pair.bridge, ids: Any = ids) -> Any:
             with torch.no_grad():

@@ -89,7 +89,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     single = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
     peer = asked(model, ids, present, output_attentions=True)
     module = net.module().eval()
-    readings, _ = module.readings(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
+    readings, _ = module.attention_weights(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
     for role, kind, rows in (("enc_a", "encoder", "enc"), ("dec_a", "decoder", "dec"), ("dec_cross_a", "cross", "dec")):
         for t, other in enumerate(getattr(single, f"{kind}_attentions")):
             torch.testing.assert_close(s.attention(t, role=role), other[0].detach(), rtol=1e-9, atol=1e-9)

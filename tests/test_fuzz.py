@@ -27,7 +27,7 @@ import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.cli import shared
 from bnet_transformer.cli.learning import read_examples
-from bnet_transformer.data.dataset import map_tokens
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
 from tests.file_helpers import same
 

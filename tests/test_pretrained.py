@@ -134,7 +134,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         torch.testing.assert_close(s.attention(t).flatten(0, -3), peer[0].detach(), rtol=1e-9, atol=1e-9)
     peer = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
     module = net.module().eval()
-    readings, values = module.readings(ids, present, want=["x_1"])
+    readings, values = module.attention_weights(ids, present, want=["x_1"])
     torch.testing.assert_close(values["x_1"][present], module(ids, present, want=["x_1"])["x_1"][present])
     for t, other in enumerate(peer.attentions):
         rows = present[:, None, :, None]

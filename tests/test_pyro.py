@@ -278,8 +278,8 @@ def test_what_handlers_bring_in_is_checked(name, value, in_data, told):
 def test_do_sets_all_sentences_to_one_value_and_condition_sees_each():
     _, model, x = small()
     one = model.data({"c": torch.tensor([2])})
-    done = poutine.do(model, data=one)(x, want=["x_1"])["x_1"]
-    assert done.equal(model(x, do={"c": torch.tensor(2)}, want=["x_1"])["x_1"])
+    done = poutine.do(model, data=one)(x, record=["x_1"])["x_1"]
+    assert done.equal(model(x, do={"c": torch.tensor(2)}, record=["x_1"])["x_1"])
     with pytest.raises(bt.BNetError, match=r"condition on c: expected shape \(2, 1\)"):
         pyro.condition(model, data=one)(x)
 
@@ -361,10 +361,10 @@ REFUSED = [
     ({"y": torch.zeros(2, 3)}, "whole numbers"),
     ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
     ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "random family of y"),
-    ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
-    ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
+    ({"observed_mask": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
+    ({"y": {"c": torch.tensor([0, 1])}, "observed_mask": {"c": torch.tensor([True, False])}}, "a readout"),
     ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
-    ({"y": torch.zeros(2, 3, dtype=torch.long), "seen": {"y": [[True] * 3] * 2}}, "booleans of shape"),
+    ({"y": torch.zeros(2, 3, dtype=torch.long), "observed_mask": {"y": [[True] * 3] * 2}}, "booleans of shape"),
     ({"total": 1}, "at least the 2 sentences"),
     ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
     ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
@@ -460,5 +460,5 @@ def test_it_is_drawn_with_plates():
 
 def test_wanted_families_are_recorded():
     _, model, x = small()
-    trace = poutine.trace(model).get_trace(x, want=["x_1"])
+    trace = poutine.trace(model).get_trace(x, record=["x_1"])
     assert trace.nodes["x_1"]["value"].shape == (2, 3, 4) and trace.nodes["x_1"]["infer"]["_deterministic"]

@@ -25,7 +25,7 @@ from bnet_transformer._core.distributed import distributed_context, resolve_devi
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.attention.rollout import compute_reads
-from bnet_transformer.data.dataset import to_host
+from bnet_transformer.data.arrays import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
 from bnet_transformer.graph.arborescence import best_parents

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import gather_attention_inputs
-from bnet_transformer.compiler.execution_state import ExecutionState, build_context
+from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import AttentionInputs, apply_maps, attend, classify_dims, scaled_product
+from bnet_transformer.compiler.gather import build_context
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.declare import Network, NodeSpec

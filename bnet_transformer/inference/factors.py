@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.compiler.execution_state import (
-    ExecutionRequest,
-    ExecutionState,
-    ValidatedInputs,
-    enumerate_states,
-    gather_parents,
-    get_present_mask,
-)
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, ValidatedInputs
+from bnet_transformer.compiler.gather import enumerate_states, gather_parents, get_present_mask
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.compiler.validate_inputs import (

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec

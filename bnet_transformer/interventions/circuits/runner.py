@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.graph import ancestors

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.execution_state import ExecutionState, enumerate_states
+from bnet_transformer.compiler.execution_state import ExecutionState
+from bnet_transformer.compiler.gather import enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError

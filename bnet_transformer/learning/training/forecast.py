@@ -14,7 +14,7 @@ from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.execution_state import gather_parents
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.data.encode import split_by_stack
 from bnet_transformer.data.task import Task, check_has_words, find_noncausal_arrow, infer_task

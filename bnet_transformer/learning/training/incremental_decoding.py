@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.execution_state import ExecutionRequest, build_context, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest
+from bnet_transformer.compiler.gather import build_context, gather_parents
 from bnet_transformer.data.task import Task, find_deciding_stacks, find_noncausal_arrow
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError

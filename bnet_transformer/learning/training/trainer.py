@@ -15,7 +15,8 @@ from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed, describe_code
 from bnet_transformer._core.torch_context import DeferredScalars, seed_rngs
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNOBSERVED, is_observed
