@@ -339,7 +339,7 @@ def _responsible(net: bt.BNet, total: int, part: int, where: Where) -> tuple[Ten
         ids = torch.where(position == lengths - 1, ends[1], ids)
         present = (position < lengths).to(device)
         given = {"segment": torch.zeros_like(ids, device=device)}
-        read, _ = module.readings(ids.to(device), present, given=given)
+        read, _ = module.attention_weights(ids.to(device), present, given=given)
         tables = _relations(words, lengths.to(device), present)
         shares = torch.stack([torch.einsum("shij,srij->srh", item, tables) for item in read.values()])
         passed = shares / shares.sum(-1, keepdim=True).clamp_min(1e-30)

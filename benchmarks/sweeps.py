@@ -247,7 +247,7 @@ def _peak(owner: str, subject: str) -> tuple[float, float]:
         if at:
             (pair.ours(at, over) if actual else pair.theirs(peer))()
         elif actual:
-            pair.net.module().eval().readings(pair.clean, want=_all_nodes(pair.net))
+            pair.net.module().eval().attention_weights(pair.clean, want=_all_nodes(pair.net))
         else:
             pair.bridge.run_with_cache(pair.clean)
     return before, peak_memory()

@@ -35,7 +35,7 @@ def asked(net, module, pixels):
     batch = net.batch(list(pixels))
     last = "classifier" if "classifier" in net.network.graph.by_name else "pooled"
     expected = [*(f"x_{t}" for t in range(net.network.graph.slices[""] + 1)), "norm", last]
-    readings, result = module.readings(batch.x, batch.mask, want=expected)
+    readings, result = module.attention_weights(batch.x, batch.mask, want=expected)
     return [result[name] for name in expected[:-2]], result["norm"], result[last], readings
 
 

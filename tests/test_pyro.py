@@ -326,7 +326,7 @@ def test_what_is_not_seen_changes_no_gradient():
         given = torch.where(shown.unsqueeze(-1), y, hidden)
         free = torch.zeros_like(sigma, requires_grad=True)
         trace = poutine.trace(model).get_trace(
-            x, given, seen={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
+            x, given, observed_mask={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
         )
         result.append(torch.autograd.grad(trace.log_prob_sum(), free)[0])
     assert result[0].isfinite().all() and result[0].equal(result[1])

@@ -29,7 +29,7 @@ from bnet_transformer.data.examples import (
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
 from bnet_transformer.data.word_encoder import is_text_array
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.errors import BNetError
 
 DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
 ObservedMode = Literal["required", "optional", "none"]
