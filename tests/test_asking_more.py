@@ -402,10 +402,10 @@ def test_a_divergence_is_told_only_where_the_sentences_bear_it():
         assert (found.divergence is not None) == told == (found.divergence_corrected is not None)
         if told:
             assert abs(found.divergence_corrected) < abs(found.divergence) < 0.05
-            assert found.why_no_divergence is None and "nats from the TAN" in found._repr_html_()
+            assert found.no_divergence_reason is None and "nats from the TAN" in found._repr_html_()
         else:
-            assert f"{found.joint_states} joint states" in found.why_no_divergence
-            assert found.why_no_divergence in found._repr_html_()
+            assert f"{found.joint_states} joint states" in found.no_divergence_reason
+            assert found.no_divergence_reason in found._repr_html_()
 
 
 def corrected_entropy(*columns):

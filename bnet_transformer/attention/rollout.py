@@ -342,7 +342,7 @@ def _build_head_average(
         raise BNetError("inclusion", expected="what bt.inclusion found", actual=inclusion)
     if head is not None:
         raise BNetError("head", expected="None, with inclusion=, which weighs all heads", actual=head)
-    places = [inclusion.place(member.group.name) for member in readers]
+    places = [inclusion.slice_index(member.group.name) for member in readers]
     shares, nobody = inclusion.shares()
 
     def average(k: int, attention: Tensor) -> Tensor:

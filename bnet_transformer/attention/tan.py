@@ -223,7 +223,7 @@ class CorpusTan:
     `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
     `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
     to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `enumerate_joint_states` (class and all
-    boxes) that were met, as `why_no_divergence` says.
+    boxes) that were met, as `no_divergence_reason` says.
     """
 
     boxes: tuple[str, ...]
@@ -236,7 +236,7 @@ class CorpusTan:
     sentences: int
 
     @property
-    def why_no_divergence(self) -> str | None:
+    def no_divergence_reason(self) -> str | None:
         """Why the divergence is not told; None where it is."""
         if self.divergence is not None:
             return None
@@ -255,7 +255,7 @@ class CorpusTan:
 
     def _repr_html_(self) -> str:
         if self.divergence is None or self.divergence_corrected is None:
-            told = f"divergence from the TAN not told: {self.why_no_divergence}"
+            told = f"divergence from the TAN not told: {self.no_divergence_reason}"
         else:
             told = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
         return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"

@@ -398,7 +398,7 @@ class HeadTable(ABC):
 
     @property
     @abstractmethod
-    def told(self) -> str:
+    def summary(self) -> str:
         """Of what it tells, and how that was found, in a line."""
 
     @abstractmethod
@@ -417,11 +417,11 @@ class HeadTable(ABC):
         return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def __str__(self) -> str:
-        return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+        return f"{self.summary}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
 
     def _repr_html_(self) -> str:
         table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p>{html.escape(self.told)}</p>{table}"
+        return f"<p>{html.escape(self.summary)}</p>{table}"
 
 
 @dataclass(frozen=True)
@@ -493,7 +493,7 @@ class Inclusion(HeadTable):
         found = (pairs < -nats).nonzero().tolist()
         return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
 
-    def place(self, name: str) -> int:
+    def slice_index(self, name: str) -> int:
         """Where a family of heads stands in `slices`."""
         if name not in self.slices:
             raise unknown_name_error("slice of heads", name, self.slices)
@@ -526,7 +526,7 @@ class Inclusion(HeadTable):
         return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Of what it tells, and how that was found, in a line."""
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"

@@ -99,12 +99,12 @@ class Roles(HeadTable):
         """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
-    def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
-        """The heads, (slice, head), where the lower end of a relation's share is `least` or more, greatest first."""
+    def heads_that_read(self, relation: str, minimum: float = 0.5) -> tuple[tuple[int, int], ...]:
+        """The heads, (slice, head), where the lower end of a relation's share is `minimum` or more, greatest first."""
         if relation not in self.relations:
             raise unknown_name_error("relation", relation, self.relations)
         low = self.low[..., self.relations.index(relation)]
-        found = (low >= check_float("least", least)).nonzero().tolist()
+        found = (low >= check_float("minimum", minimum)).nonzero().tolist()
         return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -125,7 +125,7 @@ class Roles(HeadTable):
         return super()._repr_html_() + "".join(left)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Of what it tells, and how that was found, in a line."""
         slices, heads, _ = self.mean.shape
         drawn = list(dict.fromkeys(name for name in self.selectors if name))
