@@ -18,16 +18,11 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention, route_sample
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
-from bnet_transformer.inference.query import (
-    Query,
-    Route,
-    route_log_evidence,
-    route_posterior,
-    route_reference,
-    with_cost,
-)
+from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.routing import Route, route_log_evidence, route_posterior, route_reference, with_cost
+from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
 

@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import query
-from bnet_transformer.inference.query import Obstacle, PerformanceWarning
+from bnet_transformer.inference.routing import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
 from tests.sweeping import case, metric, outcomes, pair

@@ -25,7 +25,7 @@ from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
-from bnet_transformer.inference.query import route_reference
+from bnet_transformer.inference.routing import route_reference
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
 K = TypeVar("K")

@@ -1,16 +1,14 @@
-"""Posteriors of nodes of a sentence, the log probability of its evidence, `P(j | i)` averaged over posteriors, draws.
+"""Posteriors of nodes of a sentence, the log probability of its evidence, and attention averaged over posteriors.
 
-All but the draws are exact, by the algorithm of the router. All draws are made at once, as the batch of a run: what
-stands above evidence from its joint posterior, every other node from its TPM, parents before children.
+All are exact, by the algorithm that the router chooses.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from html import escape
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,43 +17,34 @@ from torch.distributions import Categorical
 
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
-from bnet_transformer.graph import NodeSelection, topological_order
+from bnet_transformer.graph import NodeSelection
 from bnet_transformer.inference import exact
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery, get_normal
+from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery
 from bnet_transformer.inference.query import (
-    Fault,
-    Obstacle,
     Query,
-    Route,
     build_request_arguments,
     enumerate_joint_states,
-    find_elimination_fault,
-    find_single_target_fault,
-    format_fault,
     group_evidence,
     iter_chunks,
     prune_barren_choices,
     prune_interventions,
+    with_sentence_scope,
+)
+from bnet_transformer.inference.routing import (
+    Route,
+    find_single_target_fault,
     route_joint,
     route_log_evidence,
     route_posterior,
-    with_cost,
-    with_sentence_scope,
 )
-from bnet_transformer.reference import GroundModel, ReferenceRun
+from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.reference.node_tables import expected_attention, find_single_parents, split_choices
 from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-MAX_JOINT_STATES = 2**12  # joint states whose posterior is made whole, for draws
-
-NodeSamples = dict[int, Tensor]  # the states or values of a node, a row for each draw
+    pass
 
 
 def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
@@ -312,240 +301,3 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
             arrows = {(s, t): w for (s, t), w in arrows.items() if s not in find_single_parents(query.model, t)}
         weights |= arrows
     return weights
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Draws of all random nodes: `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one.
-
-    `labels[name]` are what the states of a discrete node are called, where they have names.
-    """
-
-    states: dict[str, Tensor] = field(repr=False)
-    n: int
-    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.states[name]
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """A row for each draw, a column for each node (for each of its numbers, where it has several)."""
-        import pandas as pd
-
-        columns = {}
-        for name, drawn in self.states.items():
-            if drawn.dim() == 1:
-                columns[name] = to_numpy(drawn)
-            else:
-                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
-        return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
-
-    def _repr_html_(self) -> str:
-        told = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
-        return f"{told}{self.to_dataframe().head(10).to_html()}"
-
-
-def sample(query: Query, n: int, seed: int) -> Samples:
-    """n draws of every random node given the evidence.
-
-    A node above evidence is drawn from its posterior given what was drawn before, every other from its TPM.
-
-    Args:
-        query: The sentence and its evidence; all nodes are drawn, whatever it asks for.
-        n: How many draws.
-        seed: The seed of the draws.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    query = replace(query.without_input_evidence(), nodes=())
-    joint_log_evidence(query)
-    world, order = query.model, topological_order(query.model.ground).tolist()
-    drawn = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
-    above = set(query.choices)
-    asked = replace(query, nodes=tuple(node for node in order if node in above))
-    if above:
-        drawn |= (_sample_by_chain_rule if _should_use_chain_rule(asked) else _sample_joint)(asked, n, generator)
-    module = with_sentence_scope(query.module)
-    for nodes, fault in _iter_ancestral_batches(asked, order):
-        if fault is None:
-            drawn |= _sample_batched(module, world, nodes, drawn, n, generator)
-        else:
-            drawn |= _sample_by_reference(world, nodes, drawn, n, generator)
-    return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
-
-
-def route_sample(query: Query, n: int) -> Route:
-    """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
-    question, query = f"{n} draws", query.without_input_evidence()
-    above = replace(query, nodes=tuple(query.choices))
-    if not above.nodes:
-        route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
-    elif _should_use_chain_rule(above):
-        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
-        route = Route(question, "elimination", reason, choices=above.nodes)
-    else:
-        route = replace(with_cost(above, route_posterior(above)), question=question)
-    order = topological_order(query.model.ground).tolist()
-    slow = [(nodes, fault) for nodes, fault in _iter_ancestral_batches(above, order) if fault is not None]
-    if not slow:
-        return route
-    first = slow[0][1]
-    reason = f"each node is drawn by itself from its TPM; not faster, for {format_fault(first)}"
-    evaluations = n * sum(len(nodes) for nodes, _ in slow)
-    part = Route("draws one after another", "reference", reason, first.subject, evaluations=evaluations)
-    return replace(part, question=question, parts=(replace(route, question="the others"), part))
-
-
-def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
-    """The nodes that are drawn from their TPMs, family by family, and why those of one family cannot be one batch.
-
-    Args:
-        query: The sentence and its evidence; the nodes that it asks for are drawn before.
-        order: All nodes, parents before children.
-    """
-    world, module = query.model, with_sentence_scope(query.module)
-    drawn = {node: value[None] for node, value in query.fixed.items()} | _zero_samples(world, query.nodes)
-    for group in world.network.graph.components:
-        random = [m.group for m in map(world.network.specs.__getitem__, group) if m.tpm.is_random]
-        left = {node for family in random for node in world.ground.select_nodes(family).tolist()} - world.do.keys()
-        nodes = [node for node in order if node in left and node not in drawn]
-        if nodes:
-            yield nodes, _find_sampling_fault(module, world, group, drawn)
-            drawn |= _zero_samples(world, nodes)
-
-
-def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
-    """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
-    found = NodeSamples()
-    for node in nodes:
-        member = model.spec(node)
-        shape, dtype = ((), torch.long) if member.tpm.kind == "discrete" else (member.shape, model.network.dtype)
-        found[node] = torch.zeros(1, *shape, dtype=dtype, device=model.network.device)
-    return found
-
-
-def _should_use_chain_rule(query: Query) -> bool:
-    """True where the choices are too many for one table, and elimination gives them one after another."""
-    count = math.prod(query.model.count_states(node) for node in query.nodes)
-    nodes = query.nodes
-    return count > MAX_JOINT_STATES and all(
-        find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes))
-    )
-
-
-def _find_sampling_fault(
-    module: CompiledModule, model: GroundModel, indices: Sequence[int], samples: NodeSamples
-) -> Fault | None:
-    """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
-    cannot be computed so."""
-    members = [model.network.specs[index] for index in indices]
-    for member in members:
-        if any(given.index in indices for given in member.parents):
-            return Obstacle(member.group.name, "read by others that are drawn with it")
-    (member,) = members
-    return (
-        NodeEvaluator(module, model, {})
-        .with_batched_states(samples, module)
-        .find_table_fault(_get_parameter_table(member), [member], ())
-    )
-
-
-def _get_parameter_table(spec: NodeSpec) -> str:
-    """The table that has the parameters of a family's distribution."""
-    return "logits" if spec.tpm.kind == "discrete" else "normal"
-
-
-def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Draws of the choices above evidence from their joint posterior."""
-    share = joint_posterior(query)
-    states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
-    return dict(zip(query.nodes, states, strict=True))
-
-
-def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
-    module, world, nodes = with_sentence_scope(query.module), query.model, query.nodes
-    states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(world)
-    for k, node in enumerate(nodes):
-        family, index = world.ground.unravel_index(node)
-        known, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
-        shares = []
-        asked = {family.index, *(world.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
-        for part in iter_chunks(world, len(known), asked):
-            before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
-            evidence = group_evidence(world, query.evidence, before)
-            share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
-            shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
-        new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
-        states = torch.cat([states, new], 1)
-    return dict(zip(nodes, states.unbind(1), strict=True))
-
-
-def _sample_batched(
-    module: CompiledModule,
-    model: GroundModel,
-    nodes: Sequence[int],
-    samples: NodeSamples,
-    n: int,
-    generator: torch.Generator,
-) -> NodeSamples:
-    """Draws of the nodes of one family, which do not read each other."""
-    family = model.ground.group_of(nodes[0])
-    member, own = model.network.specs[family.index], torch.tensor(nodes) - int(model.ground.offsets[family.index])
-    table, lead, draws = _get_parameter_table(member), model.ground.shapes[family.index], []
-    for part in iter_chunks(model, n, [family.index]):
-        size = part.stop - part.start
-        states = {node: value[part] for node, value in samples.items()}
-        answers = NodeEvaluator(module, model, {}).with_batched_states(states, module)
-        parameters = answers.compute_group(table, member)
-        if not samples:  # the same for every draw
-            parameters = parameters.expand(size, *parameters.shape)
-        of_nodes = parameters.reshape(size, math.prod(lead), *parameters.shape[1 + len(lead) :])[:, own]
-        draws.append(_sample_from_parameters([of_nodes] if table == "logits" else of_nodes.unbind(2), generator))
-    return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
-
-
-def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """A draw for each row of logits, or of means and sigmas."""
-    if len(parameters) == 1:
-        shares = parameters[0].softmax(-1)
-        return torch.multinomial(shares.flatten(0, -2), 1, generator=generator).reshape(shares.shape[:-1])
-    mean, sigma = parameters
-    return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
-
-
-def _sample_by_reference(
-    model: GroundModel, nodes: Sequence[int], samples: NodeSamples, n: int, generator: torch.Generator
-) -> NodeSamples:
-    """Draws by the reference, node after node; draws that agree so far go on together."""
-    found: dict[int, Tensor] = {}
-    groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
-    for node, value in samples.items():
-        groups = [each for rows, known in groups for each in _split_by_state(rows, value[rows], known, node)]
-    for node in nodes:
-        after: list[tuple[Tensor, dict[int, Tensor]]] = []
-        for rows, known in groups:
-            states = _sample_node(ReferenceRun(model, known), node, len(rows), generator)
-            found.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
-            after += _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
-        groups = after
-    return found
-
-
-def _split_by_state(
-    rows: Tensor, states: Tensor, fixed: dict[int, Tensor], node: int
-) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
-    """The draws that go on together: those with one state of the node."""
-    for state in torch.unique(states, dim=0):
-        same = (states == state).reshape(len(rows), -1).all(1)
-        yield rows[same], {**fixed, node: state}
-
-
-def _sample_node(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
-    """n draws of a node from its TPM, its parents known."""
-    distribution, member = run.distribution(node), run.model.spec(node)
-    if isinstance(distribution, torch.distributions.Categorical):
-        return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
-    normal = get_normal(member, distribution)
-    return _sample_from_parameters(
-        [each.expand(n, *normal.mean.shape) for each in (normal.mean, normal.stddev)], generator
-    )

@@ -24,20 +24,15 @@ from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.inference.query import (
-    Fault,
-    Obstacle,
-    Route,
-    Rule,
     build_length_inputs,
-    choose_route,
     enumerate_joint_states,
-    find_mixed_type_fault,
     find_set_groups,
     group_interventions,
     group_values,
     iter_chunks,
     with_sentence_scope,
 )
+from bnet_transformer.inference.routing import Fault, Obstacle, Route, Rule, choose_route, find_mixed_type_fault
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference import BUDGET, GroundModel
 from bnet_transformer.reference.node_tables import (

@@ -1,253 +1,33 @@
-"""What is known of one sentence: its tensors, its interventions, its evidence, and what follows from them.
-
-Before it what `do` takes: nodes by name, family, role or pattern; zeros, means, noise, attention rows, others' values.
-"""
+"""The state of one sentence: its tensors, its interventions, its evidence, and the model and values that follow."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_float, check_int, check_mapping, check_seed, set_frozen
-from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.checks import check_float, check_int, check_mapping
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, suggest_do
+from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
-from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.graph.queries import parse_names
+from bnet_transformer.inference.intervention_values import (
+    RelativeValues,
+    expand_patterns,
+    is_relative,
+    match_nodes,
+    resolve_value,
+)
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.selection import parse_indices, parse_slices, parse_words
-from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, find_slot_parents, locate_node
+from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel
 from bnet_transformer.reference.node_tables import check_discrete_node
-from bnet_transformer.tpm import Attention
-from bnet_transformer.tpm.arrays import copy_to_tensor
-
-
-@dataclass(frozen=True)
-class Zero:
-    """The value 0 for every number of a node.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions import Zero
-    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(v_0_1=Zero())["v_0_1"]
-    tensor([0., 0., 0., 0.])
-    """
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The mean of a node's values in other sentences; without any, of its family's values over this one's words.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions import Mean
-    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-    >>> s.do(x_0_1=Mean())["x_0_1"].isclose((s["x_0_0"] + s["x_0_1"] + s["x_0_2"]) / 3).all().item()
-    True
-    """
-
-    sentences: tuple[Any, ...] = ()
-
-    def __init__(self, sentences: Sequence[Any] | None = None) -> None:
-        several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
-        if sentences is not None and not several:
-            allowed = "Mean(), over the words of this sentence"
-            raise BNetError("Mean", expected="a list of sentences", actual=sentences, allowed=allowed)
-        object.__setattr__(self, "sentences", tuple(sentences or ()))
-
-
-@dataclass(frozen=True)
-class Noise:
-    """A node's own value plus normal noise; each node's noise is fixed by the seed and its name.
-
-    The value is that of the sentence with all else done that the same `do` says, but for noise and `Mean()`.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions import Noise
-    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(x_0_1=Noise(0.1))["x_0_1"].shape
-    torch.Size([4])
-    """
-
-    sigma: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        set_frozen(self, sigma=check_float("sigma", self.sigma, above=0), seed=check_seed(self.seed))
-
-
-@dataclass(frozen=True)
-class Attend:
-    """A row of attention in place of `P(j | i)`: a probability for each word that the node may read, or for all words.
-
-    The node still reads its values v (and its residual), as they come to be; its q and k are not read any more.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions import Attend
-    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat").do(x_1_0=Attend([0, 0, 1]))
-    >>> s["x_1_0"].isclose(s["v_0_2"]).all().item(), s.parents("x_1_0")
-    (True, ['v_0_0', 'v_0_1', 'v_0_2'])
-    """
-
-    weights: Tensor
-
-    def __init__(self, weights: object) -> None:
-        try:
-            row = copy_to_tensor(weights)
-            if row.is_complex():
-                raise TypeError("complex")
-            row = row.to(torch.float64)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise BNetError("Attend", expected="a probability for each word", actual=weights) from error
-        if row.dim() != 1 or not bool((row >= 0).all()) or abs(float(row.sum()) - 1) > 1e-6:
-            raise BNetError("Attend", expected="probabilities of words, summing to 1", actual=weights)
-        object.__setattr__(self, "weights", row)
-
-
-def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that a name, a family (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) stands for.
-
-    A star stands for one index, so `q_*_3` has slice and word and no head. A name comes before a family, a family
-    before a role.
-    """
-    folded = ground.template
-    if not isinstance(pattern, str) or "*" not in pattern:
-        if isinstance(pattern, str) and folded.parse_name(pattern, ground.word_counts) is None:
-            families = [folded.by_name[pattern]] if pattern in folded.by_name else folded.by_stem.get(pattern, ())
-            found = [node for family in families for node in ground.select_nodes(family).tolist()]
-            if found:
-                return found
-        return [ground.id(pattern)]
-    count = pattern.count("_")
-    found = []
-    for family in folded.groups:
-        if family.name.count("_") + len(ground.shapes[family.index]) == count:
-            base = int(ground.offsets[family.index])
-            names = ground.iter_names(family)
-            found += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
-    if not found:
-        shown = [next(ground.iter_names(family)) for family in folded.groups]
-        raise unknown_name_error("pattern of nodes", pattern, shown)
-    return found
-
-
-def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
-    """For each node that names, families, roles and patterns stand for, what is wanted of it: one thing."""
-    found: dict[int, object] = {}
-    for pattern, value in values.items():
-        for node in match_nodes(ground, pattern):
-            if node in found:
-                got = f"two, one of them by {pattern!r}"
-                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=got)
-            found[node] = value
-    return found
-
-
-def is_relative(value: object) -> bool:
-    """True of what hangs on the values of the sentence itself: noise, and the mean over its words."""
-    return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
-
-
-def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
-    """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
-    name, member = model.ground.name(node), model.spec(node)
-    match value:
-        case Zero():
-            if member.tpm.is_index_valued:
-                raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
-            return torch.zeros(member.shape, dtype=model.network.dtype, device=model.network.device)
-        case Mean(sentences=others):
-            return torch.stack([_check_single_value(model, node, other[name]) for other in others]).mean(0)
-        case Attend(weights=weights):
-            return _build_attention_row(model, node, weights)
-    return encode_value(model, node, value[name] if _has_node_values(value) else value, evidence=False)  # type: ignore[index]
-
-
-@dataclass
-class RelativeValues:
-    """What `Noise` and `Mean()` set nodes of a sentence to (`is_relative`); the mean of each family is computed once."""
-
-    model: GroundModel
-    get_value: Callable[[int], Tensor]
-    _means: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(self, node: int, value: object) -> Tensor:
-        if isinstance(value, Noise):
-            own = self._get_current_value(node)
-            return own + sample_noise(self.model.ground.name(node), value, own)
-        family, index = self.model.ground.unravel_index(node)
-        check_has_words(family, self.model.ground.name(node))
-        first = node - index[-1]
-        if first not in self._means:
-            words = range(self.model.ground.word_counts[family.word_stack or ""])
-            self._means[first] = torch.stack([self._get_current_value(first + i) for i in words]).mean(0)
-        return self._means[first]
-
-    def _get_current_value(self, node: int) -> Tensor:
-        """The value that a node has."""
-        name, tpm = self.model.ground.name(node), self.model.spec(node).tpm
-        if tpm.is_random and node not in self.model.do:
-            expected = "a node with a value: a function of its parents"
-            raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} one")
-        return _check_single_value(self.model, node, self.get_value(node))
-
-
-def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
-    """The noise of a node, which its name and the seed fix."""
-    digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
-
-
-def check_has_words(group: NodeGroup, name: str) -> None:
-    """Refuse the mean over words of a node that is over none."""
-    if group.word_stack is None:
-        raise EvidenceError(name, expected="a node over words, or Mean(sentences)", actual="Mean() of another")
-
-
-def _has_node_values(value: object) -> bool:
-    """True of a sentence, or of what else has values by name without being a mapping, a list or a tensor."""
-    plain = isinstance(value, Tensor | Mapping | Sequence | str)
-    return not plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
-
-
-def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
-    """A value that is real numbers, and the same for each state of the choices."""
-    name, shape = model.ground.name(node), model.spec(node).shape
-    if not value.is_floating_point():
-        raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
-    if tuple(value.shape) != shape:
-        hint = suggest_do(model.network, value, shape)
-        got = f"one of shape {tuple(value.shape)}"
-        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=got, allowed=hint)
-    return value
-
-
-def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> AttentionRow:
-    """A row of attention, a weight for each word that there is."""
-    (member, index), name = locate_node(model, node), model.ground.name(node)
-    values = next((given for given in member.parents if given.slot == "v."), None)
-    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
-    if not plain or values is None or values.over != (WORD,):
-        wanted = "a node that is the mix of an Attention over words, without picks"
-        raise EvidenceError(name, expected=wanted, actual=type(member.tpm).__name__)
-    words = find_slot_parents(model, member, index, values, {})[2]
-    row = torch.zeros(model.ground.word_counts[model.network.specs[values.index].group.word_stack or ""])
-    if len(weights) not in (len(row), len(words)):
-        raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
-    if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
-        got = f"{weights.tolist()}"
-        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=got)
-    row = row.to(model.network.device, model.network.dtype)
-    row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
-    return AttentionRow(row)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

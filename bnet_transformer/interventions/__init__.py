@@ -4,4 +4,4 @@
 behaviour needs, `counterfactual` asks what would have been. `Zero`, `Mean`, `Noise` and `Attend` are values of `do`.
 """
 
-from bnet_transformer.inference.sentence_state import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero
+from bnet_transformer.inference.intervention_values import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero

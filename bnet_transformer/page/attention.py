@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer.attention.heads.head_inclusion import Inclusion
+from bnet_transformer.attention.heads.head_tables import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.equations import equations
 from bnet_transformer.equations.notation import Notation

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion, damage, inclusion
+from bnet_transformer.attention.heads.head_inclusion import damage, inclusion
 from bnet_transformer.attention.heads.head_roles import Roles, roles
+from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 
 __all__ = ["Damage", "Inclusion", "Roles", "damage", "inclusion", "roles"]

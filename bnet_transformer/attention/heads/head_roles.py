@@ -38,7 +38,7 @@ from bnet_transformer.attention.heads.head_attention import (
     find_attention_nodes,
     resolve_relations,
 )
-from bnet_transformer.attention.heads.head_inclusion import HeadTable
+from bnet_transformer.attention.heads.head_tables import HeadTable
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences

@@ -1,0 +1,211 @@
+"""Results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`, the cost of ablation."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_float
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.tpm.arrays import to_numpy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURES = ("log Bayes factor", "gradient importance", "ablation")
+
+
+def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """`E[xi_nu / sum xi]` and `P(sum xi = 0)`, averaged over draws `[draw, slice, head]` of independent gates.
+
+    `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` of the other gates: a
+    polynomial, so that Gauss and Legendre's rule is exact.
+
+    >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    heads = rho.shape[-1]
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(heads // 2 + 1))
+    t, weights = (nodes + 1) / 2, weights / 2
+    factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
+    found = []
+    for head in range(heads):
+        others = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
+        found.append((rho[..., head].double() * (others * weights).sum(-1)).mean(0))
+    return torch.stack(found, -1), (1 - rho.double()).prod(-1).mean(0)
+
+
+class HeadTable(ABC):
+    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """All that is known, in rows."""
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head."""
+        return self.to_dataframe()
+
+    def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
+        import pandas as pd
+
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self.summary)}</p>{table}"
+
+
+@dataclass(frozen=True)
+class Inclusion(HeadTable):
+    """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
+
+    Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
+    Bayes factor for a head that is in some sentences (`rho` free) against one that never is (`rho = 0`): zero for a
+    head on which nothing hangs. `error`, `importance_error` are Monte Carlo errors. `inclusion[sentence, slice, head]`
+    is the probability of each gate. `interaction[slice, head, other]`, of the exact method, is the mean over sentences
+    of the log odds ratio of two gates: below zero for heads that stand in for each other.
+    """
+
+    slices: tuple[str, ...]
+    method: str
+    sentences: int
+    likelihood: str
+    sigma: float | None
+    interval: float
+    rho: Tensor = field(repr=False)
+    log_bayes: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    inclusion: Tensor = field(repr=False)
+    importance: Tensor = field(repr=False)
+    importance_error: Tensor = field(repr=False)
+    ablation: Tensor = field(repr=False)
+    ablation_error: Tensor = field(repr=False)
+    interaction: Tensor | None = field(repr=False)
+    idle: Tensor = field(repr=False)
+    network: Network = field(repr=False)
+    data: Batch = field(repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean of `rho`."""
+        return self.rho.mean(0)
+
+    @property
+    def low(self) -> Tensor:
+        """The lower end of the interval of `rho`."""
+        return self.rho.quantile((1 - self.interval) / 2, dim=0)
+
+    @property
+    def high(self) -> Tensor:
+        """The upper end of the interval of `rho`."""
+        return self.rho.quantile((1 + self.interval) / 2, dim=0)
+
+    @property
+    def rank(self) -> Tensor:
+        """The place of each head by its log Bayes factor, 1 for the greatest."""
+        order = self.log_bayes.flatten().argsort(descending=True, stable=True)
+        return (order.argsort() + 1).reshape(self.log_bayes.shape)
+
+    @property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
+        tried, by more than a millionth of the most that a head changes it by."""
+        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
+
+    def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
+        """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
+        log odds ratio of their gates is below `-nats`."""
+        check_float("nats", nats, above=0)
+        if self.interaction is None:
+            got = f"method={self.method!r}, which takes each head by itself"
+            wanted = "the joint posterior of a slice's gates"
+            raise BNetError("duplicates", expected=wanted, actual=got, allowed="bt.inclusion(..., method='exact')")
+        pairs = torch.triu(self.interaction, 1)
+        found = (pairs < -nats).nonzero().tolist()
+        return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
+
+    def slice_index(self, name: str) -> int:
+        """Where a family of heads stands in `slices`."""
+        if name not in self.slices:
+            raise unknown_name_error("slice of heads", name, self.slices)
+        return self.slices.index(name)
+
+    def measure(self, name: str) -> Tensor:
+        """One of the three measures, `[slice, head]`."""
+        found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
+        if name not in found:
+            raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
+        return found[name]
+
+    def agreement(self) -> pd.DataFrame:
+        """Spearman's rank correlations of the three measures over all heads."""
+        import pandas as pd
+
+        columns = {name: to_numpy(self.measure(name).flatten()) for name in MEASURES}
+        return pd.DataFrame(columns).corr(method="spearman")
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """For a new sentence: each head's share of a slice's reading, `E[xi_nu / sum xi]`, `[slice, head]`, and the
+        probability that all heads of a slice are off, `[slice]`."""
+        return head_shares(self.rho)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head, by rank."""
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
+        table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
+        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+
+    @property
+    def summary(self) -> str:
+        """Of what it tells, and how that was found, in a line."""
+        slices, heads = self.log_bayes.shape
+        sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
+        how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        how += ", too narrow where heads hang together" if self.method == "svi" else ""
+        many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What the heads that a measure holds least of are worth: `values[measure, k]`, the nats that a sentence loses on
+    average with k heads off, of sentences that may be others than those of the measure; `error` its standard error."""
+
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    values: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    sentences: int
+    order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each number of heads, a column for each measure."""
+        import pandas as pd
+
+        measures, counts = (self.labels[axis] for axis in self.axes)
+        index = pd.Index([int(k) for k in counts], name="heads off")
+        return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
+
+    def _repr_html_(self) -> str:
+        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

@@ -1,0 +1,306 @@
+"""The router: which algorithm answers a query, why, whether it is exact, and what it costs (`Route`).
+
+Each kind of query has a short list of rules, fastest algorithm first. A rule names its algorithm and a function that
+finds a fault: a property of the net's structure, the evidence or the interventions that rules the algorithm out. The
+first rule without a fault applies. The router computes no numbers, and it does not use exceptions to decide.
+
+Algorithms:
+
+- `graph`: graph structure only.
+- `compiled`: one batched pass of the compiled net.
+- `elimination`: variable elimination on the factors of the compiled net.
+- `conditioning`: the states of the requested nodes are a batch; the other choices are eliminated.
+- `enumeration`: all joint states of the choices are a batch of the compiled net.
+- `sampling`: Monte Carlo samples, which are approximate.
+- `sequential`: one run for each cell of a sweep, slow.
+- `reference`: node by node in Python, slow.
+
+For probabilities, elimination comes first: it sums the choices out of the factors of whole groups. It does not apply
+if one value depends on the choices of several words. Conditioning is next, then enumeration. The reference, which loops
+over joint states and nodes, answers what the compiled net cannot compute.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from bnet_transformer import reference
+from bnet_transformer.cost.net_cost import count_plan_flops
+from bnet_transformer.errors import UnsupportedError
+from bnet_transformer.inference.factors import EliminationProblem, build_elimination_problem, check_elimination_budget
+from bnet_transformer.inference.query import (
+    Query,
+    classify_evidence,
+    find_set_groups,
+    group_nodes,
+    prune_barren_choices,
+    prune_interventions,
+    with_sentence_scope,
+)
+from bnet_transformer.reference import GroundModel, find_open_choices, locate_node
+
+S = TypeVar("S")
+WARN_EVALUATIONS = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
+FAST_ALGORITHMS = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
+
+
+class PerformanceWarning(UserWarning):
+    """A question takes a slow algorithm; the message names the node that is the reason, and the cost."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a question is answered. `print` it, or read the fields.
+
+    Args:
+        question: The question, such as `"posterior of c"`.
+        algorithm: Its name, as above.
+        reason: The rule that applied, in words.
+        node: The node or family that rules out a faster algorithm; None where the fastest one applies.
+        states: Joint states of the choices that are computed.
+        flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
+        evaluations: Nodes that are evaluated one by one in Python.
+        is_exact: False for draws and for first-order effects.
+        parts: The routes of parts of the question, where they are answered in different ways.
+        choices: The ground ids of the choices whose joint states are computed.
+    """
+
+    question: str
+    algorithm: str
+    reason: str
+    node: str | None = None
+    states: int = 1
+    flops: int | None = None
+    evaluations: int = 0
+    is_exact: bool = True
+    parts: tuple[Route, ...] = ()
+    choices: tuple[int, ...] = field(default=(), repr=False)
+
+    def warn_if_slow(self) -> None:
+        """Warn, before it starts, of nodes that are evaluated one by one, often enough to notice."""
+        if self.evaluations > WARN_EVALUATIONS:
+            warnings.warn(str(self), PerformanceWarning, stacklevel=3)
+
+    def __str__(self) -> str:
+        cost = [f"{self.states:,} joint states"] if self.states > 1 else []
+        cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
+        cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
+        exact = "exact" if self.is_exact else "approximate"
+        told = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        return "\n  ".join([told, *map(str, self.parts)])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(str(self))}</p>"
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why an algorithm cannot answer, where it is no error to ask it: the next rule applies."""
+
+    subject: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} is {self.reason}"
+
+
+Fault = Obstacle | UnsupportedError  # a UnsupportedError is what the algorithm raises to whoever asks it directly
+
+
+@dataclass(frozen=True)
+class Rule(Generic[S]):
+    """One line of a table of rules.
+
+    Args:
+        algorithm: Its name, as above.
+        reason: Why the algorithm is the one to take where no fault is found, in words.
+        find_fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
+    """
+
+    algorithm: str
+    reason: str
+    find_fault: Callable[[S], Fault | None] = lambda _: None
+
+
+def choose_route(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
+    """The route by the first rule without a fault; the fault of the rule before it is its reason.
+
+    The last rule has to apply to everything.
+    """
+    before: Fault | None = None
+    for rule in rules:
+        fault = rule.find_fault(subject)
+        if fault is None:
+            if before is None or rule.algorithm in FAST_ALGORITHMS:
+                return Route(question, rule.algorithm, rule.reason)
+            return Route(
+                question, rule.algorithm, f"{rule.reason}; not faster, for {format_fault(before)}", before.subject
+            )
+        before = fault
+    raise AssertionError(f"no rule for {question}")
+
+
+def format_fault(fault: Fault) -> str:
+    """A fault in words, for the reason of a route."""
+    if isinstance(fault, Obstacle):
+        return str(fault)
+    return f"{fault.subject} would need {fault.expected}, and there is {fault.actual}"
+
+
+def find_tpm_fault(query: Query) -> Fault | None:
+    """Why the posterior of a node is not its TPM at the values of its parents."""
+    node, *others = query.nodes
+    name = query.model.ground.name(node)
+    if others or query.evidence:
+        return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
+    if locate_node(query.model, node)[0].tpm.states is None:
+        return Obstacle(name, "a choice of a word of the sentence")
+    above = find_open_choices(query.model, reference.parents(query.model, node), {})
+    if above:
+        return Obstacle(query.model.ground.name(above[0]), f"an open choice above {name}")
+    return None
+
+
+def find_single_target_fault(query: Query) -> Fault | None:
+    """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
+    node, *others = query.nodes or (None,)
+    if others:
+        return Obstacle(query.format_nodes(), "more than one node")
+    return find_elimination_fault(query, node)
+
+
+def find_enumeration_fault(query: Query) -> Fault | None:
+    """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
+    world = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
+    states = dict.fromkeys([*query.nodes, *query.choices])
+    return find_elimination_fault(replace(query.without_target_evidence(), model=world), None, [*states])
+
+
+JOINT_RULES: Sequence[Rule[Query]] = (
+    Rule(
+        "conditioning",
+        "each of its joint states is evidence on one sentence of a batch",
+        lambda query: find_elimination_fault(query.without_target_evidence(), None, query.nodes),
+    ),
+    Rule("enumeration", "the choices of several words meet in one value", find_enumeration_fault),
+    Rule("reference", "the compiled net cannot compute it"),
+)
+POSTERIOR_RULES: Sequence[Rule[Query]] = (
+    Rule("compiled", "nothing is observed and no choice above it is open: it is the node's TPM", find_tpm_fault),
+    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    *JOINT_RULES,
+)
+LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (
+    Rule("elimination", "no value depends on the choices of several words", find_single_target_fault),
+    *JOINT_RULES[1:],
+)
+
+
+def route_posterior(query: Query) -> Route:
+    """How `P(nodes | evidence)` is computed."""
+    return _route_query(query, f"posterior of {query.format_nodes()}", POSTERIOR_RULES)
+
+
+def route_joint(query: Query) -> Route:
+    """How `log P(nodes, evidence)` is computed for each joint state of the nodes."""
+    return _route_query(query, f"joint probability of {query.format_nodes()}", JOINT_RULES)
+
+
+def route_log_evidence(query: Query) -> Route:
+    """How `log P(evidence)` is computed."""
+    return _route_query(query, "log probability of the evidence", LOG_EVIDENCE_RULES)
+
+
+def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
+    """The route by the first rule that applies, with its joint states and the evaluations of the reference."""
+    world, route = query.model, choose_route(question, rules, query)
+    if route.algorithm not in ("conditioning", "enumeration", "reference"):
+        return route
+    asked = query.nodes if route.algorithm == "conditioning" else tuple(query.choices)
+    states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *asked]))
+    evaluations = states * len(world.ground) if route.algorithm == "reference" else 0
+    return replace(route, states=states, evaluations=evaluations, choices=asked)
+
+
+def find_elimination_problem(
+    query: Query, node: int | None, states: Collection[int] = ()
+) -> EliminationProblem | Fault:
+    """What elimination needs, or the fault of nodes that no tensor of a family holds.
+
+    Args:
+        query: The query; of its evidence the structure alone counts.
+        node: The node that is asked for, if any.
+        states: Nodes of which a state is observed in each sentence of a batch.
+    """
+    world = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
+    fault = find_mixed_type_fault(world, query.evidence, states) or find_mixed_type_fault(world, world.do)
+    if fault is not None:
+        return fault
+    module = with_sentence_scope(query.module) if states else query.module
+    family = None if node is None else world.ground.group_of(node).name
+    do, some = find_set_groups(world)
+    return build_elimination_problem(module, classify_evidence(world, query.evidence, states), family, do, some)
+
+
+def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
+    """Why elimination cannot answer what `find_elimination_problem` finds for the same arguments; None where it can."""
+    problem = find_elimination_problem(query, node, states)
+    return problem.fault if isinstance(problem, EliminationProblem) else problem
+
+
+def find_mixed_type_fault(
+    model: GroundModel,
+    values: Mapping[int, Tensor],
+    states: Iterable[int] = (),
+    relevant: Collection[int] | None = None,
+) -> Obstacle | None:
+    """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
+    is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
+    for index, nodes in group_nodes(model, is_real, relevant).items():
+        if len({is_real[node] for node in nodes}) > 1:
+            name = model.network.specs[index].group.name
+            return Obstacle(name, "in a state at some nodes and a tensor at others")
+    return None
+
+
+def route_reference(question: str, model: GroundModel, choices: Collection[int]) -> Route:
+    """The route of a question that has no compiled algorithm: a run of the net for each joint state of the choices."""
+    states = math.prod(model.count_states(choice) for choice in choices)
+    reason = "the compiled net has no algorithm for it"
+    return Route(question, "reference", reason, states=states, evaluations=states * len(model.ground))
+
+
+def with_cost(query: Query, route: Route) -> Route:
+    """The route of a query with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
+    if route.algorithm in ("compiled", "reference"):
+        return route
+    if route.algorithm == "enumeration":
+        reference.check_joint_states(query.model, route.choices, query.budget)
+    batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.model
+    if route.algorithm in ("conditioning", "enumeration"):
+        batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
+    if route.algorithm == "enumeration":
+        world = prune_barren_choices(world, {*states, *query.evidence})
+    question = find_elimination_problem(replace(query, model=world), node, states)
+    assert isinstance(question, EliminationProblem)
+    members, words = world.network.specs, world.ground.word_counts
+    if route.algorithm == "elimination":
+        for index, above in question.ancestor_choices.items():
+            check_elimination_budget(world.network, index, above, words, query.budget)
+        counts = [
+            math.prod(world.network.count_states(i, words) for i in above)
+            for above in question.ancestor_choices.values()
+        ]
+        route = replace(route, states=max(counts, default=1))
+    want = tuple(dict.fromkeys([*question.outputs, *(members[index].group.name for index in question.factor_groups)]))
+    closed = {*find_set_groups(world)[0], *question.fixed}
+    known = frozenset(world.network.graph.get_group(name).index for name in closed)
+    plan = query.module.plan(want, known, question.enumerated)
+    return replace(route, flops=count_plan_flops(world.network, plan, words, known, batch))
