@@ -246,8 +246,8 @@ class BNet(StructureQueries):
         """
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
             raise BNetError("sentences", expected="a list of sentences", actual=sentences)
-        several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
-        return learn_tan_from_sentences([s.state for s in several], classes, slice, head, role)
+        items = [sentence if isinstance(sentence, Sentence) else self.sentence(sentence) for sentence in sentences]
+        return learn_tan_from_sentences([s.state for s in items], classes, slice, head, role)
 
     # structure
 
@@ -310,8 +310,8 @@ class BNet(StructureQueries):
     def __repr__(self) -> str:
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
-        families = len(self.network.graph.groups)
-        return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
+        groups = len(self.network.graph.groups)
+        return f"<BNet {self.declaration.name}: {slices}{groups} families of nodes, {count:,} parameters>"
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:

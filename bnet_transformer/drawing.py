@@ -78,16 +78,16 @@ def picture_sentence(state: SentenceState, **options: Any) -> Picture:
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
     """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
-    asked = parse_options(options, ("min_weight", "top", "theme", "limit"))
+    parsed = parse_options(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
     readings = [
         StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
     ]
     words = {"": range(len(result.tokens))}
-    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
+    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, readings, parsed)
     grid = add_legend_and_caption(grid, title="what is read", caption=[result.head, *hidden])
-    return to_notebook_picture(replace(grid, theme=asked.theme))
+    return to_notebook_picture(replace(grid, theme=parsed.theme))
 
 
 def _layout_with_theme(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
@@ -140,8 +140,8 @@ def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
         path: An HTML file.
         **options: The options of `Sentence.explore`.
     """
-    asked = parse_page_options(options)
-    write_file(path, {".html": lambda: render_html(*describe_sentence(state, asked))})
+    parsed = parse_page_options(options)
+    write_file(path, {".html": lambda: render_html(*describe_sentence(state, parsed))})
 
 
 def _fallback_svg(state: SentenceState) -> str:
@@ -161,19 +161,19 @@ def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    found: dict[str, Any] = {"text/plain": text}
+    bundle: dict[str, Any] = {"text/plain": text}
     if shell is not None and getattr(shell, "kernel", None) is None:
-        return found, {}
-    found["image/svg+xml"] = _fallback_svg(state)
+        return bundle, {}
+    bundle["image/svg+xml"] = _fallback_svg(state)
     if shell is None or importlib.util.find_spec("anywidget") is None:
-        return found, {}
+        return bundle, {}
     try:
-        made = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
+        content = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
     except BudgetError as error:
         warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
-        return found, {}
-    data, about = made if isinstance(made, tuple) else (made, {})
-    return {**data, **found}, dict(about)
+        return bundle, {}
+    data, about = content if isinstance(content, tuple) else (content, {})
+    return {**data, **bundle}, dict(about)
 
 
 def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
@@ -191,8 +191,8 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
         raise BNetError("widget", expected="anywidget to be installed", actual="no such package", allowed=allowed)
     from bnet_transformer.page.widget import Widget
 
-    asked = parse_page_options(options)
-    return Widget(sentence, lambda changed: describe_sentence(changed.state, asked))
+    parsed = parse_page_options(options)
+    return Widget(sentence, lambda changed: describe_sentence(changed.state, parsed))
 
 
 def check_options(path: PathLike, options: Mapping[str, Any]) -> None:

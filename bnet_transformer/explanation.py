@@ -88,15 +88,15 @@ def _bind_arguments(
     try:
         bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
-        wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
-        raise BNetError(f"explain({question!r}, ...)", expected=wanted, actual=got) from error
+        expected, actual = f"the arguments of {question}", str(error).removeprefix("got ")
+        raise BNetError(f"explain({question!r}, ...)", expected=expected, actual=actual) from error
     bound.apply_defaults()
     return SimpleNamespace(**bound.arguments)
 
 
 def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
-    member = find_attention_spec(state.model, bound.slice, bound.role)
-    return _route_with_flops(state, state.evaluator.attention_query(member))
+    spec = find_attention_spec(state.model, bound.slice, bound.role)
+    return _route_with_flops(state, state.evaluator.attention_query(spec))
 
 
 def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
@@ -122,10 +122,10 @@ def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
     slices = bound.slice if hasattr(bound, "slice") else bound.slices  # of a tree it is one
     chosen = parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
-    members = [find_attention_spec(state.model, t, bound.role) for t in chosen]
+    specs = [find_attention_spec(state.model, t, bound.role) for t in chosen]
     choices = find_choices_read(state.model, chosen, bound.role)
     if not choices:
-        return _route_slowest(state, members)
+        return _route_slowest(state, specs)
     route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
     states = math.prod(state.model.count_states(choice) for choice in choices)
     return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
@@ -135,17 +135,17 @@ def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
     is_figure = not hasattr(bound, "attention")
     if not (bound.options.get("attention") is not False if is_figure else bound.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
-    members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
+    specs = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
     return replace(
-        _route_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows"
+        _route_slowest(state, specs), question="figure" if is_figure else "graph with the weights of its arrows"
     )
 
 
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
-    left, right, known = (parse_names(part, getattr(bound, part)) for part in ("x", "y", "given"))
-    for what, part in (("x", left), ("y", right)):
-        if not part:
-            raise BNetError(what, expected="at least one node", actual="none")
+    left, right, known = (parse_names(names, getattr(bound, names)) for names in ("x", "y", "given"))
+    for subject, names in (("x", left), ("y", right)):
+        if not names:
+            raise BNetError(subject, expected="at least one node", actual="none")
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
     if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
@@ -162,14 +162,14 @@ def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Rout
 
 
 EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
-    "value": lambda state, asked: _route_with_flops(state, state.evaluator.value_query(state.ground.id(asked.name))),
-    "tpm": lambda state, asked: _route_with_flops(
-        state, state.evaluator.distribution_query(state.ground.id(asked.name))
+    "value": lambda state, bound: _route_with_flops(state, state.evaluator.value_query(state.ground.id(bound.name))),
+    "tpm": lambda state, bound: _route_with_flops(
+        state, state.evaluator.distribution_query(state.ground.id(bound.name))
     ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
     "log_prob": _explain_log_prob,
-    "sample": lambda state, asked: route_sample(_build_query(state, asked), asked.n),
+    "sample": lambda state, bound: route_sample(_build_query(state, bound), bound.n),
     "reads": _explain_reads,
     "tan_tree": _explain_reads,
     "graph": _explain_graph,
@@ -190,7 +190,7 @@ def _route_slowest(state: SentenceState, specs: Collection[Any]) -> Route:
     """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
     if not specs:
         return Route("attention", "graph", "no node reads words")
-    queries = [state.evaluator.attention_query(member) for member in specs]
+    queries = [state.evaluator.attention_query(spec) for spec in specs]
     routes = [route_expected_attention(query) for query in queries]
     for query in queries:  # what is read is averaged over the posterior of the choices
         choices = next(iter(query.choices.values()), [])

@@ -242,7 +242,7 @@ class Sentence(StructureQueries):
         check_memory("draws", 8 * count * len(self.ground), "a smaller n=")
         result = inference.sample(query, count, start)
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
-        return replace(result, labels={name: each for name, each in labels.items() if each is not None})
+        return replace(result, labels={name: names for name, names in labels.items() if names is not None})
 
     def log_prob(
         self,
@@ -662,8 +662,8 @@ class Sentence(StructureQueries):
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
         text = text if len(text) <= 60 else text[:59] + "…"
         counts = f"{len(self.ground):,} nodes, {self.ground.count_arrows():,} arrows"
-        for what, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
-            counts += f", {what} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
+        for label, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
+            counts += f", {label} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @translate_memory_errors("picture")

@@ -66,9 +66,9 @@ class Tan(Drawable):
         return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
 
     def _repr_html_(self) -> str:
-        but = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
-        told = f"{self.kind} (class {self.class_box}){but}"
-        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html(index=False)}"
+        note = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
+        title = f"{self.kind} (class {self.class_box}){note}"
+        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class TanTree(Drawable):
         """A row for each word: its parent, and how much of it the word reads."""
         import pandas as pd
 
-        said = list(self.tokens)
-        rows = zip(said, self.parents, self.weights, strict=True)
-        told = [(token, parent, said[parent] if parent >= 0 else "", share) for token, parent, share in rows]
-        return pd.DataFrame(told, columns=["token", "parent", "parent_token", "share"])
+        tokens = list(self.tokens)
+        rows = zip(tokens, self.parents, self.weights, strict=True)
+        records = [(token, parent, tokens[parent] if parent >= 0 else "", share) for token, parent, share in rows]
+        return pd.DataFrame(records, columns=["token", "parent", "parent_token", "share"])
 
     def _repr_html_(self) -> str:
-        told = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
-        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html()}"
+        title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
+        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html()}"
 
 
 def classify_slice(
@@ -139,24 +139,24 @@ def build_box_namer(
     ground: GroundGraph, boxes: str, slice_: int, stack: str | None = None
 ) -> tuple[Callable[[str], str], str]:
     """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
-    before = slice_ - 1 if slice_ else -1
-    over = [family for family in ground.template.groups if family.word_stack is not None]
-    states = [f for f in over if (f.slice, f.step) == (slice_, before) and stack in (None, f.stack)]
+    previous = slice_ - 1 if slice_ else -1
+    word_groups = [group for group in ground.template.groups if group.word_stack is not None]
+    states = [f for f in word_groups if (f.slice, f.step) == (slice_, previous) and stack in (None, f.stack)]
     if len(states) != 1:
-        names = ", ".join(family.name for family in states) or "none"
-        several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
-        allowed = f"{several}boxes=, a mapping"
+        names = ", ".join(group.name for group in states) or "none"
+        hint = f"stack=, one of {', '.join(group.stack for group in states)}; " if len(states) > 1 else ""
+        allowed = f"{hint}boxes=, a mapping"
         raise BNetError("slice", expected="a slice that one state enters", actual=names, allowed=allowed)
     entry, stack = states[0], states[0].stack
 
     def box(name: str) -> str:
-        family, index = ground.parse_name(name)
-        if family.index == entry.index:
+        group, index = ground.parse_name(name)
+        if group.index == entry.index:
             return CLASS if boxes == "words" else entry.name
-        if family.step != slice_ or family.stack != stack:
+        if group.step != slice_ or group.stack != stack:
             return OUTSIDE
-        if boxes == "roles" or ground.axes(family)[-1:] != (WORD,):
-            return family.name
+        if boxes == "roles" or ground.axes(group)[-1:] != (WORD,):
+            return group.name
         return f"word_{index[-1]}"
 
     return box, CLASS if boxes == "words" else entry.name
@@ -166,11 +166,11 @@ def _drop_box(quotient: Quotient, box: str) -> Quotient:
     """The same without one box and its arrows."""
     if box not in quotient.boxes:
         return quotient
-    gone = quotient.boxes.index(box)
-    kept = ~(quotient.arrows == gone).any(axis=1)
-    arrows = quotient.arrows[kept]
+    index = quotient.boxes.index(box)
+    mask = ~(quotient.arrows == index).any(axis=1)
+    arrows = quotient.arrows[mask]
     boxes = tuple(name for name in quotient.boxes if name != box)
-    return Quotient(boxes, arrows - (arrows > gone), quotient.counts[kept])
+    return Quotient(boxes, arrows - (arrows > index), quotient.counts[mask])
 
 
 def _guess_class_box(quotient: Quotient) -> str:
@@ -182,21 +182,21 @@ def _guess_class_box(quotient: Quotient) -> str:
 
 
 def _classify(quotient: Quotient, class_box: str) -> Tan:
-    others = [box for box in quotient.boxes if box != class_box]
+    word_boxes = [box for box in quotient.boxes if box != class_box]
     sources, targets = quotient.arrows.T
-    own, rest = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
-    reached = {quotient.boxes[k] for k in targets[sources == own].tolist()}
-    missing = tuple(box for box in others if box not in reached)
-    parents, children = (np.bincount(rest[:, side]).max(initial=0) for side in (1, 0))
+    class_index, edges = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
+    reached = {quotient.boxes[k] for k in targets[sources == class_index].tolist()}
+    missing = tuple(box for box in word_boxes if box not in reached)
+    parents, children = (np.bincount(edges[:, side]).max(initial=0) for side in (1, 0))
     acyclic = quotient.acyclic
-    if not acyclic or (targets == own).any():
+    if not acyclic or (targets == class_index).any():
         nearly = "no DAG" if not acyclic else "DAG"
-    elif not len(rest):
+    elif not len(edges):
         nearly = "naive Bayes"
     else:
-        one_tree = len(rest) == len(others) - 1
-        whole = "TAN" if one_tree else "forest augmented naive Bayes"
-        nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
+        one_tree = len(edges) == len(word_boxes) - 1
+        tree_kind = "TAN" if one_tree else "forest augmented naive Bayes"
+        nearly = tree_kind if parents <= 1 else f"reverse {tree_kind}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
     return Tan(kind, nearly, class_box, missing, quotient)
 
@@ -206,10 +206,10 @@ def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str)
     table = to_numpy(attention)
     table = np.where(table == 0, np.nan, table)
     parents = best_parents(table)
-    kept = [float(attention[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
-    between = float((1 - torch.diagonal(attention)).sum())
-    mass = sum(kept) / between if between > 0 else 1.0
-    return TanTree(tuple(parents), tuple(kept), mass, tokens, slice_, head)
+    weights = [float(attention[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
+    total = float((1 - torch.diagonal(attention)).sum())
+    mass = sum(weights) / total if total > 0 else 1.0
+    return TanTree(tuple(parents), tuple(weights), mass, tokens, slice_, head)
 
 
 IntArray = NDArray[np.int64]
@@ -240,8 +240,8 @@ class CorpusTan:
         """Why the divergence is not told; None where it is."""
         if self.divergence is not None:
             return None
-        told = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
-        return f"{told}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
+        counts = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
+        return f"{counts}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each box: its parent in the tree and the information that they share."""
@@ -255,10 +255,10 @@ class CorpusTan:
 
     def _repr_html_(self) -> str:
         if self.divergence is None or self.divergence_corrected is None:
-            told = f"divergence from the TAN not told: {self.no_divergence_reason}"
+            detail = f"divergence from the TAN not told: {self.no_divergence_reason}"
         else:
-            told = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
-        return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"
+            detail = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
+        return f"<p>{self.sentences} sentences; {detail}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> CorpusTan:
@@ -267,30 +267,32 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
 
     label, table = np.asarray(classes), np.asarray(codes)
     if table.ndim != 2 or len(label) != len(table) or len(table) < 2:
-        got = f"{len(label)} classes and codes of shape {table.shape}"
-        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=got)
+        actual = f"{len(label)} classes and codes of shape {table.shape}"
+        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=actual)
     if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
-        wanted = "codes that differ between sentences of a class"
-        raise BNetError("corpus", expected=wanted, actual="boxes that the class determines: their information is zero")
+        expected = "codes that differ between sentences of a class"
+        raise BNetError(
+            "corpus", expected=expected, actual="boxes that the class determines: their information is zero"
+        )
     n = table.shape[1]
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
     for i, j in pairs:
-        each, other, both = (_conditional_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
-        plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(each, other, both, strict=True))
+        h_i, h_j, h_ij = (_conditional_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
+        plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(h_i, h_j, h_ij, strict=True))
     plain, corrected = plain + plain.T, corrected + corrected.T
     graph = nx.Graph()
     graph.add_nodes_from(range(n))
     graph.add_weighted_edges_from((i, j, corrected[i, j]) for i, j in pairs)
     tree = nx.bfs_tree(nx.maximum_spanning_tree(graph), 0)
     parents = tuple(next(iter(tree.predecessors(i)), -1) for i in range(n))
-    kept = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
-    alone = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
-    told = [sum(float(each[edge]) for edge in kept) for each in (plain, corrected)]
-    met = len(np.unique(np.column_stack([label, table]), axis=0))
+    edges = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
+    marginal = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
+    explained = [sum(float(h_i[edge]) for edge in edges) for h_i in (plain, corrected)]
+    num_states = len(np.unique(np.column_stack([label, table]), axis=0))
     divergence = (
-        alone - np.array(_conditional_entropies(label, table)) - np.array(told)
-        if len(table) >= MIN_SENTENCES_PER_STATE * met
+        marginal - np.array(_conditional_entropies(label, table)) - np.array(explained)
+        if len(table) >= MIN_SENTENCES_PER_STATE * num_states
         else None
     )
     return CorpusTan(
@@ -300,7 +302,7 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
         corrected=corrected,
         divergence=None if divergence is None else float(divergence[0]),
         divergence_corrected=None if divergence is None else float(divergence[1]),
-        joint_states=met,
+        joint_states=num_states,
         sentences=len(table),
     )
 
@@ -310,8 +312,8 @@ def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, fl
     plain = extra = 0.0
     for c in np.unique(labels):
         counts = np.unique(codes[labels == c], axis=0, return_counts=True)[1]
-        share = counts / counts.sum()
-        plain -= float((share * np.log(share)).sum()) * counts.sum() / len(labels)
+        probs = counts / counts.sum()
+        plain -= float((probs * np.log(probs)).sum()) * counts.sum() / len(labels)
         extra += (len(counts) - 1) / (2 * len(labels))
     return plain, plain + extra
 
@@ -337,15 +339,17 @@ def learn_tan_from_sentences(
         raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
-        wanted = f"evidence (observe) on each sentence, for {classes} is its class"
-        raise BNetError("sentences", expected=wanted, actual="one without", allowed="classes=, a list of labels")
+        expected = f"evidence (observe) on each sentence, for {classes} is its class"
+        raise BNetError("sentences", expected=expected, actual="one without", allowed="classes=, a list of labels")
     labels = _parse_labels(classes, len(states)) if node is None else [None] * len(states)
-    with distributed_context(resolve_device(None, network)) as here:
+    with distributed_context(resolve_device(None, network)) as ranks:
         data = [(state.encoded.given, state.evidence) for state in states]
-        here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
-        shard = here.shard([*zip(states, labels, strict=True)])
-        every = here.all_gather_object([_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
-    rows = [every[k % len(every)][k // len(every)] for k in range(len(states))]
+        ranks.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
+        shard = ranks.shard([*zip(states, labels, strict=True)])
+        results = ranks.all_gather_object(
+            [_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard]
+        )
+    rows = [results[k % len(results)][k // len(results)] for k in range(len(states))]
     if node is not None:  # labels that a user gave stay this rank's own objects
         labels = [label for label, _ in rows]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}

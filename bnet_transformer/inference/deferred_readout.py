@@ -43,18 +43,18 @@ def find_deferred_attention(
 
     `observed` are families with evidence, `ancestral_set` all that matter, `retained` those asked for or set, `enumerated` the choices.
     """
-    found = {}
+    deferred = {}
     if any(network.specs[i].group.word_stack is not None or network.specs[i].group.plates for i in enumerated):
         return {}
     for index in observed:
-        member = network.specs[index]
-        if _is_affine_readout(member) and not member.group.plates and index not in retained:
-            (given,) = member.parents
-            readers = {bundle.child for bundle in network.graph.out_edges[given.index]} & set(ancestral_set)
-            straight = not given.pick and given.reach.kind == "same" and member.group.word_stack is not None
-            if straight and readers == {index} and _is_fusible_attention(network.specs[given.index], retained):
-                found[index] = given.index
-    return found
+        spec = network.specs[index]
+        if _is_affine_readout(spec) and not spec.group.plates and index not in retained:
+            (parent,) = spec.parents
+            readers = {edge.child for edge in network.graph.out_edges[parent.index]} & set(ancestral_set)
+            is_same_word = not parent.pick and parent.reach.kind == "same" and spec.group.word_stack is not None
+            if is_same_word and readers == {index} and _is_fusible_attention(network.specs[parent.index], retained):
+                deferred[index] = parent.index
+    return deferred
 
 
 def _is_affine_readout(spec: NodeSpec) -> bool:
@@ -70,9 +70,9 @@ def _is_fusible_attention(spec: NodeSpec, retained: Collection[int]) -> bool:
     tpm = spec.tpm
     if not isinstance(tpm, Attention) or spec.group.plates or spec.group.index in retained:
         return False
-    plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
-    over = all(given.over == (WORD,) and not given.pick for given in spec.parents[1:3])
-    return plain and over and tpm.normaliser.kind == "softmax" and not spec.parents[0].pick
+    is_plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
+    over = all(parent.over == (WORD,) and not parent.pick for parent in spec.parents[1:3])
+    return is_plain and over and tpm.normaliser.kind == "softmax" and not spec.parents[0].pick
 
 
 def deferred_log_likelihood(
@@ -80,21 +80,21 @@ def deferred_log_likelihood(
 ) -> Tensor:
     """`log P(y | choices)` of all words together; `y` is what was seen, in the layout, `observed` of which words."""
     x = execution.network.specs[spec.parents[0].index]
-    reading, after, residual = gather_attention_inputs(execution, x, plan.folds.get(x.group.index))
-    own = build_context(execution, spec)
-    W = own.parameters.get("weight")
+    attention, output_map, residual = gather_attention_inputs(execution, x, plan.folds.get(x.group.index))
+    context = build_context(execution, spec)
+    W = context.parameters.get("weight")
     if W is not None:
         residual = None if residual is None else apply_linear(W, residual)
-        if after is None and _is_map_first_cheaper(W, reading):
-            reading = replace(reading, v=apply_linear(W, reading.v))
+        if output_map is None and _is_map_first_cheaper(W, attention):
+            attention = replace(attention, v=apply_linear(W, attention.v))
         else:
-            after = W if after is None else W @ after
+            output_map = W if output_map is None else W @ output_map
     if isinstance(spec.tpm, Normal):
-        target = y if W is None else y - own["bias"]
+        target = y if W is None else y - context["bias"]
         target = target if residual is None else target - residual
-        return _normal_log_likelihood(spec.tpm, own, reading, after, target, observed)
-    logits = own["logits"] if residual is None else own["logits"] + residual
-    return _categorical_log_likelihood(_mapped_mix(reading, after) + logits, y, observed)
+        return _normal_log_likelihood(spec.tpm, context, attention, output_map, target, observed)
+    logits = context["logits"] if residual is None else context["logits"] + residual
+    return _categorical_log_likelihood(_mapped_mix(attention, output_map) + logits, y, observed)
 
 
 def _normal_log_likelihood(
@@ -117,11 +117,11 @@ def _normal_log_likelihood(
 
 
 def _categorical_log_likelihood(logits: Tensor, target: Tensor, observed: Tensor | None) -> Tensor:
-    lead = broadcast_shapes(logits.shape[:-1], target.shape)
+    shape = broadcast_shapes(logits.shape[:-1], target.shape)
     # Relative to the greatest logit, a constant of every derivative: `exp(logits - logsumexp)`, the derivative of
     # torch.logsumexp, loses its sum of 1 where logits are large. (log_softmax takes longer where states are few.)
     logits = logits - logits.detach().amax(-1, keepdim=True)
-    picked = logits.expand(*lead, -1).gather(-1, target.expand(lead).unsqueeze(-1)).squeeze(-1)
+    picked = logits.expand(*shape, -1).gather(-1, target.expand(shape).unsqueeze(-1)).squeeze(-1)
     return _sum_over_words(picked - logits.exp().sum(-1).log(), observed)
 
 
@@ -159,8 +159,8 @@ def _is_gram_cheaper(attention: AttentionInputs, target: Tensor) -> bool:
 
 def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Tensor | None) -> Tensor:
     """`sum_i |t_i - sum_j P_ij v_j|^2`, `[*lead, 1]`."""
-    shown = None if observed is None else observed.unsqueeze(-1)
-    dims = classify_dims(attention, target, *([] if shown is None else [shown]))
+    mask_by_word = None if observed is None else observed.unsqueeze(-1)
+    dims = classify_dims(attention, target, *([] if mask_by_word is None else [mask_by_word]))
     n, m, width = attention.q.shape[-2], attention.k.shape[-2], attention.v.shape[-1]
     Q, K, V = (
         dims.flatten(attention.q, dims.only_q, is_leading=True),
@@ -168,10 +168,10 @@ def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Te
         dims.flatten(attention.v, dims.only_v, is_leading=True),
     )
     t, count = dims.flatten(target, ()), len(Q)
-    there = None if shown is None else dims.flatten(shown, ())
-    t = t if there is None else t * there
-    each = V.reshape(-1, m, width)
-    vv = torch.bmm(each, each.mT).reshape(count, -1, m * m)
+    mask = None if mask_by_word is None else dims.flatten(mask_by_word, ())
+    t = t if mask is None else t * mask
+    values = V.reshape(-1, m, width)
+    vv = torch.bmm(values, values.mT).reshape(count, -1, m * m)
     tv = torch.bmm(t, V.mT).reshape(count, n, -1, m).transpose(1, 2).reshape(count, -1, n * m)
     squares = []
     for k in K.reshape(count, m, -1, K.shape[-1]).unbind(2):  # one state of the keys at a time: what it makes is small
@@ -182,7 +182,7 @@ def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Te
             else scores.masked_fill(~dims.flatten_mask(attention.mask).unsqueeze(-3), -torch.inf)
         )
         P = scores.softmax(-1)
-        P = (P if there is None else P * there.unsqueeze(1)).reshape(-1, n, m)
+        P = (P if mask is None else P * mask.unsqueeze(1)).reshape(-1, n, m)
         pp = torch.bmm(P.mT, P).reshape(count, -1, m * m)
         squares.append(torch.baddbmm(torch.bmm(pp, vv.mT), P.reshape(count, -1, n * m), tv.mT, alpha=-2))
     total = torch.stack(squares, 2) + t.square().sum((1, 2))[:, None, None, None]

@@ -49,23 +49,23 @@ def max_choice_dependence(
     where there are no choices, or a random real node, which has no states to count.
     """
     nodes = [*x, *y, *given]
-    free = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
-    if not free or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
+    choices = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
+    if not choices or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
         return None
-    route_reference("separation, verified", model, free).warn_if_slow()
+    route_reference("separation, verified", model, choices).warn_if_slow()
     logs, codes = [], []
-    books: list[list[Tensor]] = [[] for _ in nodes]
-    for run in reference.enumerate_runs(model, free, {}, budget):
-        logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
+    codebooks: list[list[Tensor]] = [[] for _ in nodes]
+    for run in reference.enumerate_runs(model, choices, {}, budget):
+        logs.append(sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64)))
         values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
-        codes.append([_encode_value(book, value, atol) for book, value in zip(books, values, strict=True)])
-    share = torch.stack(logs).exp()
+        codes.append([_encode_value(codebook, value, atol) for codebook, value in zip(codebooks, values, strict=True)])
+    probs = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
     # The number of each row among the different ones; a column of zeros stands in where there is none.
     i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in parts)
     joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
-    joint.index_put_((k, i, j), share, accumulate=True)
+    joint.index_put_((k, i, j), probs, accumulate=True)
     joint = joint[joint.sum((1, 2)) > 0]
     joint = joint / joint.sum((1, 2), keepdim=True)
     return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
@@ -87,14 +87,14 @@ def _get_kind(model: GroundModel, node: int) -> str:
 @enable_gradients()
 def max_partial_correlation(model: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The greatest partial correlation of a number of x and one of y given others, to first order."""
-    varied = _PerturbedSentence(_to_float64(model), frozenset(given))
-    varied.propagate([*x, *y, *given])
-    J_x, J_y, J_z = (varied.jacobian(nodes) for nodes in (x, y, given))
+    sentence = _PerturbedSentence(_to_float64(model), frozenset(given))
+    sentence.propagate([*x, *y, *given])
+    J_x, J_y, J_z = (sentence.jacobian(nodes) for nodes in (x, y, given))
     if not J_x.numel() or not J_y.numel():
         return 0.0
-    kept = _orthonormal_basis(J_z)
-    rest_x, rest_y = (_normalize_rows(J - (J @ kept.mT) @ kept, J) for J in (J_x, J_y))
-    return float((rest_x @ rest_y.mT).abs().max())
+    basis = _orthonormal_basis(J_z)
+    residual_x, residual_y = (_normalize_rows(J - (J @ basis.mT) @ basis, J) for J in (J_x, J_y))
+    return float((residual_x @ residual_y.mT).abs().max())
 
 
 def _orthonormal_basis(J: Tensor) -> Tensor:
@@ -102,15 +102,15 @@ def _orthonormal_basis(J: Tensor) -> Tensor:
     J = J[J.norm(dim=1) > 0]
     if not len(J):
         return J
-    _, sizes, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
-    kept: Tensor = rows[sizes > RANK_TOLERANCE * sizes[0]]
-    return kept
+    _, singular_values, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
+    basis: Tensor = rows[singular_values > RANK_TOLERANCE * singular_values[0]]
+    return basis
 
 
 def _normalize_rows(residual: Tensor, original: Tensor) -> Tensor:
     """Each row by its length; zero where what is given determines it."""
-    left = residual.norm(dim=1, keepdim=True)
-    return torch.where(left > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / left, 0.0)
+    norm = residual.norm(dim=1, keepdim=True)
+    return torch.where(norm > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / norm, 0.0)
 
 
 def _to_float64(model: GroundModel) -> GroundModel:
@@ -138,17 +138,17 @@ class _PerturbedSentence:
         states: dict[int, Tensor] = {}
         run = ReferenceRun(self.model, states)
         for node in ancestral_order(self.model.ground, nodes):
-            member, kind = self.model.spec(node), _get_kind(self.model, node)
+            spec, kind = self.model.spec(node), _get_kind(self.model, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]
                 states[node] = logits.argmax()
                 self.perturbed[node] = self._add_noise(torch.where(torch.isfinite(logits), logits, 0.0))
             elif kind == "continuous":
-                normal = get_normal(member, run.distribution(node))
+                normal = get_normal(spec, run.distribution(node))
                 self.perturbed[node] = run.values[node] = self._add_noise(normal.mean, normal.stddev)
-            elif kind != "set" and member.tpm.is_index_valued:
+            elif kind != "set" and spec.tpm.is_index_valued:
                 self.perturbed[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
-            elif kind != "set" and self._is_root(node, member):
+            elif kind != "set" and self._is_root(node, spec):
                 self._perturb_root(run, node)
             else:
                 self.perturbed[node] = run.value(node)
@@ -157,9 +157,9 @@ class _PerturbedSentence:
         """True for a vector that is given, and for one of a word that is made of ids alone."""
         if spec.tpm.kind == "input":
             return True
-        above = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
+        parents = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
         return spec.group.word_stack is not None and all(
-            m.group.word_stack is None or m.tpm.is_index_valued for m in above
+            m.group.word_stack is None or m.tpm.is_index_valued for m in parents
         )
 
     def _perturb_root(self, run: ReferenceRun, node: int) -> None:
@@ -167,12 +167,12 @@ class _PerturbedSentence:
         ids = [parent for parent in self.model.ground.parents(node) if self.model.spec(parent).tpm.is_index_valued]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
-            varied = self._add_noise(value)
-            for each in ids:
-                self.perturbed[each] = torch.cat(
-                    [self.perturbed[each].reshape(-1), (varied - value.detach()).flatten()]
+            perturbed = self._add_noise(value)
+            for index_node in ids:
+                self.perturbed[index_node] = torch.cat(
+                    [self.perturbed[index_node].reshape(-1), (perturbed - value.detach()).flatten()]
                 )
-            value = run.values[node] = varied
+            value = run.values[node] = perturbed
         self.perturbed[node] = value
 
     def _add_noise(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
@@ -184,9 +184,11 @@ class _PerturbedSentence:
         """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
         value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.perturbed[node].flatten() for node in nodes)])
         if not value.requires_grad:
-            return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
+            return torch.zeros(len(value), sum(noise.numel() for noise in self.noise), dtype=torch.float64)
         eye = torch.eye(len(value), dtype=value.dtype)
-        found = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        rows = zip(found, self.noise, strict=True)
-        none = torch.zeros(len(value), 1, dtype=value.dtype)
-        return torch.cat([none.expand(-1, z.numel()) if J is None else J.flatten(1) for J, z in rows], 1)
+        gradients = torch.autograd.grad(
+            value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+        rows = zip(gradients, self.noise, strict=True)
+        zero = torch.zeros(len(value), 1, dtype=value.dtype)
+        return torch.cat([zero.expand(-1, z.numel()) if J is None else J.flatten(1) for J, z in rows], 1)

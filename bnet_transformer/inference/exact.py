@@ -68,10 +68,10 @@ def log_evidence(
     """
     _check_arguments(module, budget, atol)
     request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-    course, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
-    total = eliminate_choices(course, factors, dtype)
+    execution, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
+    total = eliminate_choices(execution, factors, dtype)
     if check and is_readable(total):
-        check_possible(course, factors, total)
+        check_possible(execution, factors, total)
     return total
 
 
@@ -108,30 +108,30 @@ def posterior(
     _check_arguments(module, budget, atol)
     network = module.network
     index = network.graph.get_group(target).index
-    member = network.specs[index]
-    if member.tpm.kind != "discrete":
-        names = ", ".join(m.group.name for m in network.specs if m.tpm.kind == "discrete")
-        got = f"a {member.tpm.kind} one"
-        raise BNetError(target, expected="a discrete family", actual=got, allowed=names or "none: this net has none")
+    spec = network.specs[index]
+    if spec.tpm.kind != "discrete":
+        names = ", ".join(spec.group.name for spec in network.specs if spec.tpm.kind == "discrete")
+        actual = f"a {spec.tpm.kind} one"
+        raise BNetError(target, expected="a discrete family", actual=actual, allowed=names or "none: this net has none")
     if target in (do or ()):
         raise BNetError(target, expected="a family that is still random", actual="one that is set by do=")
     with torch.no_grad():
         request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-        course, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
-    place = course.layout.enumerated.index(index)
-    batch = 1 if member.scope == "corpus" else get_batch_size(factors, course)
-    shape = get_full_shape(course, member.group.plates, member.group.word_stack, batch)
-    shape[place] = course.count_states(index)
-    tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
-    total = eliminate_choices(course, [*factors, Factor(member, tilt)])
-    (share,) = torch.autograd.grad(total.sum(), tilt)
-    check_possible(course, factors, total)
-    kept = [
+        execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
+    dim = execution.layout.enumerated.index(index)
+    batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
+    shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
+    shape[dim] = execution.count_states(index)
+    tilt = torch.zeros(shape, dtype=execution.log_dtype, device=execution.device, requires_grad=True)
+    total = eliminate_choices(execution, [*factors, Factor(spec, tilt)])
+    (probs,) = torch.autograd.grad(total.sum(), tilt)
+    check_possible(execution, factors, total)
+    dims = [
         k
-        for k in range(course.layout.rank)
-        if k >= course.layout.batch_dim and has_posterior_dim(course, member.group, k)
+        for k in range(execution.layout.rank)
+        if k >= execution.layout.batch_dim and has_posterior_dim(execution, spec.group, k)
     ]
-    return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
+    return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
@@ -158,30 +158,30 @@ def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: 
     if bool(total.isnan().any()):
         _check_inputs_finite(execution, factors)
     sentence = int((~possible).nonzero()[0])
-    several = len(total) > 1
-    execution, factors = _select_sentence(execution, factors, sentence) if several else (execution, factors)
+    is_batch = len(total) > 1
+    execution, factors = _select_sentence(execution, factors, sentence) if is_batch else (execution, factors)
     pieces = sum(_get_evidence_shape(execution, factor).numel() for factor in factors if factor.evidence is not None)
     count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
     if count == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
     raise _impossible_evidence_error(
-        execution, factors, count - 1, sentence if several else None
+        execution, factors, count - 1, sentence if is_batch else None
     )  # so many are not possible together
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
     """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
     layout = execution.layout
-    told = {factor.spec.group.index for factor in factors if factor.evidence is not None}
+    evidence_groups = {factor.spec.group.index for factor in factors if factor.evidence is not None}
     for index, value in execution.known.items():
-        bad = ~torch.isfinite(value)
-        if index in told or not bool(bad.any()):
+        is_invalid = ~torch.isfinite(value)
+        if index in evidence_groups or not bool(is_invalid.any()):
             continue
-        family, at = execution.network.specs[index].group, bad.nonzero()[0].tolist()
-        axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
-        what = join_name(family.name, [at[layout.axis(axis)] for axis in axes])
-        what += f" of sentence {at[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
-        raise EvidenceError(what, expected="finite numbers", actual=value[tuple(at)].item())
+        group, entry = execution.network.specs[index].group, is_invalid.nonzero()[0].tolist()
+        axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
+        subject = join_name(group.name, [entry[layout.axis(axis)] for axis in axes])
+        subject += f" of sentence {entry[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
+        raise EvidenceError(subject, expected="finite numbers", actual=value[tuple(entry)].item())
     for name, value in execution.parameters.items():
         if bool(value.isnan().any()):
             raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
@@ -191,16 +191,16 @@ def _select_sentence(
     execution: ExecutionState, factors: Sequence[Factor], sentence: int
 ) -> tuple[ExecutionState, list[Factor]]:
     """The same question of one sentence of the batch."""
-    place = execution.layout.batch_dim
+    batch_dim = execution.layout.batch_dim
 
     def select(table: Tensor) -> Tensor:
-        return table.narrow(place, sentence, 1) if table.shape[place] > 1 else table
+        return table.narrow(batch_dim, sentence, 1) if table.shape[batch_dim] > 1 else table
 
-    found = []
+    selected = []
     for factor in factors:
-        told = None if factor.evidence is None else Evidence(select(factor.evidence.value))
-        found.append(replace(factor, table=select(factor.table), evidence=told))
-    return replace(execution, known={index: select(value) for index, value in execution.known.items()}), found
+        evidence = None if factor.evidence is None else Evidence(select(factor.evidence.value))
+        selected.append(replace(factor, table=select(factor.table), evidence=evidence))
+    return replace(execution, known={index: select(value) for index, value in execution.known.items()}), selected
 
 
 def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size:
@@ -210,50 +210,50 @@ def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size
 
 def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
     """True where the pieces of evidence from `low` to before `high` are possible together."""
-    found, start = [], 0
+    masked, start = [], 0
     for factor in factors:
         if factor.evidence is not None:
-            own = _get_evidence_shape(execution, factor)
-            number = start + torch.arange(own.numel(), device=factor.table.device).reshape(own)
-            start += own.numel()
+            shape = _get_evidence_shape(execution, factor)
+            number = start + torch.arange(shape.numel(), device=factor.table.device).reshape(shape)
+            start += shape.numel()
             factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), evidence=None)
-        found.append(factor)
-    return bool((eliminate_choices(execution, found) > LOG_ZERO / 2).all())
+        masked.append(factor)
+    return bool((eliminate_choices(execution, masked) > LOG_ZERO / 2).all())
 
 
 def _impossible_evidence_error(
     execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
 ) -> BNetError:
     """The error for one piece of evidence that cannot be, alone or after those before it."""
-    layout, alone = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
-    told = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
-    while entry >= _get_evidence_shape(execution, told[0][0]).numel():
-        entry -= _get_evidence_shape(execution, told.pop(0)[0]).numel()
-    (factor, evidence), family = told[0], told[0][0].spec.group
-    at = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
-    axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
-    what = (
-        family.name
+    layout, is_first = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
+    pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
+    while entry >= _get_evidence_shape(execution, pieces[0][0]).numel():
+        entry -= _get_evidence_shape(execution, pieces.pop(0)[0]).numel()
+    (factor, evidence), group = pieces[0], pieces[0][0].spec.group
+    index = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
+    axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
+    subject = (
+        group.name
         if factor.is_summed
-        else join_name(family.name, [at[layout.axis(k) - layout.batch_dim] for k in axes])
+        else join_name(group.name, [index[layout.axis(k) - layout.batch_dim] for k in axes])
     )
     if sentence is not None or _get_evidence_shape(execution, factor)[0] > 1:
-        what += f" of sentence {at[0] if sentence is None else sentence}"
-    lead = [0] * layout.batch_dim + at
-    value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, lead, strict=False))]
+        subject += f" of sentence {index[0] if sentence is None else sentence}"
+    full_index = [0] * layout.batch_dim + index
+    value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, full_index, strict=False))]
     if factor.is_summed:
-        value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else at[0])
+        value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else index[0])
     if not bool(torch.isfinite(value).all()):
-        return EvidenceError(what, expected="finite numbers", actual=value.tolist())
-    own = factor.table.flatten(layout.batch_dim)[..., entry]
-    if bool(own.isnan().any()):
-        return BNetError(what, expected="a log probability that is a number", actual="NaN")
-    beside = "" if alone else " given the evidence before it"
+        return EvidenceError(subject, expected="finite numbers", actual=value.tolist())
+    log_probs = factor.table.flatten(layout.batch_dim)[..., entry]
+    if bool(log_probs.isnan().any()):
+        return BNetError(subject, expected="a log probability that is a number", actual="NaN")
+    condition = "" if is_first else " given the evidence before it"
     if factor.spec.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
-        wanted = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
-        return EvidenceError(what, expected=wanted, actual=f"one below it{beside}: {value.tolist()}")
-    got = f"one of probability zero{beside}: {value.tolist()}"
-    return EvidenceError(what, expected="evidence that some state of the net makes possible", actual=got)
+        expected = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
+        return EvidenceError(subject, expected=expected, actual=f"one below it{condition}: {value.tolist()}")
+    actual = f"one of probability zero{condition}: {value.tolist()}"
+    return EvidenceError(subject, expected="evidence that some state of the net makes possible", actual=actual)
 
 
 def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
@@ -262,39 +262,39 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
     In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
     by less than float32 can tell beside a large likelihood.
     """
-    layout, members = execution.layout, execution.network.specs
-    local = {i for i in layout.enumerated if members[i].group.word_stack is not None or members[i].group.plates}
-    corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
+    layout, specs = execution.layout, execution.network.specs
+    local = {i for i in layout.enumerated if specs[i].group.word_stack is not None or specs[i].group.plates}
+    corpus = {i for i in layout.enumerated if specs[i].scope == "corpus"}
     batch, axes = get_batch_size(factors, execution), tuple(range(layout.batch_dim + 1, layout.rank))
-    groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
+    tables_by_axes: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
     constants: list[Tensor] = []  # what no choice changes
     for factor in factors:
-        family, table = factor.spec.group, factor.table
-        over = ((), None) if factor.is_summed else (family.plates, family.word_stack)
+        group, table = factor.spec.group, factor.table
+        axes_key = ((), None) if factor.is_summed else (group.plates, group.word_stack)
         if factor.evidence is not None and factor.spec.scope != "corpus":
             choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
             greatest = _detached_amax(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
-            whole = constant.expand(broadcast_shapes(constant.shape, get_full_shape(execution, *over, batch)))
-            constants.append(whole.sum(axes, keepdim=True))
+            expanded = constant.expand(broadcast_shapes(constant.shape, get_full_shape(execution, *axes_key, batch)))
+            constants.append(expanded.sum(axes, keepdim=True))
             if not choices:
                 continue
             table = table - greatest
-        groups.setdefault(over, []).append(table)
-    rest = groups.pop(((), None), [])
-    for (plates, words), tables in groups.items():
-        own = {i for i in local if (members[i].group.plates, members[i].group.word_stack) == (plates, words)}
+        tables_by_axes.setdefault(axes_key, []).append(table)
+    remaining = tables_by_axes.pop(((), None), [])
+    for (plates, words), tables in tables_by_axes.items():
+        inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
-        wide = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
-        total = _sum_out_choices(execution, wide, sorted(own))
-        rest.append(total.sum(axes, keepdim=True))
-    apart = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
-    rest = [table for table in rest if not any(table is other for other in apart)]
-    inner = [i for i in layout.enumerated if i not in local and i not in corpus]
-    total = _sum_out_choices(execution, rest, inner)
+        expanded_tables = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
+        total = _sum_out_choices(execution, expanded_tables, sorted(inner_choices))
+        remaining.append(total.sum(axes, keepdim=True))
+    corpus_tables = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
+    remaining = [table for table in remaining if not any(table is corpus_table for corpus_table in corpus_tables)]
+    sentence_choices = [i for i in layout.enumerated if i not in local and i not in corpus]
+    total = _sum_out_choices(execution, remaining, sentence_choices)
     if corpus:
         total = total.expand(*total.shape[: layout.batch_dim], batch, *total.shape[layout.batch_dim + 1 :])
-        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *apart], sorted(corpus))
+        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *corpus_tables], sorted(corpus))
         constants = [constant.sum(layout.batch_dim, keepdim=True) for constant in constants]
         batch = 1
     total = _add_log_tables([total.to(dtype or total.dtype), *constants])
@@ -304,14 +304,15 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
 def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
     """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
     layout = execution.layout
-    left = list(choices)
-    while left:
-        places = {i: layout.enumerated.index(i) for i in left}
-        touching = {i: [table for table in tables if table.shape[place] > 1] for i, place in places.items()}
+    remaining = list(choices)
+    while remaining:
+        dims = {i: layout.enumerated.index(i) for i in remaining}
+        touching = {i: [table for table in tables if table.shape[dim] > 1] for i, dim in dims.items()}
         costs = {
-            i: math.prod(broadcast_shapes(*(t.shape for t in some))) if some else 0 for i, some in touching.items()
+            i: math.prod(broadcast_shapes(*(t.shape for t in operands))) if operands else 0
+            for i, operands in touching.items()
         }
-        chosen = min(left, key=lambda i: costs[i])
+        chosen = min(remaining, key=lambda i: costs[i])
         if costs[chosen] > MAX_TABLE_ELEMENTS:
             name = execution.network.specs[chosen].group.name
             raise BudgetError(
@@ -320,11 +321,11 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
                 actual=f"{costs[chosen]}",
                 allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
-        place = places[chosen]
-        tables = [table for table in tables if table.shape[place] == 1]
+        dim = dims[chosen]
+        tables = [table for table in tables if table.shape[dim] == 1]
         if touching[chosen]:
-            tables.append(_logsumexp(_add_log_tables(touching[chosen]), place))
-        left.remove(chosen)
+            tables.append(_logsumexp(_add_log_tables(touching[chosen]), dim))
+        remaining.remove(chosen)
     if not tables:
         return torch.zeros([1] * layout.rank, dtype=execution.log_dtype, device=execution.device)
     return _add_log_tables(tables)

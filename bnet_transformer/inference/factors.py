@@ -88,7 +88,7 @@ def build_factors(
     network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_evidence_groups(network, evidence, do)
-    forms = {name: _classify_evidence(told, patched.get(name)) for name, told in evidence.items()}
+    forms = {name: _classify_evidence(observed, patched.get(name)) for name, observed in evidence.items()}
     problem = build_elimination_problem(module, forms, target, do, {**patched, **rows})
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
@@ -101,26 +101,30 @@ def build_factors(
         outputs=problem.outputs,
         x=inputs,
         observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
-        patched={name: some for name, some in patched.items() if name not in problem.fixed},
+        patched={name: patch for name, patch in patched.items() if name not in problem.fixed},
         training=False,
         enumerate_too=problem.enumerated,
         deferred=frozenset(problem.deferred_attention.values()),
     )
-    course, plan = module.run(request)
+    execution, plan = module.run(request)
     factors = []
     for index in problem.factor_groups:
-        member = network.specs[index]
+        spec = network.specs[index]
         if index in problem.enumerated:
-            factors.append(Factor(member, log_prior(course, index, member)))
-        if member.group.name in evidence:
-            told = align_evidence(course, member, evidence[member.group.name])
+            factors.append(Factor(spec, log_prior(execution, index, spec)))
+        if spec.group.name in evidence:
+            observed = align_evidence(execution, spec, evidence[spec.group.name])
             if index in problem.deferred_attention:
-                table = deferred_log_likelihood(course, plan, member, told.value, told.observed).clamp(min=LOG_ZERO)
-                factors.append(Factor(member, table, told, is_summed=True))
+                table = deferred_log_likelihood(execution, plan, spec, observed.value, observed.observed).clamp(
+                    min=LOG_ZERO
+                )
+                factors.append(Factor(spec, table, observed, is_summed=True))
                 continue
-            found = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            factors.append(Factor(member, mask_unobserved(told, found(course, index, member, told, atol)), told))
-    return course, factors
+            log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
+            factors.append(
+                Factor(spec, mask_unobserved(observed, log_prob_fn(execution, index, spec, observed, atol)), observed)
+            )
+    return execution, factors
 
 
 def build_elimination_problem(
@@ -157,35 +161,35 @@ def _build_elimination_problem(
 ) -> EliminationProblem:
     network = module.network
     known = {network.graph.get_group(name).index for name in do}
-    asked = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
-    above = network.graph.ancestral_set(asked, known)
-    inner = {bundle.parent for index in above for bundle in network.graph.in_edges[index] if index not in known}
-    random = {i for i in above if network.specs[i].tpm.is_random and i not in known}
-    of_tensors = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
-    tops = {asked[-1]} if target else set()
-    tops |= {i for i in random & of_tensors if network.specs[i].tpm.kind == "discrete"}
-    settled = {i for i in inner - tops if _is_fixed_by_evidence(network, i, forms)}
-    free = {i for i in random - settled if network.specs[i].tpm.kind == "discrete" and i in inner | tops}
-    needed = random | set(asked) - known
-    told_of = {network.graph.get_group(name).index for name in forms} - known
+    requested = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
+    ancestral = network.graph.ancestral_set(requested, known)
+    parents = {edge.parent for index in ancestral for edge in network.graph.in_edges[index] if index not in known}
+    random = {i for i in ancestral if network.specs[i].tpm.is_random and i not in known}
+    real_valued = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
+    targets = {requested[-1]} if target else set()
+    targets |= {i for i in random & real_valued if network.specs[i].tpm.kind == "discrete"}
+    fixed = {i for i in parents - targets if _is_fixed_by_evidence(network, i, forms)}
+    enumerated = {i for i in random - fixed if network.specs[i].tpm.kind == "discrete" and i in parents | targets}
+    needed = random | set(requested) - known
+    observed = {network.graph.get_group(name).index for name in forms} - known
     partly = {network.graph.get_group(name).index for name in partial}
-    kept = {*known, *settled, *tops, *(told_of - random), *partly}
-    below = {} if is_half else find_deferred_attention(network, told_of, above, kept, free)
-    closed = known | settled
-    above_settled = {bundle.parent for index in settled for bundle in network.graph.in_edges[index]}
-    want = _get_group_names(network, (needed - settled) | above_settled)
-    choices = {index: find_ancestor_choices(network, index, free, closed) for index in free | told_of}
-    left_open = [i for i in sorted(above_settled - closed) if network.specs[i].tpm.kind == "continuous"]
-    fault = unset_parent_error(network.specs[left_open[0]].group.name) if left_open else None
-    plan_fault = None if fault else module.find_requirements(want, closed, free, partly - settled).fault
+    required = {*known, *fixed, *targets, *(observed - random), *partly}
+    deferred = {} if is_half else find_deferred_attention(network, observed, ancestral, required, enumerated)
+    closed = known | fixed
+    parents_of_fixed = {edge.parent for index in fixed for edge in network.graph.in_edges[index]}
+    outputs = _get_group_names(network, (needed - fixed) | parents_of_fixed)
+    choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
+    unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
+    fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
+    plan_fault = None if fault else module.find_requirements(outputs, closed, enumerated, partly - fixed).fault
     return EliminationProblem(
-        outputs=want,
-        fixed=_get_group_names(network, settled),
-        enumerated=frozenset(free),
+        outputs=outputs,
+        fixed=_get_group_names(network, fixed),
+        enumerated=frozenset(enumerated),
         factor_groups=tuple(sorted(needed)),
-        deferred_attention=below,
-        ancestor_choices={index: choices.get(index, ()) for index in asked},
-        fault=fault or plan_fault or _find_plate_fault(network, choices, below),
+        deferred_attention=deferred,
+        ancestor_choices={index: choices.get(index, ()) for index in requested},
+        fault=fault or plan_fault or _find_plate_fault(network, choices, deferred),
         has_plan=plan_fault is None,
     )
 
@@ -194,16 +198,19 @@ def _find_plate_fault(
     network: Network, ancestor_choices: Mapping[int, Collection[int]], deferred_attention: Collection[int]
 ) -> UnsupportedError | None:
     """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
-    for index, above in sorted(ancestor_choices.items()):
-        family = network.specs[index].group
-        group = ((), None) if index in deferred_attention else (family.plates, family.word_stack)
-        for choice in above:
-            other = network.specs[choice].group
-            if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != group:
+    for index, choices in sorted(ancestor_choices.items()):
+        group = network.specs[index].group
+        axes = ((), None) if index in deferred_attention else (group.plates, group.word_stack)
+        for choice in choices:
+            choice_group = network.specs[choice].group
+            if (choice_group.word_stack is not None or choice_group.plates) and (
+                choice_group.plates,
+                choice_group.word_stack,
+            ) != axes:
                 return UnsupportedError(
-                    other.name,
+                    choice_group.name,
                     expected="choices for each word that meet no other plate",
-                    actual=f"{family.name}, of another plate, which depends on one",
+                    actual=f"{group.name}, of another plate, which depends on one",
                     allowed="net.sentence(...), which asks about one sentence within a budget",
                 )
     return None
@@ -211,16 +218,16 @@ def _find_plate_fault(
 
 def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
     """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
-    for name, told in evidence.items():
-        member = network.get_spec(name)
+    for name, observed in evidence.items():
+        spec = network.get_spec(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
-        if member.tpm.kind == "input":
+        if spec.tpm.kind == "input":
             raise EvidenceError(
                 name, expected="evidence on a node that is not given with the sentence", actual="a given one"
             )
-        if not isinstance(told, Evidence):
-            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=told)
+        if not isinstance(observed, Evidence):
+            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=observed)
 
 
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
@@ -264,35 +271,47 @@ def _check_evidence_shapes(
     """Refuse evidence of another form or type than its family has, in another number of sentences."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
-    values = {f"evidence[{name!r}]": (network.get_spec(name), told) for name, told in evidence.items()}
-    apart = {m.group.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
-    batch = infer_batch_size(network, apart, batch)
-    for what, (member, told) in values.items():
-        sentences = None if member.scope == "corpus" else batch
-        check_value(network, member, what, told.value, word_counts=words, batch=sentences, like=like)
-        if told.observed is not None:
-            lead = get_plate_sizes(network, member, words)
-            shapes = [lead, (1, *lead), lead if sentences is None else (batch, *lead)]
-            given = told.observed
-            if not isinstance(given, Tensor) or given.dtype != torch.bool or tuple(given.shape) not in shapes:
-                got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else given
-                wanted = f"booleans of shape {shapes[-1]}, true where it was seen"
-                raise BNetError(f"{what}.observed", expected=wanted, actual=got)
+    values = {f"evidence[{name!r}]": (network.get_spec(name), observed) for name, observed in evidence.items()}
+    per_sentence = {
+        spec.group.index: (subject, observed.value)
+        for subject, (spec, observed) in values.items()
+        if spec.scope != "corpus"
+    }
+    batch = infer_batch_size(network, per_sentence, batch)
+    for subject, (spec, observed) in values.items():
+        sentences = None if spec.scope == "corpus" else batch
+        check_value(network, spec, subject, observed.value, word_counts=words, batch=sentences, like=like)
+        if observed.observed is not None:
+            shape = get_plate_sizes(network, spec, words)
+            shapes = [shape, (1, *shape), shape if sentences is None else (batch, *shape)]
+            is_observed = observed.observed
+            if (
+                not isinstance(is_observed, Tensor)
+                or is_observed.dtype != torch.bool
+                or tuple(is_observed.shape) not in shapes
+            ):
+                actual = (
+                    f"{is_observed.dtype} of shape {tuple(is_observed.shape)}"
+                    if isinstance(is_observed, Tensor)
+                    else is_observed
+                )
+                expected = f"booleans of shape {shapes[-1]}, true where it was seen"
+                raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
 
 
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
     """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = spec.group.index, get_present_mask(execution, spec.group.word_stack)
+    index, observed_mask = spec.group.index, get_present_mask(execution, spec.group.word_stack)
     value = lay_out_value(
         execution, index, evidence.value if evidence.value.is_floating_point() else evidence.value.long()
     )
     if evidence.observed is not None:
         observed = lay_out_value(execution, index, evidence.observed.long()).bool()
-        shown = observed if shown is None else shown & observed
-    if shown is not None:
-        value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
+        observed_mask = observed if observed_mask is None else observed_mask & observed
+    if observed_mask is not None:
+        value = value.where(observed_mask.reshape(*observed_mask.shape, *[1] * (value.dim() - observed_mask.dim())), 0)
     check_states(execution, index, f"evidence[{spec.group.name!r}]", value)
-    return Evidence(value, shown)
+    return Evidence(value, observed_mask)
 
 
 def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
@@ -302,7 +321,7 @@ def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
 
 def find_ancestor_choices(network: Network, index: int, enumerated: set[int], closed: set[int]) -> list[int]:
     """The choices on which the value of a family hangs, itself among them."""
-    parents = {bundle.parent for bundle in network.graph.in_edges[index]}
+    parents = {edge.parent for edge in network.graph.in_edges[index]}
     return sorted(enumerated & {index, *(network.graph.ancestral_set(parents, enumerated | closed) - closed)})
 
 
@@ -323,8 +342,8 @@ def check_elimination_budget(
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
     """`log P(state | parents)` for every state, along the family's own dim."""
-    at, parents = _gather_in_log_dtype(execution, spec)
-    table = _move_states_to_dim(execution, index, _log_softmax(execution, spec.tpm.logits(at, *parents))).clamp(
+    context, parents = _gather_in_log_dtype(execution, spec)
+    table = _move_states_to_dim(execution, index, _log_softmax(execution, spec.tpm.logits(context, *parents))).clamp(
         min=LOG_ZERO
     )
     if index not in execution.patched:
@@ -340,12 +359,12 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
-    member, told = factor.spec, factor.evidence
-    at, parents = _gather_in_log_dtype(execution, member)
-    logits = execution.layout.pad_dims(member.tpm.logits(at, *parents), 1)
-    if told is None:
-        return _move_states_to_dim(execution, member.group.index, logits)
-    return mask_unobserved(told, _gather_states(logits, told))
+    spec, evidence = factor.spec, factor.evidence
+    context, parents = _gather_in_log_dtype(execution, spec)
+    logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
+    if evidence is None:
+        return _move_states_to_dim(execution, spec.group.index, logits)
+    return mask_unobserved(evidence, _gather_states(logits, evidence))
 
 
 def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
@@ -355,8 +374,8 @@ def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) ->
 
 def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
     """The entries of a table `[*layout, states]` for the states that were seen."""
-    lead = broadcast_shapes(table.shape[:-1], evidence.value.shape)
-    return table.expand(*lead, table.shape[-1]).gather(-1, evidence.value.expand(lead)[..., None]).squeeze(-1)
+    shape = broadcast_shapes(table.shape[:-1], evidence.value.shape)
+    return table.expand(*shape, table.shape[-1]).gather(-1, evidence.value.expand(shape)[..., None]).squeeze(-1)
 
 
 def _state_log_indicator(
@@ -372,18 +391,18 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
     """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
     if not spec.tpm.is_random:
         return _value_log_indicator(execution, index, spec, evidence, atol)
-    at, parents = _gather_in_log_dtype(execution, spec)
+    context, parents = _gather_in_log_dtype(execution, spec)
     if spec.tpm.kind == "continuous":
-        return spec.tpm.log_prob(at, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
-    return _gather_states(_log_softmax(execution, spec.tpm.logits(at, *parents)), evidence).clamp(min=LOG_ZERO)
+        return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
+    return _gather_states(_log_softmax(execution, spec.tpm.logits(context, *parents)), evidence).clamp(min=LOG_ZERO)
 
 
 def _value_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
     """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
-    near = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
-    return torch.where(near, 0.0, LOG_ZERO).to(execution.log_dtype)
+    is_equal = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
+    return torch.where(is_equal, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def _is_half_precision(module: CompiledModule) -> bool:
@@ -394,8 +413,8 @@ def _is_half_precision(module: CompiledModule) -> bool:
 
 def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """What a TPM sees, in the type of log probabilities."""
-    at, parents = gather_parents(execution, spec)
-    return at.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
+    context, parents = gather_parents(execution, spec)
+    return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
 def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:

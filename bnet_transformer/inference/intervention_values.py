@@ -48,8 +48,8 @@ class Mean:
     sentences: tuple[Any, ...] = ()
 
     def __init__(self, sentences: Sequence[Any] | None = None) -> None:
-        several = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
-        if sentences is not None and not several:
+        is_valid = isinstance(sentences, Sequence) and bool(sentences) and all(map(_has_node_values, sentences))
+        if sentences is not None and not is_valid:
             allowed = "Mean(), over the words of this sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, allowed=allowed)
         object.__setattr__(self, "sentences", tuple(sentences or ()))
@@ -108,37 +108,37 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
     A star stands for one index, so `q_*_3` has slice and word and no head. A name comes before a family, a family
     before a role.
     """
-    folded = ground.template
+    template = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
-        if isinstance(pattern, str) and folded.parse_name(pattern, ground.word_counts) is None:
-            families = [folded.by_name[pattern]] if pattern in folded.by_name else folded.by_stem.get(pattern, ())
-            found = [node for family in families for node in ground.select_nodes(family).tolist()]
-            if found:
-                return found
+        if isinstance(pattern, str) and template.parse_name(pattern, ground.word_counts) is None:
+            groups = [template.by_name[pattern]] if pattern in template.by_name else template.by_stem.get(pattern, ())
+            nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
+            if nodes:
+                return nodes
         return [ground.id(pattern)]
     count = pattern.count("_")
-    found = []
-    for family in folded.groups:
-        if family.name.count("_") + len(ground.shapes[family.index]) == count:
-            base = int(ground.offsets[family.index])
-            names = ground.iter_names(family)
-            found += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
-    if not found:
-        shown = [next(ground.iter_names(family)) for family in folded.groups]
-        raise unknown_name_error("pattern of nodes", pattern, shown)
-    return found
+    nodes = []
+    for group in template.groups:
+        if group.name.count("_") + len(ground.shapes[group.index]) == count:
+            base = int(ground.offsets[group.index])
+            names = ground.iter_names(group)
+            nodes += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
+    if not nodes:
+        examples = [next(ground.iter_names(group)) for group in template.groups]
+        raise unknown_name_error("pattern of nodes", pattern, examples)
+    return nodes
 
 
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
     """For each node that names, families, roles and patterns stand for, what is wanted of it: one thing."""
-    found: dict[int, object] = {}
+    result: dict[int, object] = {}
     for pattern, value in values.items():
         for node in match_nodes(ground, pattern):
-            if node in found:
-                got = f"two, one of them by {pattern!r}"
-                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=got)
-            found[node] = value
-    return found
+            if node in result:
+                actual = f"two, one of them by {pattern!r}"
+                raise EvidenceError(f"do of {ground.name(node)}", expected="one value", actual=actual)
+            result[node] = value
+    return result
 
 
 def is_relative(value: object) -> bool:
@@ -148,14 +148,14 @@ def is_relative(value: object) -> bool:
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
     """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
-    name, member = model.ground.name(node), model.spec(node)
+    name, spec = model.ground.name(node), model.spec(node)
     match value:
         case Zero():
-            if member.tpm.is_index_valued:
+            if spec.tpm.is_index_valued:
                 raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
-            return torch.zeros(member.shape, dtype=model.network.dtype, device=model.network.device)
-        case Mean(sentences=others):
-            return torch.stack([_check_single_value(model, node, other[name]) for other in others]).mean(0)
+            return torch.zeros(spec.shape, dtype=model.network.dtype, device=model.network.device)
+        case Mean(sentences=sentences):
+            return torch.stack([_check_single_value(model, node, other[name]) for other in sentences]).mean(0)
         case Attend(weights=weights):
             return _build_attention_row(model, node, weights)
     return encode_value(model, node, value[name] if _has_node_values(value) else value, evidence=False)  # type: ignore[index]
@@ -171,13 +171,13 @@ class RelativeValues:
 
     def __call__(self, node: int, value: object) -> Tensor:
         if isinstance(value, Noise):
-            own = self._get_current_value(node)
-            return own + sample_noise(self.model.ground.name(node), value, own)
-        family, index = self.model.ground.unravel_index(node)
-        check_has_words(family, self.model.ground.name(node))
+            current = self._get_current_value(node)
+            return current + sample_noise(self.model.ground.name(node), value, current)
+        group, index = self.model.ground.unravel_index(node)
+        check_has_words(group, self.model.ground.name(node))
         first = node - index[-1]
         if first not in self._means:
-            words = range(self.model.ground.word_counts[family.word_stack or ""])
+            words = range(self.model.ground.word_counts[group.word_stack or ""])
             self._means[first] = torch.stack([self._get_current_value(first + i) for i in words]).mean(0)
         return self._means[first]
 
@@ -205,8 +205,8 @@ def check_has_words(group: NodeGroup, name: str) -> None:
 
 def _has_node_values(value: object) -> bool:
     """True of a sentence, or of what else has values by name without being a mapping, a list or a tensor."""
-    plain = isinstance(value, Tensor | Mapping | Sequence | str)
-    return not plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
+    is_plain = isinstance(value, Tensor | Mapping | Sequence | str)
+    return not is_plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
 def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
@@ -216,26 +216,26 @@ def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
         raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
     if tuple(value.shape) != shape:
         hint = suggest_do(model.network, value, shape)
-        got = f"one of shape {tuple(value.shape)}"
-        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=got, allowed=hint)
+        actual = f"one of shape {tuple(value.shape)}"
+        raise EvidenceError(name, expected=f"one value of shape {shape}", actual=actual, allowed=hint)
     return value
 
 
 def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> AttentionRow:
     """A row of attention, a weight for each word that there is."""
-    (member, index), name = locate_node(model, node), model.ground.name(node)
-    values = next((given for given in member.parents if given.slot == "v."), None)
-    plain = isinstance(member.tpm, Attention) and not any(given.pick for given in member.parents)
-    if not plain or values is None or values.over != (WORD,):
-        wanted = "a node that is the mix of an Attention over words, without picks"
-        raise EvidenceError(name, expected=wanted, actual=type(member.tpm).__name__)
-    words = find_slot_parents(model, member, index, values, {})[2]
+    (spec, index), name = locate_node(model, node), model.ground.name(node)
+    values = next((parent for parent in spec.parents if parent.slot == "v."), None)
+    is_plain = isinstance(spec.tpm, Attention) and not any(parent.pick for parent in spec.parents)
+    if not is_plain or values is None or values.over != (WORD,):
+        expected = "a node that is the mix of an Attention over words, without picks"
+        raise EvidenceError(name, expected=expected, actual=type(spec.tpm).__name__)
+    words = find_slot_parents(model, spec, index, values, {})[2]
     row = torch.zeros(model.ground.word_counts[model.network.specs[values.index].group.word_stack or ""])
     if len(weights) not in (len(row), len(words)):
         raise EvidenceError(name, expected=f"{len(row)} probabilities, one for each word", actual=f"{len(weights)}")
     if len(weights) == len(row) and float(weights[words].sum()) < 1 - 1e-6:
-        got = f"{weights.tolist()}"
-        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=got)
+        actual = f"{weights.tolist()}"
+        raise EvidenceError(name, expected=f"probabilities of the words that it reads, {words}", actual=actual)
     row = row.to(model.network.device, model.network.dtype)
     row[words] = (weights[words] if len(weights) == len(row) else weights).to(row)
     return AttentionRow(row)

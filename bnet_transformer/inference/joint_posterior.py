@@ -72,8 +72,8 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     logs = _joint_log_probs(query, route)
     if bool(logs.isinf().all()):
         joint_log_evidence(replace(query, nodes=()))  # names the evidence that is impossible
-        wanted = "evidence that some of its states make possible"
-        raise EvidenceError(query.format_nodes(), expected=wanted, actual="none that does")
+        expected = "evidence that some of its states make possible"
+        raise EvidenceError(query.format_nodes(), expected=expected, actual="none that does")
     return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
 
 
@@ -117,26 +117,26 @@ def joint_log_evidence(query: Query) -> Tensor:
 
 def posterior_by_elimination(query: Query) -> Tensor:
     """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
-    family, index = query.model.ground.unravel_index(query.nodes[0])
+    group, index = query.model.ground.unravel_index(query.nodes[0])
     evidence = group_evidence(query.model, query.evidence)
     arguments = build_request_arguments(query.model)
-    shares = exact.posterior(query.module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
-    share = shares[(0, *index)].double()
-    return share / share.sum()  # in float32 the sum is 1 to 1e-7
+    probs = exact.posterior(query.module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+    node_probs = probs[(0, *index)].double()
+    return node_probs / node_probs.sum()  # in float32 the sum is 1 to 1e-7
 
 
 def _joint_log_probs(query: Query, route: Route) -> Tensor:
     """`log P(nodes, evidence)`, `[*states]`, by conditioning, enumeration or the reference."""
-    world = query.model
+    model = query.model
     supports = [_find_possible_states(query, node) for node in query.nodes]
     query = query.without_target_evidence()
-    logs = torch.full([world.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
-    place = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
+    logs = torch.full([model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
+    grid = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
     if route.algorithm == "conditioning":
-        some = _batched_log_probs(query, query.nodes, enumerate_joint_states(supports))
+        possible = _batched_log_probs(query, query.nodes, enumerate_joint_states(supports))
     else:
-        some = _enumerated_log_probs(query, route.algorithm, supports)
-    logs[place] = some.reshape(place[0].shape)
+        possible = _enumerated_log_probs(query, route.algorithm, supports)
+    logs[grid] = possible.reshape(grid[0].shape)
     return logs
 
 
@@ -147,12 +147,12 @@ def _find_possible_states(query: Query, node: int) -> list[int]:
         return list(range(query.model.count_states(node)))
     if not observed.is_floating_point():
         return [int(observed)]
-    alone = replace(query, nodes=(node,), evidence={node: observed})
-    if find_single_target_fault(alone) is None:
-        share = posterior_by_elimination(alone)
+    single = replace(query, nodes=(node,), evidence={node: observed})
+    if find_single_target_fault(single) is None:
+        probs = posterior_by_elimination(single)
     else:
-        share = reference.posterior(query.model, node, alone.evidence, query.budget, query.atol)
-    return torch.nonzero(share).flatten().tolist()
+        probs = reference.posterior(query.model, node, single.evidence, query.budget, query.atol)
+    return torch.nonzero(probs).flatten().tolist()
 
 
 def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Sequence[int]]) -> Tensor:
@@ -163,31 +163,31 @@ def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Seque
         algorithm: `"enumeration"`, all joint states as a batch of the compiled net, or `"reference"`, a loop over them.
         supports: The states of each node that is asked for.
     """
-    world, settled = query.model, query.fixed
+    model, fixed = query.model, query.fixed
     choices = query.choices
-    others = [node for node in choices if node not in query.nodes]
-    every = [*supports, *(range(world.count_states(node)) for node in others)]
-    shape = [len(support) for support in every]
+    summed = [node for node in choices if node not in query.nodes]
+    supports_of_all = [*supports, *(range(model.count_states(node)) for node in summed)]
+    shape = [len(support) for support in supports_of_all]
     if math.prod(shape) > query.budget:
-        reference.check_joint_states(world, choices, query.budget)
-    nodes, states = [*query.nodes, *others], enumerate_joint_states(every)
+        reference.check_joint_states(model, choices, query.budget)
+    nodes, states = [*query.nodes, *summed], enumerate_joint_states(supports_of_all)
     if algorithm == "enumeration":
-        batch = prune_barren_choices(world, {*choices, *query.nodes, *query.evidence})
+        batch = prune_barren_choices(model, {*choices, *query.nodes, *query.evidence})
         logs = _batched_log_probs(replace(query, model=batch), nodes, states)
     else:
-        runs = (ReferenceRun(world, {**settled, **dict(zip(nodes, row, strict=True))}) for row in states)
-        each = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
-        logs = torch.tensor(each, dtype=torch.float64)
+        runs = (ReferenceRun(model, {**fixed, **dict(zip(nodes, row, strict=True))}) for row in states)
+        log_joints = [reference.log_joint(run, choices, query.evidence, query.atol) for run in runs]
+        logs = torch.tensor(log_joints, dtype=torch.float64)
     return logs.reshape(*shape[: len(supports)], -1).logsumexp(-1)
 
 
 def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`: a batch in pieces that fit in memory."""
-    module, relevant = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
-    families = {relevant.ground.group_of(node).index for node in (*nodes, *query.evidence)}
-    arguments, logs = build_request_arguments(relevant), []
-    for part in iter_chunks(relevant, len(states), families):
-        evidence = group_evidence(relevant, query.evidence, dict(zip(nodes, states[part].unbind(1), strict=True)))
+    module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
+    indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
+    arguments, logs = build_request_arguments(pruned), []
+    for chunk in iter_chunks(pruned, len(states), indices):
+        evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
         batch = exact.log_evidence(
             module, evidence, **arguments, budget=query.budget, atol=query.atol, check=False, dtype=torch.float64
         )
@@ -213,8 +213,8 @@ def check_nodes(query: Query) -> None:
     count = math.prod(query.model.count_states(node) for node in query.nodes)
     if len(query.nodes) > 1 and count > query.budget:
         allowed = "do or evidence on some; fewer nodes, or slices; a larger budget="
-        wanted = f"at most {query.budget} joint states of {query.format_nodes()}"
-        raise BudgetError("joint posterior", expected=wanted, actual=f"{count}", allowed=allowed)
+        expected = f"at most {query.budget} joint states of {query.format_nodes()}"
+        raise BudgetError("joint posterior", expected=expected, actual=f"{count}", allowed=allowed)
 
 
 def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor:
@@ -224,40 +224,40 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
         query: The sentence and its evidence, the budget and the tolerance.
         attention_query: What is asked of a family that reads words (`Answers.reading_query`).
     """
-    world, member, answers = query.model, attention_query.spec, attention_query.evaluator
-    shape = (*world.ground.shapes[member.group.index], world.ground.word_counts[world.network.get_source_stack(member)])
-    nodes, first = world.ground.select_nodes(member.group).tolist(), int(world.ground.offsets[member.group.index])
+    model, spec, evaluator = query.model, attention_query.spec, attention_query.evaluator
+    shape = (*model.ground.shapes[spec.group.index], model.ground.word_counts[model.network.get_source_stack(spec)])
+    nodes, first = model.ground.select_nodes(spec.group).tolist(), int(model.ground.offsets[spec.group.index])
     table = torch.zeros(len(nodes), shape[-1], dtype=torch.float64)
-    nodes = [node for node in nodes if node not in world.do]
+    nodes = [node for node in nodes if node not in model.do]
     route = route_expected_attention(attention_query)
     if route.algorithm == "reference":
         route.warn_if_slow()
         for node in nodes:
-            row = expected_attention(world, node, query.evidence, query.budget)
+            row = expected_attention(model, node, query.evidence, query.budget)
             if row is not None:
                 table[node - first, row[0]] = row[1]
         return table.reshape(shape)
-    flat = answers.compute(attention_query, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
+    flat = evaluator.compute(attention_query, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
     if bool(flat.isnan().any()):
-        raise BNetError(member.group.name, expected="numbers", actual="NaN")
+        raise BNetError(spec.group.name, expected="numbers", actual="NaN")
     groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices have one posterior
     for node in nodes:
         groups.setdefault(tuple(attention_query.choices.get(node, ())), []).append(node - first)
-    for choices, places in groups.items():
+    for choices, rows in groups.items():
         if not choices:  # one row for all states
-            table[places] = flat[0, places]
+            table[rows] = flat[0, rows]
             continue
-        share = joint_posterior(replace(query, nodes=choices))
-        table[places] = torch.einsum("s,snm->nm", share.reshape(-1).double(), flat[:, places])
+        probs = joint_posterior(replace(query, nodes=choices))
+        table[rows] = torch.einsum("s,snm->nm", probs.reshape(-1).double(), flat[:, rows])
     return table.reshape(shape)
 
 
 def route_expected_attention(attention_query: NodeQuery) -> Route:
     """How `P(j | i)` of a family is averaged: from its tables in every state, or node by node by the reference."""
-    world, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
-    if split_choices(world, attention_query.choices) is not None or route.algorithm == "reference":
+    model, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
+    if split_choices(model, attention_query.choices) is not None or route.algorithm == "reference":
         return route
-    count = len(attention_query.dependencies) * route.states * len(world.ground)
+    count = len(attention_query.dependencies) * route.states * len(model.ground)
     reason = "its words depend on different choices, for which no table of the family has a dim each"
     return replace(route, algorithm="reference", reason=reason, node=attention_query.spec.group.name, evaluations=count)
 
@@ -275,29 +275,33 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         residual) has none.
     """
     joint_log_evidence(query)  # evidence that is impossible is refused, whatever is read
-    ground, members = query.model.ground, query.model.network.specs
-    reading = {
-        member.group.index: evaluator.attention_query(member)
-        for member in members
-        if member.has_word_attention and member.tpm.has_attention and ground.is_selected(member.group, selection)
+    ground, specs = query.model.ground, query.model.network.specs
+    queries = {
+        spec.group.index: evaluator.attention_query(spec)
+        for spec in specs
+        if spec.has_word_attention and spec.tpm.has_attention and ground.is_selected(spec.group, selection)
     }
     evaluator.prefetch_attention(
-        [each.spec for each in reading.values() if evaluator.route(each).algorithm == "compiled"]
+        [
+            attention_query.spec
+            for attention_query in queries.values()
+            if evaluator.route(attention_query).algorithm == "compiled"
+        ]
     )
     rows, weights = {}, dict[tuple[int, int], float]()
-    for index, each in reading.items():
-        table = to_numpy(expected_group_attention(query, each))
+    for index, attention_query in queries.items():
+        table = to_numpy(expected_group_attention(query, attention_query))
         rows[index] = table.reshape(-1, table.shape[-1])
-    for bundle, sources, targets in ground.arrows(selection):
-        if bundle.child not in rows:
+    for edge, sources, targets in ground.arrows(selection):
+        if edge.child not in rows:
             continue
-        inputs = [given for given in reading[bundle.child].spec.parents if given.index == bundle.parent]
-        if not any(WORD in given.over for given in inputs):
+        parents = [parent for parent in queries[edge.child].spec.parents if parent.index == edge.parent]
+        if not any(WORD in parent.over for parent in parents):
             continue
-        words = (sources - int(ground.offsets[bundle.parent])) % ground.shapes[bundle.parent][-1]
-        shares = rows[bundle.child][targets - int(ground.offsets[bundle.child]), words]
-        arrows = dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), shares.tolist(), strict=True))
-        if any(WORD not in given.over for given in inputs):
+        words = (sources - int(ground.offsets[edge.parent])) % ground.shapes[edge.parent][-1]
+        values = rows[edge.child][targets - int(ground.offsets[edge.child]), words]
+        arrows = dict(zip(zip(sources.tolist(), targets.tolist(), strict=True), values.tolist(), strict=True))
+        if any(WORD not in parent.over for parent in parents):
             arrows = {(s, t): w for (s, t), w in arrows.items() if s not in find_single_parents(query.model, t)}
         weights |= arrows
     return weights

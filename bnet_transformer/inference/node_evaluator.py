@@ -72,29 +72,31 @@ def get_normal(spec: NodeSpec, distribution: object) -> TorchNormal:
 def get_table_parents(table: str, spec: NodeSpec) -> list[ParentSpec]:
     """What the logits or the reading of a family depend on."""
     slots = spec.tpm.attention_slots()
-    return [given for given in spec.parents if table != "attention" or given.slot in slots]
+    return [parent for parent in spec.parents if table != "attention" or parent.slot in slots]
 
 
 def compute_table(table: str, spec: NodeSpec, execution: ExecutionState) -> GroupTable:
     """A table of a family, whose parents a pass has computed."""
     if table == "value":
         return execution.layout, execution.values[spec.group.index]
-    inputs = get_table_parents(table, spec)
-    at, values = gather_parents(execution, replace(spec, parents=tuple(inputs)))
-    each = iter(values)
-    parents = [next(each) if given in inputs else torch.zeros(0) for given in spec.parents]
+    table_parents = get_table_parents(table, spec)
+    context, values = gather_parents(execution, replace(spec, parents=tuple(table_parents)))
+    values_iter = iter(values)
+    parents = [next(values_iter) if parent in table_parents else torch.zeros(0) for parent in spec.parents]
     if table == "normal":  # its mean and its sigma, one above the other
-        normal = get_normal(spec, spec.tpm.distribution(at, *parents))
-        both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
-        return execution.layout, execution.layout.pad_dims(both, 2)
-    entries = spec.tpm.attention_weights(at, *parents) if table == "attention" else spec.tpm.logits(at, *parents)
+        normal = get_normal(spec, spec.tpm.distribution(context, *parents))
+        parameters = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
+        return execution.layout, execution.layout.pad_dims(parameters, 2)
+    entries = (
+        spec.tpm.attention_weights(context, *parents) if table == "attention" else spec.tpm.logits(context, *parents)
+    )
     if entries is None:
         raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
     entries = entries if table == "attention" else torch.log_softmax(entries.to(execution.log_dtype), -1)
     entries = execution.layout.pad_dims(entries, 1)
     if table == "attention" and spec.group.index in execution.attention_rows:
-        rows, which = execution.attention_rows[spec.group.index]
-        entries = torch.where(which[..., None], rows, entries)
+        rows, is_set = execution.attention_rows[spec.group.index]
+        entries = torch.where(is_set[..., None], rows, entries)
     return execution.layout, entries
 
 
@@ -121,10 +123,10 @@ class NodeQuery:
     @cached_property
     def choices(self) -> dict[int, list[int]]:
         """The open choices that decide each node."""
-        answers = self.evaluator
-        if not has_ancestor_choices(answers.model.network, [self.spec.group.index]):
+        evaluator = self.evaluator
+        if not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
             return {key: [] for key in self.dependencies}
-        return {node: answers.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
+        return {node: evaluator.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
 
     @cached_property
     def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
@@ -140,8 +142,8 @@ class NodeQuery:
 
 def find_kind_fault(query: NodeQuery) -> Fault | None:
     """Why the compiled net has no such table of the family."""
-    member, tpm = query.spec, query.spec.tpm
-    name, world = member.group.name, query.evaluator.model
+    spec, tpm = query.spec, query.spec.tpm
+    name, model = spec.group.name, query.evaluator.model
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
         return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
@@ -150,35 +152,35 @@ def find_kind_fault(query: NodeQuery) -> Fault | None:
         return Obstacle(name, f"without P(j | i): {tpm.no_attention_reason()}")
     if query.table != "value" and tpm.kind == "input":
         return Obstacle(name, "an input")
-    if query.table != "value" and query.node in world.do:
+    if query.table != "value" and query.node in model.do:
         return Obstacle(name, "set")
     return None
 
 
 def find_pass_fault(query: NodeQuery) -> Fault | None:
     """Why one pass of the compiled net, each open choice enumerated, does not answer."""
-    fault, answers = find_kind_fault(query), query.evaluator
+    fault, evaluator = find_kind_fault(query), query.evaluator
     if fault is not None:
         return fault
-    world, families = answers.model, set[int]()
+    model, groups = evaluator.model, set[int]()
     for choices in query.choices.values():
-        own = {world.ground.group_of(choice).index for choice in choices}
-        count = math.prod(world.count_states(choice) for choice in choices)
-        if len(own) < len(choices) or count > BUDGET:
+        groups_of_node = {model.ground.group_of(choice).index for choice in choices}
+        count = math.prod(model.count_states(choice) for choice in choices)
+        if len(groups_of_node) < len(choices) or count > BUDGET:
             return Obstacle(query.spec.group.name, f"below {len(choices)} choices, some of one family or too many")
-        families |= own
-    return answers.find_table_fault(query.table, [query.spec], families)
+        groups |= groups_of_node
+    return evaluator.find_table_fault(query.table, [query.spec], groups)
 
 
 def find_batch_fault(query: NodeQuery) -> Fault | None:
     """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
-    fault, answers, name = find_kind_fault(query), query.evaluator, query.spec.group.name
+    fault, evaluator, name = find_kind_fault(query), query.evaluator, query.spec.group.name
     if fault is not None:
         return fault
-    shared, own = query.shared_and_local_choices
-    if not shared or answers.states:
+    shared, local = query.shared_and_local_choices
+    if not shared or evaluator.states:
         return Obstacle(name, "below no open choices that all its nodes share")
-    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], own)
+    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], local)
 
 
 NODE_RULES: Sequence[Rule[NodeQuery]] = (
@@ -214,8 +216,8 @@ class NodeEvaluator:
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the open choices that decide the parents."""
         query = self.distribution_query(node)
-        found = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
-        return build_distribution(query.spec, found) if isinstance(found, Tensor) else found
+        result = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
+        return build_distribution(query.spec, result) if isinstance(result, Tensor) else result
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
         """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
@@ -223,16 +225,18 @@ class NodeEvaluator:
         Raises:
             BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
         """
-        member, ground = find_attention_spec(self.model, slice_, role), self.model.ground
-        query, what = self.attention_query(member), f"attention of {member.group.name}"
-        is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.model.do]
+        spec, ground = find_attention_spec(self.model, slice_, role), self.model.ground
+        query, subject = self.attention_query(spec), f"attention of {spec.group.name}"
+        is_set = [ground.name(node) for node in ground.select_nodes(spec.group).tolist() if node in self.model.do]
         if is_set:
             allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
-            raise BNetError(what, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
+            raise BNetError(subject, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
         if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
-            wanted, got = "words that depend on the same open choices", "words that depend on others"
-            raise BNetError(what, expected=wanted, actual=got, allowed="do(...) or observe(...) on these choices first")
-        table = self._evaluate(query, lambda: conditional_attention(self.model, member, self.evidence))
+            expected, actual = "words that depend on the same open choices", "words that depend on others"
+            raise BNetError(
+                subject, expected=expected, actual=actual, allowed="do(...) or observe(...) on these choices first"
+            )
+        table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
         return table.to(self.model.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
@@ -241,7 +245,7 @@ class NodeEvaluator:
         route = choose_route(f"{query.question} of {name}", NODE_RULES, query)
         if route.algorithm == "compiled":
             return route
-        choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
+        choices = tuple(dict.fromkeys(choice for node_choices in query.choices.values() for choice in node_choices))
         count = math.prod(self.model.count_states(choice) for choice in choices)
         nodes = (
             len(query.dependencies) * len(self._get_ancestral_set(query.spec)) if route.algorithm == "reference" else 0
@@ -254,19 +258,21 @@ class NodeEvaluator:
 
     def distribution_query(self, node: int) -> NodeQuery:
         """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self.model.spec(node)
-        if member.tpm.kind == "deterministic" and node not in self.model.do:
+        spec = self.model.spec(node)
+        if spec.tpm.kind == "deterministic" and node not in self.model.do:
             return replace(self.value_query(node), question="TPM")
-        table = "normal" if isinstance(member.tpm, Normal) else "logits"
-        return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.model, node)})
+        table = "normal" if isinstance(spec.tpm, Normal) else "logits"
+        return NodeQuery("TPM", self, table, spec, node, {node: reference.parents(self.model, node)})
 
     def attention_query(self, spec: NodeSpec) -> NodeQuery:
         """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
-        above = {}
+        dependencies = {}
         if has_ancestor_choices(self.model.network, [spec.group.index]):  # else no node depends on a choice
             nodes = [n for n in self.model.ground.select_nodes(spec.group).tolist() if n not in self.model.do]
-            above = {n: reference.attention_parents(self.model, n) for n in nodes if n not in self.model.attention_rows}
-        return NodeQuery("attention", self, "attention", spec, None, above)
+            dependencies = {
+                n: reference.attention_parents(self.model, n) for n in nodes if n not in self.model.attention_rows
+            }
+        return NodeQuery("attention", self, "attention", spec, None, dependencies)
 
     def compute_group(self, table: str, spec: NodeSpec) -> Tensor:
         """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
@@ -296,27 +302,30 @@ class NodeEvaluator:
             specs: The families.
             enumerated_groups: The choices that have to be enumerated for them.
         """
-        missing = [member for member in specs if (table, member.group.index) not in self._tables]
+        missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         layout = None if missing or not specs else self._tables[table, specs[0].group.index][0]
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
-            want, world = self._get_output_groups(table, missing), self.model
-            above = self._get_ancestral_set(*missing)
-            closed, some, fault = self._find_fixed_groups(above)
+            outputs, model = self._get_output_groups(table, missing), self.model
+            ancestral = self._get_ancestral_set(*missing)
+            closed, partial, fault = self._find_fixed_groups(ancestral)
             if fault is not None:
                 return fault
-            network = world.network
-            is_open = {i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete"}
-            names = [network.specs[index].group.name for index in want]
-            for index in want:
+            network = model.network
+            is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
+            names = [network.specs[index].group.name for index in outputs]
+            for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
                     return unset_parent_error(network.specs[index].group.name)
-            needs = self.module.find_requirements(names, closed, is_open, some, world.ground.word_counts)
-            if needs.fault is not None:
-                return needs.fault
-            if math.prod(network.count_states(index, world.ground.word_counts) for index in needs.enumerated) > BUDGET:
+            requirements = self.module.find_requirements(names, closed, is_open, partial, model.ground.word_counts)
+            if requirements.fault is not None:
+                return requirements.fault
+            if (
+                math.prod(network.count_states(index, model.ground.word_counts) for index in requirements.enumerated)
+                > BUDGET
+            ):
                 return Obstacle(names[0], f"below more than {BUDGET} joint states")
-            enumerated = needs.enumerated
+            enumerated = requirements.enumerated
         if not set(enumerated_groups) <= set(enumerated):
             name = specs[0].group.name
             return Obstacle(name, "below choices that the compiled net does not enumerate for it")
@@ -326,21 +335,21 @@ class NodeEvaluator:
         """The floating-point operations of the passes of a compiled route."""
         if route.algorithm == "reference":
             return None
-        answers, batch = self, 1
+        evaluator, batch = self, 1
         if route.algorithm == "enumeration":
-            answers, batch = (
+            evaluator, batch = (
                 query.single_state_evaluator,
                 math.prod(map(self.model.count_states, query.shared_and_local_choices[0])),
             )
         network = self.model.network
-        closed, some, _ = answers._find_fixed_groups(answers._get_ancestral_set(query.spec))
-        words, wanted = self.model.ground.word_counts, answers._get_output_groups(query.table, [query.spec])
-        for want in (sorted({query.spec.group.index, *wanted}), wanted):  # with its own products, where planned
-            is_open = frozenset(i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete")
-            names = tuple(network.specs[i].group.name for i in want)
-            if self.module.find_requirements(names, closed, is_open, some, words).fault is None:
+        closed, partial, _ = evaluator._find_fixed_groups(evaluator._get_ancestral_set(query.spec))
+        words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
+        for candidates in (sorted({query.spec.group.index, *outputs}), outputs):  # with its own products, where planned
+            is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
+            names = tuple(network.specs[i].group.name for i in candidates)
+            if self.module.find_requirements(names, closed, is_open, partial, words).fault is None:
                 break
-        plan = self.module.plan(names, closed, is_open, patched=some)
+        plan = self.module.plan(names, closed, is_open, patched=partial)
         return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property
@@ -354,9 +363,9 @@ class NodeEvaluator:
         graph, known = self.model.network.graph, self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}
         fault = find_mixed_type_fault(known, known.do, relevant=ancestral_set)
-        whole, some = find_set_groups(known, ancestral_set)
-        closed = batched | {graph.get_group(name).index for name in whole}
-        return frozenset(closed), frozenset({graph.get_group(name).index for name in some} - batched), fault
+        full, partial = find_set_groups(known, ancestral_set)
+        closed = batched | {graph.get_group(name).index for name in full}
+        return frozenset(closed), frozenset({graph.get_group(name).index for name in partial} - batched), fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
         """What a compiled route gives; rows of set nodes are as if they were not set."""
@@ -384,40 +393,40 @@ class NodeEvaluator:
 
         The choices of each word's own stay open, and have a dim each.
         """
-        world, (free, own) = self.model, query.shared_and_local_choices
-        reference.check_joint_states(world, free, BUDGET)
-        sizes = [world.count_states(choice) for choice in free]
+        model, (shared, local) = self.model, query.shared_and_local_choices
+        reference.check_joint_states(model, shared, BUDGET)
+        sizes = [model.count_states(choice) for choice in shared]
         states, module, parts = (
             enumerate_joint_states([range(size) for size in sizes]),
             with_sentence_scope(self.module),
             [],
         )
-        states = states.to(world.network.device)
-        for part in iter_chunks(world, len(states), [query.spec.group.index]):
-            answers = self.with_batched_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
-            parts.append(answers._get_entry(replace(query, evaluator=answers)))
-        table: Tensor = torch.cat(parts, len(own)).unflatten(len(own), sizes)
-        order = [*own, *(world.ground.group_of(choice).index for choice in free)]
+        states = states.to(model.network.device)
+        for chunk in iter_chunks(model, len(states), [query.spec.group.index]):
+            evaluator = self.with_batched_states(dict(zip(shared, states[chunk].unbind(1), strict=True)), module)
+            parts.append(evaluator._get_entry(replace(query, evaluator=evaluator)))
+        table: Tensor = torch.cat(parts, len(local)).unflatten(len(local), sizes)
+        order = [*local, *(model.ground.group_of(choice).index for choice in shared)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
     def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
         """The families above some, themselves included."""
-        return self.model.network.graph.ancestral_set([member.group.index for member in specs])
+        return self.model.network.graph.ancestral_set([spec.group.index for spec in specs])
 
     def _get_entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
-        member, free = query.spec, next(iter(query.choices.values()), [])
+        spec, open_choices = query.spec, next(iter(query.choices.values()), [])
         index = None if query.node is None else self.model.ground.unravel_index(query.node)[1]
-        shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
+        shape = {"value": spec.shape, "normal": (2, *spec.shape)}.get(query.table)
         if query.table == "logits":
-            shape = (self.model.network.count_states(member.group.index, self.model.ground.word_counts),)
+            shape = (self.model.network.count_states(spec.group.index, self.model.ground.word_counts),)
         elif shape is None:
-            shape = (self.model.ground.word_counts[self.model.network.get_source_stack(member)],)
-        self._fill_tables(query.table, [member])
-        table = self._tables[query.table, member.group.index]
-        states = {self.model.ground.group_of(choice).index: self.model.count_states(choice) for choice in free}
-        return self._select_dims(table, member, states, index, shape)
+            shape = (self.model.ground.word_counts[self.model.network.get_source_stack(spec)],)
+        self._fill_tables(query.table, [spec])
+        table = self._tables[query.table, spec.group.index]
+        states = {self.model.ground.group_of(choice).index: self.model.count_states(choice) for choice in open_choices}
+        return self._select_dims(table, spec, states, index, shape)
 
     def _select_dims(
         self,
@@ -428,60 +437,60 @@ class NodeEvaluator:
         shape: tuple[int | None, ...],
     ) -> Tensor:
         """A table without the dims that it only has in the layout, and with those of the choices in `state_counts`."""
-        (layout, values), family = table, spec.group
+        (layout, values), group = table, spec.group
         if tuple(values.shape[layout.rank :]) != shape:
-            got = f"{tuple(values.shape[layout.rank :])}"
-            what = f"{family.name} ({type(spec.tpm).__name__})"
-            raise BNetError(what, expected=f"a table of shape {shape}, as it says", actual=got)
-        axes = [layout.axis(axis) for axis in self.model.ground.axes(family)]
-        place = dict(zip(axes, index, strict=True)) if index is not None else {}
-        wide = dict(zip(axes, self.model.ground.shapes[family.index], strict=True)) if index is None else {}
-        wide |= {k: state_counts[each] for k, each in enumerate(layout.enumerated) if each in state_counts}
+            actual = f"{tuple(values.shape[layout.rank :])}"
+            subject = f"{group.name} ({type(spec.tpm).__name__})"
+            raise BNetError(subject, expected=f"a table of shape {shape}, as it says", actual=actual)
+        axes = [layout.axis(axis) for axis in self.model.ground.axes(group)]
+        position = dict(zip(axes, index, strict=True)) if index is not None else {}
+        sizes = dict(zip(axes, self.model.ground.shapes[group.index], strict=True)) if index is None else {}
+        sizes |= {k: state_counts[choice] for k, choice in enumerate(layout.enumerated) if choice in state_counts}
         if self.states:
-            wide[layout.batch_dim] = len(next(iter(self.states.values())))
+            sizes[layout.batch_dim] = len(next(iter(self.states.values())))
         for k in reversed(range(layout.rank)):
-            if k in wide:
-                values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
+            if k in sizes:
+                values = values.expand(*values.shape[:k], sizes[k], *values.shape[k + 1 :])
             else:
-                values = values.select(k, place.get(k, 0) if values.shape[k] > 1 else 0)
+                values = values.select(k, position.get(k, 0) if values.shape[k] > 1 else 0)
         return values.clone()
 
     @torch.no_grad()
     def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
         """Compute the tables that are missing, all in one pass of the net."""
-        missing = [member for member in specs if (table, member.group.index) not in self._tables]
+        missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
-            course = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
-            for member in missing:
-                self._tables[table, member.group.index] = compute_table(table, member, course)
+            execution = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
+            for spec in missing:
+                self._tables[table, spec.group.index] = compute_table(table, spec, execution)
 
     def _get_output_groups(self, table: str, specs: Sequence[NodeSpec]) -> list[int]:
         """The families whose values a table of some families is made of."""
         if table == "value":
-            return sorted({member.group.index for member in specs})
-        inputs = [given for member in specs for given in get_table_parents(table, member)]
-        return sorted({given.index for given in inputs} | {s for given in inputs for _, s in given.pick})
+            return sorted({spec.group.index for spec in specs})
+        parents = [parent for spec in specs for parent in get_table_parents(table, spec)]
+        return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
 
     def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The values of families, with the interventions and the evidence above them."""
-        world, network = self.model, self.model.network
-        want = tuple(network.specs[index].group.name for index in outputs)
+        model, network = self.model, self.model.network
+        names = tuple(network.specs[index].group.name for index in outputs)
         arguments = group_interventions(self._fixed_model, ancestral_set)
         closed, patched = arguments["do"], arguments["patched"]
-        drawn = {world.ground.group_of(node).index for node in self.states}
-        for name, (value, _) in group_values(world, world.do, drawn, self.states).items():
+        batched = {model.ground.group_of(node).index for node in self.states}
+        for name, (value, _) in group_values(model, model.do, batched, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._reuse_previous_values(set(outputs), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
         is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
         request = ExecutionRequest(
-            want,
-            build_length_inputs(world),
+            names,
+            build_length_inputs(model),
             do=closed,
             patched=patched,
             attention_rows=arguments["attention_rows"],
-            given={name: value[None] for name, value in world.inputs.items()},
+            given={name: value[None] for name, value in model.inputs.items()},
             enumerate_too=is_open,
         )
         return self.module.run(request)[0]
@@ -491,28 +500,28 @@ class NodeEvaluator:
         read."""
         if self.previous is None:
             return {}
-        network, touched = self.model.network, self._changed_groups
-        same: set[int] = set()
-        passed: set[int] = set()
+        network, changed = self.model.network, self._changed_groups
+        unchanged: set[int] = set()
+        visited: set[int] = set()
         stack = list(outputs)
         while stack:
             index = stack.pop()
-            if index in passed or network.graph.groups[index].name in fixed:
+            if index in visited or network.graph.groups[index].name in fixed:
                 continue
-            passed.add(index)
-            if index not in touched:
-                same.add(index)
+            visited.add(index)
+            if index not in changed:
+                unchanged.add(index)
             else:
-                stack.extend(bundle.parent for bundle in network.graph.in_edges[index])
-        functions = (member for member in map(network.specs.__getitem__, sorted(same)) if member.parents)
-        functions = (member for member in functions if member.tpm.kind == "deterministic")
-        kept = [member for member in functions if not has_ancestor_choices(network, [member.group.index])]
-        if self.previous.find_table_fault("value", kept, ()) is not None:
+                stack.extend(edge.parent for edge in network.graph.in_edges[index])
+        candidates = (spec for spec in map(network.specs.__getitem__, sorted(unchanged)) if spec.parents)
+        candidates = (spec for spec in candidates if spec.tpm.kind == "deterministic")
+        reused = [spec for spec in candidates if not has_ancestor_choices(network, [spec.group.index])]
+        if self.previous.find_table_fault("value", reused, ()) is not None:
             return {}
-        self.previous._fill_tables("value", kept)
-        tables = [self.previous._tables["value", member.group.index] for member in kept]
-        each = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
-        values = {member.group.name: value for member, value in zip(kept, each, strict=True)}
+        self.previous._fill_tables("value", reused)
+        tables = [self.previous._tables["value", spec.group.index] for spec in reused]
+        tensors = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, reused, strict=True))
+        values = {spec.group.name: value for spec, value in zip(reused, tensors, strict=True)}
         # What is no number is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 
@@ -520,7 +529,7 @@ class NodeEvaluator:
     def _changed_groups(self) -> set[int]:
         """The families that the surgery set or freed, and all that descend from them."""
         assert self.previous is not None
-        mine, theirs = ({**world.do, **world.attention_rows} for world in (self.model, self.previous.model))
-        nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        families = {self.model.ground.group_of(node).index for node in nodes}
-        return families | self.model.network.graph.descendants(families)
+        after, before = ({**model.do, **model.attention_rows} for model in (self.model, self.previous.model))
+        nodes = {n for n in {**after, **before} if n not in after or n not in before or not after[n].equal(before[n])}
+        groups = {self.model.ground.group_of(node).index for node in nodes}
+        return groups | self.model.network.graph.descendants(groups)

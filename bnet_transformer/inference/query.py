@@ -63,8 +63,8 @@ class Query:
 
     def without_target_evidence(self) -> Query:
         """The same query without evidence on the nodes that it asks for."""
-        rest = {node: value for node, value in self.evidence.items() if node not in self.nodes}
-        return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
+        evidence = {node: value for node, value in self.evidence.items() if node not in self.nodes}
+        return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
 
     def without_input_evidence(self) -> Query:
         """The same query without evidence on inputs, which either repeats the input or is impossible.
@@ -72,15 +72,15 @@ class Query:
         Raises:
             EvidenceError: Where evidence differs from the input.
         """
-        rest = dict(self.evidence)
+        evidence = dict(self.evidence)
         for k, (node, observed) in enumerate(self.evidence.items()):
-            member, index = locate_node(self.model, node)
-            if member.tpm.kind == "input":
-                value = self.model.inputs[member.group.name][index]
+            spec, index = locate_node(self.model, node)
+            if spec.tpm.kind == "input":
+                value = self.model.inputs[spec.group.name][index]
                 if not bool(is_close(value, observed, self.atol, value.dim())):
                     raise reference.impossible_evidence_error(self.model, self.evidence, k)
-                del rest[node]
-        return self if len(rest) == len(self.evidence) else replace(self, evidence=rest)
+                del evidence[node]
+        return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
 
 
 def build_length_inputs(model: GroundModel) -> dict[str, Tensor]:
@@ -107,8 +107,8 @@ def group_evidence(
         states: Node -> its state in each row, `[row]`; a batch of one row without.
     """
     states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
-    families = group_values(model, evidence, states=states)
-    return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in families.items()}
+    groups = group_values(model, evidence, states=states)
+    return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in groups.items()}
 
 
 def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
@@ -118,14 +118,14 @@ def group_interventions(model: GroundModel, relevant: Collection[int] | None = N
         model: The sentence.
         relevant: The families that matter; all by default.
     """
-    whole: dict[str, Tensor] = {}
+    full: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
     for name, (value, which) in group_values(model, model.do, relevant).items():
         if bool(which.all()) and model.network.get_spec(name).tpm.kind != "input":
-            whole[name] = value
+            full[name] = value
         else:
             patched[name] = value, which
-    return {"do": whole, "patched": patched, "attention_rows": group_values(model, model.attention_rows, relevant)}
+    return {"do": full, "patched": patched, "attention_rows": group_values(model, model.attention_rows, relevant)}
 
 
 def group_values(
@@ -147,30 +147,30 @@ def group_values(
         `states`), and which nodes have one, `[1, *plates, word]`.
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
-    families = {}
+    groups = {}
     for index, nodes in group_nodes(model, columns, relevant).items():
-        shape, places = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
+        shape, positions = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
         first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
         flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
         which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
-        flat[:, places] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
-        which[places] = True
+        flat[:, positions] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
+        which[positions] = True
         name = model.network.specs[index].group.name
-        families[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
-    return families
+        groups[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
+    return groups
 
 
 def find_set_groups(
     model: GroundModel, relevant: Collection[int] | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
-    whole, some = list[str](), list[str]()
+    full, partial = list[str](), list[str]()
     for index, nodes in group_nodes(model, model.do, relevant).items():
-        family = model.network.specs[index].group
-        is_whole = len(nodes) == math.prod(model.ground.shapes[index])
-        (whole if is_whole and model.network.specs[index].tpm.kind != "input" else some).append(family.name)
+        group = model.network.specs[index].group
+        is_full = len(nodes) == math.prod(model.ground.shapes[index])
+        (full if is_full and model.network.specs[index].tpm.kind != "input" else partial).append(group.name)
     rows = (model.network.specs[index].group.name for index in group_nodes(model, model.attention_rows, relevant))
-    return tuple(whole), tuple(dict.fromkeys([*some, *rows]))
+    return tuple(full), tuple(dict.fromkeys([*partial, *rows]))
 
 
 def classify_evidence(
@@ -187,9 +187,9 @@ def classify_evidence(
     forms = {}
     for index, nodes in group_nodes(model, is_real).items():
         base, real = int(model.ground.offsets[index]), is_real[nodes[0]]
-        others = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
-        alike = all(node in model.do and model.do[node].is_floating_point() == real for node in others)
-        forms[model.network.specs[index].group.name] = alike, real
+        unobserved = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
+        is_complete = all(node in model.do and model.do[node].is_floating_point() == real for node in unobserved)
+        forms[model.network.specs[index].group.name] = is_complete, real
     return forms
 
 
@@ -197,19 +197,19 @@ def group_nodes(
     model: GroundModel, nodes: Iterable[int], relevant: Collection[int] | None = None
 ) -> dict[int, list[int]]:
     """Nodes by their family."""
-    families: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for node in nodes:
         index = model.ground.group_of(node).index
         if relevant is None or index in relevant:
-            families.setdefault(index, []).append(node)
-    return families
+            groups.setdefault(index, []).append(node)
+    return groups
 
 
 def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     """All joint states, the last choice fastest: `[S, choice]`."""
     if not supports:
         return torch.zeros(1, 0, dtype=torch.long)
-    grids = torch.meshgrid(*(torch.tensor(list(each), dtype=torch.long) for each in supports), indexing="ij")
+    grids = torch.meshgrid(*(torch.tensor(list(support), dtype=torch.long) for support in supports), indexing="ij")
     return torch.stack([grid.reshape(-1) for grid in grids], -1)
 
 
@@ -218,34 +218,34 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterat
 
     `groups` are the families whose values or distributions are computed; those above them count as well.
     """
-    families = set(groups)
-    largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(families))
+    indices = set(groups)
+    largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
     size = max(1, MAX_CHUNK_ELEMENTS // largest)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _count_elements(model: GroundModel, index: int) -> int:
     """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
-    member, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
-    states = model.network.count_states(index, model.ground.word_counts) if member.tpm.kind == "discrete" else 0
-    return math.prod(model.ground.shapes[index]) * (max(math.prod(member.shape), states) + words)
+    spec, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
+    states = model.network.count_states(index, model.ground.word_counts) if spec.tpm.kind == "discrete" else 0
+    return math.prod(model.ground.shapes[index]) * (max(math.prod(spec.shape), states) + words)
 
 
 def with_sentence_scope(module: CompiledModule) -> CompiledModule:
     """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
     network = module.network
-    if all(member.scope == "sentence" for member in network.specs):
+    if all(spec.scope == "sentence" for spec in network.specs):
         return module
-    members = tuple(replace(member, scope="sentence") for member in network.specs)
-    return CompiledModule(replace(network, specs=members)).eval()
+    specs = tuple(replace(spec, scope="sentence") for spec in network.specs)
+    return CompiledModule(replace(network, specs=specs)).eval()
 
 
 def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundModel:
     """The sentence with only the interventions above some nodes."""
-    families = {model.ground.group_of(node).index for node in nodes}
-    above = model.network.graph.ancestral_set(families)
+    groups = {model.ground.group_of(node).index for node in nodes}
+    ancestral = model.network.graph.ancestral_set(groups)
     do, rows = (
-        {node: value for node, value in values.items() if model.ground.group_of(node).index in above}
+        {node: value for node, value in values.items() if model.ground.group_of(node).index in ancestral}
         for values in (model.do, model.attention_rows)
     )
     return replace(model, do=do, attention_rows=rows)
@@ -253,9 +253,11 @@ def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundMod
 
 def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> GroundModel:
     """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
-    families = {model.ground.group_of(node).index for node in relevant}
-    above = model.network.graph.ancestral_set(families)
-    choices = [m.group for m in model.network.specs if m.tpm.kind == "discrete" and m.group.index in above]
-    nodes = [node for family in choices for node in model.ground.select_nodes(family).tolist()]
+    groups = {model.ground.group_of(node).index for node in relevant}
+    ancestral = model.network.graph.ancestral_set(groups)
+    choices = [
+        spec.group for spec in model.network.specs if spec.tpm.kind == "discrete" and spec.group.index in ancestral
+    ]
+    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=model.network.device)
     return replace(model, do={**{node: zero for node in nodes if node not in relevant}, **model.do})

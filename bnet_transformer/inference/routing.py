@@ -93,8 +93,8 @@ class Route:
         cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
         cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
-        told = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
-        return "\n  ".join([told, *map(str, self.parts)])
+        text = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
+        return "\n  ".join([text, *map(str, self.parts)])
 
     def _repr_html_(self) -> str:
         return f"<p>{html.escape(str(self))}</p>"
@@ -156,31 +156,31 @@ def format_fault(fault: Fault) -> str:
 
 def find_tpm_fault(query: Query) -> Fault | None:
     """Why the posterior of a node is not its TPM at the values of its parents."""
-    node, *others = query.nodes
+    node, *extra = query.nodes
     name = query.model.ground.name(node)
-    if others or query.evidence:
-        return Obstacle(name, "asked for together with others" if others else "asked for given evidence")
+    if extra or query.evidence:
+        return Obstacle(name, "asked for together with others" if extra else "asked for given evidence")
     if locate_node(query.model, node)[0].tpm.states is None:
         return Obstacle(name, "a choice of a word of the sentence")
-    above = find_open_choices(query.model, reference.parents(query.model, node), {})
-    if above:
-        return Obstacle(query.model.ground.name(above[0]), f"an open choice above {name}")
+    choices = find_open_choices(query.model, reference.parents(query.model, node), {})
+    if choices:
+        return Obstacle(query.model.ground.name(choices[0]), f"an open choice above {name}")
     return None
 
 
 def find_single_target_fault(query: Query) -> Fault | None:
     """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
-    node, *others = query.nodes or (None,)
-    if others:
+    node, *extra = query.nodes or (None,)
+    if extra:
         return Obstacle(query.format_nodes(), "more than one node")
     return find_elimination_fault(query, node)
 
 
 def find_enumeration_fault(query: Query) -> Fault | None:
     """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
-    world = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
+    model = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *query.choices])
-    return find_elimination_fault(replace(query.without_target_evidence(), model=world), None, [*states])
+    return find_elimination_fault(replace(query.without_target_evidence(), model=model), None, [*states])
 
 
 JOINT_RULES: Sequence[Rule[Query]] = (
@@ -220,13 +220,13 @@ def route_log_evidence(query: Query) -> Route:
 
 def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> Route:
     """The route by the first rule that applies, with its joint states and the evaluations of the reference."""
-    world, route = query.model, choose_route(question, rules, query)
+    model, route = query.model, choose_route(question, rules, query)
     if route.algorithm not in ("conditioning", "enumeration", "reference"):
         return route
-    asked = query.nodes if route.algorithm == "conditioning" else tuple(query.choices)
-    states = math.prod(world.count_states(node) for node in dict.fromkeys([*query.nodes, *asked]))
-    evaluations = states * len(world.ground) if route.algorithm == "reference" else 0
-    return replace(route, states=states, evaluations=evaluations, choices=asked)
+    enumerated = query.nodes if route.algorithm == "conditioning" else tuple(query.choices)
+    states = math.prod(model.count_states(node) for node in dict.fromkeys([*query.nodes, *enumerated]))
+    evaluations = states * len(model.ground) if route.algorithm == "reference" else 0
+    return replace(route, states=states, evaluations=evaluations, choices=enumerated)
 
 
 def find_elimination_problem(
@@ -239,14 +239,14 @@ def find_elimination_problem(
         node: The node that is asked for, if any.
         states: Nodes of which a state is observed in each sentence of a batch.
     """
-    world = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
-    fault = find_mixed_type_fault(world, query.evidence, states) or find_mixed_type_fault(world, world.do)
+    model = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
+    fault = find_mixed_type_fault(model, query.evidence, states) or find_mixed_type_fault(model, model.do)
     if fault is not None:
         return fault
     module = with_sentence_scope(query.module) if states else query.module
-    family = None if node is None else world.ground.group_of(node).name
-    do, some = find_set_groups(world)
-    return build_elimination_problem(module, classify_evidence(world, query.evidence, states), family, do, some)
+    target = None if node is None else model.ground.group_of(node).name
+    do, partial = find_set_groups(model)
+    return build_elimination_problem(module, classify_evidence(model, query.evidence, states), target, do, partial)
 
 
 def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
@@ -283,24 +283,24 @@ def with_cost(query: Query, route: Route) -> Route:
         return route
     if route.algorithm == "enumeration":
         reference.check_joint_states(query.model, route.choices, query.budget)
-    batch, node, states, world = 1, next(iter(query.nodes), None), tuple[int, ...](), query.model
+    batch, node, states, model = 1, next(iter(query.nodes), None), tuple[int, ...](), query.model
     if route.algorithm in ("conditioning", "enumeration"):
         batch, node, states = route.states, None, tuple(dict.fromkeys([*query.nodes, *route.choices]))
     if route.algorithm == "enumeration":
-        world = prune_barren_choices(world, {*states, *query.evidence})
-    question = find_elimination_problem(replace(query, model=world), node, states)
-    assert isinstance(question, EliminationProblem)
-    members, words = world.network.specs, world.ground.word_counts
+        model = prune_barren_choices(model, {*states, *query.evidence})
+    problem = find_elimination_problem(replace(query, model=model), node, states)
+    assert isinstance(problem, EliminationProblem)
+    specs, words = model.network.specs, model.ground.word_counts
     if route.algorithm == "elimination":
-        for index, above in question.ancestor_choices.items():
-            check_elimination_budget(world.network, index, above, words, query.budget)
+        for index, above in problem.ancestor_choices.items():
+            check_elimination_budget(model.network, index, above, words, query.budget)
         counts = [
-            math.prod(world.network.count_states(i, words) for i in above)
-            for above in question.ancestor_choices.values()
+            math.prod(model.network.count_states(i, words) for i in above)
+            for above in problem.ancestor_choices.values()
         ]
         route = replace(route, states=max(counts, default=1))
-    want = tuple(dict.fromkeys([*question.outputs, *(members[index].group.name for index in question.factor_groups)]))
-    closed = {*find_set_groups(world)[0], *question.fixed}
-    known = frozenset(world.network.graph.get_group(name).index for name in closed)
-    plan = query.module.plan(want, known, question.enumerated)
-    return replace(route, flops=count_plan_flops(world.network, plan, words, known, batch))
+    outputs = tuple(dict.fromkeys([*problem.outputs, *(specs[index].group.name for index in problem.factor_groups)]))
+    closed = {*find_set_groups(model)[0], *problem.fixed}
+    known = frozenset(model.network.graph.get_group(name).index for name in closed)
+    plan = query.module.plan(outputs, known, problem.enumerated)
+    return replace(route, flops=count_plan_flops(model.network, plan, words, known, batch))

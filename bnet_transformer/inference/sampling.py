@@ -66,16 +66,16 @@ class Samples:
         import pandas as pd
 
         columns = {}
-        for name, drawn in self.states.items():
-            if drawn.dim() == 1:
-                columns[name] = to_numpy(drawn)
+        for name, samples in self.states.items():
+            if samples.dim() == 1:
+                columns[name] = to_numpy(samples)
             else:
-                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(drawn.flatten(1).unbind(1))}
+                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(samples.flatten(1).unbind(1))}
         return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
 
     def _repr_html_(self) -> str:
-        told = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
-        return f"{told}{self.to_dataframe().head(10).to_html()}"
+        title = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
+        return f"{title}{self.to_dataframe().head(10).to_html()}"
 
 
 def sample(query: Query, n: int, seed: int) -> Samples:
@@ -91,34 +91,34 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
     joint_log_evidence(query)
-    world, order = query.model, topological_order(query.model.ground).tolist()
-    drawn = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
-    above = set(query.choices)
-    asked = replace(query, nodes=tuple(node for node in order if node in above))
-    if above:
-        drawn |= (_sample_by_chain_rule if _should_use_chain_rule(asked) else _sample_joint)(asked, n, generator)
+    model, order = query.model, topological_order(query.model.ground).tolist()
+    samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
+    choices = set(query.choices)
+    target = replace(query, nodes=tuple(node for node in order if node in choices))
+    if choices:
+        samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
     module = with_sentence_scope(query.module)
-    for nodes, fault in _iter_ancestral_batches(asked, order):
+    for nodes, fault in _iter_ancestral_batches(target, order):
         if fault is None:
-            drawn |= _sample_batched(module, world, nodes, drawn, n, generator)
+            samples |= _sample_batched(module, model, nodes, samples, n, generator)
         else:
-            drawn |= _sample_by_reference(world, nodes, drawn, n, generator)
-    return Samples({world.ground.name(node): drawn[node].clone() for node in order if node in drawn}, n)
+            samples |= _sample_by_reference(model, nodes, samples, n, generator)
+    return Samples({model.ground.name(node): samples[node].clone() for node in order if node in samples}, n)
 
 
 def route_sample(query: Query, n: int) -> Route:
     """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
     question, query = f"{n} draws", query.without_input_evidence()
-    above = replace(query, nodes=tuple(query.choices))
-    if not above.nodes:
+    target = replace(query, nodes=tuple(query.choices))
+    if not target.nodes:
         route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
-    elif _should_use_chain_rule(above):
+    elif _should_use_chain_rule(target):
         reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
-        route = Route(question, "elimination", reason, choices=above.nodes)
+        route = Route(question, "elimination", reason, choices=target.nodes)
     else:
-        route = replace(with_cost(above, route_posterior(above)), question=question)
+        route = replace(with_cost(target, route_posterior(target)), question=question)
     order = topological_order(query.model.ground).tolist()
-    slow = [(nodes, fault) for nodes, fault in _iter_ancestral_batches(above, order) if fault is not None]
+    slow = [(nodes, fault) for nodes, fault in _iter_ancestral_batches(target, order) if fault is not None]
     if not slow:
         return route
     first = slow[0][1]
@@ -135,25 +135,27 @@ def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tupl
         query: The sentence and its evidence; the nodes that it asks for are drawn before.
         order: All nodes, parents before children.
     """
-    world, module = query.model, with_sentence_scope(query.module)
-    drawn = {node: value[None] for node, value in query.fixed.items()} | _zero_samples(world, query.nodes)
-    for group in world.network.graph.components:
-        random = [m.group for m in map(world.network.specs.__getitem__, group) if m.tpm.is_random]
-        left = {node for family in random for node in world.ground.select_nodes(family).tolist()} - world.do.keys()
-        nodes = [node for node in order if node in left and node not in drawn]
+    model, module = query.model, with_sentence_scope(query.module)
+    samples = {node: value[None] for node, value in query.fixed.items()} | _zero_samples(model, query.nodes)
+    for component in model.network.graph.components:
+        random = [spec.group for spec in map(model.network.specs.__getitem__, component) if spec.tpm.is_random]
+        remaining = {
+            node for node_group in random for node in model.ground.select_nodes(node_group).tolist()
+        } - model.do.keys()
+        nodes = [node for node in order if node in remaining and node not in samples]
         if nodes:
-            yield nodes, _find_sampling_fault(module, world, group, drawn)
-            drawn |= _zero_samples(world, nodes)
+            yield nodes, _find_sampling_fault(module, model, component, samples)
+            samples |= _zero_samples(model, nodes)
 
 
 def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
     """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
-    found = NodeSamples()
+    samples = NodeSamples()
     for node in nodes:
-        member = model.spec(node)
-        shape, dtype = ((), torch.long) if member.tpm.kind == "discrete" else (member.shape, model.network.dtype)
-        found[node] = torch.zeros(1, *shape, dtype=dtype, device=model.network.device)
-    return found
+        spec = model.spec(node)
+        shape, dtype = ((), torch.long) if spec.tpm.kind == "discrete" else (spec.shape, model.network.dtype)
+        samples[node] = torch.zeros(1, *shape, dtype=dtype, device=model.network.device)
+    return samples
 
 
 def _should_use_chain_rule(query: Query) -> bool:
@@ -170,15 +172,15 @@ def _find_sampling_fault(
 ) -> Fault | None:
     """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
     cannot be computed so."""
-    members = [model.network.specs[index] for index in indices]
-    for member in members:
-        if any(given.index in indices for given in member.parents):
-            return Obstacle(member.group.name, "read by others that are drawn with it")
-    (member,) = members
+    specs = [model.network.specs[index] for index in indices]
+    for spec in specs:
+        if any(parent.index in indices for parent in spec.parents):
+            return Obstacle(spec.group.name, "read by others that are drawn with it")
+    (spec,) = specs
     return (
         NodeEvaluator(module, model, {})
         .with_batched_states(samples, module)
-        .find_table_fault(_get_parameter_table(member), [member], ())
+        .find_table_fault(_get_parameter_table(spec), [spec], ())
     )
 
 
@@ -189,26 +191,26 @@ def _get_parameter_table(spec: NodeSpec) -> str:
 
 def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
     """Draws of the choices above evidence from their joint posterior."""
-    share = joint_posterior(query)
-    states = torch.unravel_index(torch.multinomial(share.flatten(), n, True, generator=generator), share.shape)
+    probs = joint_posterior(query)
+    states = torch.unravel_index(torch.multinomial(probs.flatten(), n, True, generator=generator), probs.shape)
     return dict(zip(query.nodes, states, strict=True))
 
 
 def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
     """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
-    module, world, nodes = with_sentence_scope(query.module), query.model, query.nodes
-    states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(world)
+    module, model, nodes = with_sentence_scope(query.module), query.model, query.nodes
+    states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(model)
     for k, node in enumerate(nodes):
-        family, index = world.ground.unravel_index(node)
-        known, which = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
-        shares = []
-        asked = {family.index, *(world.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
-        for part in iter_chunks(world, len(known), asked):
-            before = dict(zip(nodes[:k], known[part].unbind(1), strict=True))
-            evidence = group_evidence(world, query.evidence, before)
-            share = exact.posterior(module, family.name, evidence, **arguments, budget=query.budget, atol=query.atol)
-            shares.append(share.movedim(0, -2)[index].expand(len(known[part]), -1))
-        new = torch.multinomial(torch.cat(shares)[which], 1, generator=generator)
+        group, index = model.ground.unravel_index(node)
+        known, inverse = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
+        probs = []
+        indices = {group.index, *(model.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
+        for chunk in iter_chunks(model, len(known), indices):
+            sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
+            evidence = group_evidence(model, query.evidence, sampled)
+            posterior = exact.posterior(module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+            probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
+        new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)
     return dict(zip(nodes, states.unbind(1), strict=True))
 
@@ -222,26 +224,28 @@ def _sample_batched(
     generator: torch.Generator,
 ) -> NodeSamples:
     """Draws of the nodes of one family, which do not read each other."""
-    family = model.ground.group_of(nodes[0])
-    member, own = model.network.specs[family.index], torch.tensor(nodes) - int(model.ground.offsets[family.index])
-    table, lead, draws = _get_parameter_table(member), model.ground.shapes[family.index], []
-    for part in iter_chunks(model, n, [family.index]):
-        size = part.stop - part.start
-        states = {node: value[part] for node, value in samples.items()}
-        answers = NodeEvaluator(module, model, {}).with_batched_states(states, module)
-        parameters = answers.compute_group(table, member)
+    group = model.ground.group_of(nodes[0])
+    spec, columns = model.network.specs[group.index], torch.tensor(nodes) - int(model.ground.offsets[group.index])
+    table, shape, draws = _get_parameter_table(spec), model.ground.shapes[group.index], []
+    for chunk in iter_chunks(model, n, [group.index]):
+        size = chunk.stop - chunk.start
+        states = {node: value[chunk] for node, value in samples.items()}
+        evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
+        parameters = evaluator.compute_group(table, spec)
         if not samples:  # the same for every draw
             parameters = parameters.expand(size, *parameters.shape)
-        of_nodes = parameters.reshape(size, math.prod(lead), *parameters.shape[1 + len(lead) :])[:, own]
-        draws.append(_sample_from_parameters([of_nodes] if table == "logits" else of_nodes.unbind(2), generator))
+        node_parameters = parameters.reshape(size, math.prod(shape), *parameters.shape[1 + len(shape) :])[:, columns]
+        draws.append(
+            _sample_from_parameters([node_parameters] if table == "logits" else node_parameters.unbind(2), generator)
+        )
     return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
 
 
 def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
     """A draw for each row of logits, or of means and sigmas."""
     if len(parameters) == 1:
-        shares = parameters[0].softmax(-1)
-        return torch.multinomial(shares.flatten(0, -2), 1, generator=generator).reshape(shares.shape[:-1])
+        probs = parameters[0].softmax(-1)
+        return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).reshape(probs.shape[:-1])
     mean, sigma = parameters
     return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
 
@@ -250,18 +254,20 @@ def _sample_by_reference(
     model: GroundModel, nodes: Sequence[int], samples: NodeSamples, n: int, generator: torch.Generator
 ) -> NodeSamples:
     """Draws by the reference, node after node; draws that agree so far go on together."""
-    found: dict[int, Tensor] = {}
+    result: dict[int, Tensor] = {}
     groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
     for node, value in samples.items():
-        groups = [each for rows, known in groups for each in _split_by_state(rows, value[rows], known, node)]
+        groups = [group for rows, known in groups for group in _split_by_state(rows, value[rows], known, node)]
     for node in nodes:
-        after: list[tuple[Tensor, dict[int, Tensor]]] = []
+        next_groups: list[tuple[Tensor, dict[int, Tensor]]] = []
         for rows, known in groups:
             states = _sample_node(ReferenceRun(model, known), node, len(rows), generator)
-            found.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
-            after += _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
-        groups = after
-    return found
+            result.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
+            next_groups += (
+                _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
+            )
+        groups = next_groups
+    return result
 
 
 def _split_by_state(
@@ -275,10 +281,10 @@ def _split_by_state(
 
 def _sample_node(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
     """n draws of a node from its TPM, its parents known."""
-    distribution, member = run.distribution(node), run.model.spec(node)
+    distribution, spec = run.distribution(node), run.model.spec(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
-    normal = get_normal(member, distribution)
+    normal = get_normal(spec, distribution)
     return _sample_from_parameters(
-        [each.expand(n, *normal.mean.shape) for each in (normal.mean, normal.stddev)], generator
+        [parameter.expand(n, *normal.mean.shape) for parameter in (normal.mean, normal.stddev)], generator
     )

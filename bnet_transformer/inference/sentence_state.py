@@ -94,17 +94,17 @@ class SentenceState:
         Returns:
             A value or a row of attention for each node.
         """
-        wanted = expand_patterns(self.ground, nodes)
-        own = {node: value for node, value in wanted.items() if is_relative(value)}
-        result = {n: resolve_value(self.model, n, value) for n, value in wanted.items() if n not in own}
-        if own:
+        requested = expand_patterns(self.ground, nodes)
+        relative = {node: value for node, value in requested.items() if is_relative(value)}
+        result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
+        if relative:
             # Noise and Mean() use a node's value after all other interventions of the same call.
             evidence = {node: value for node, value in self.evidence.items() if node not in result}
             state = replace(
                 self, interventions={**self.interventions, **result}, evidence=evidence, previous=self.evaluator
             )
-            own_value = RelativeValues(state.model, state.evaluator.value)
-            result |= {node: own_value(node, value) for node, value in own.items()}
+            resolve_relative = RelativeValues(state.model, state.evaluator.value)
+            result |= {node: resolve_relative(node, value) for node, value in relative.items()}
         return result
 
     def with_interventions(self, nodes: Mapping[str, object]) -> SentenceState:
@@ -135,8 +135,8 @@ class SentenceState:
         nodes = {node for name in names for node in match_nodes(self.ground, name)} or set(self.interventions)
         if not nodes & self.interventions.keys():
             raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
-        rest = {node: value for node, value in self.interventions.items() if node not in nodes}
-        return replace(self, interventions=rest, previous=None)
+        interventions = {node: value for node, value in self.interventions.items() if node not in nodes}
+        return replace(self, interventions=interventions, previous=None)
 
     def with_evidence(self, nodes: Mapping[str, object] | None) -> SentenceState:
         """The state with more evidence.
@@ -155,8 +155,8 @@ class SentenceState:
         evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
-                got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
-                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=got)
+                actual = f"{value.tolist()} beside {self.evidence[node].tolist()}"
+                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=actual)
         state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
         vars(state)["model"] = self.model  # evidence changes no arrow: the cached property holds for both
         return state
@@ -186,7 +186,7 @@ class SentenceState:
             budget: The most joint states of choices that are computed.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
-        nodes = [self.ground.id(each) for each in parse_names("name", name)]
+        nodes = [self.ground.id(item) for item in parse_names("name", name)]
         if not nodes:
             raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
@@ -211,18 +211,18 @@ class SentenceState:
             heads: The heads that are in it; all where None.
         """
         chosen = None if slices is None else parse_slices(slices, self.network)
-        sizes, plates, kept = self.network.graph.plate_sizes, {}, {}
+        sizes, plates, selected_words = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
                 raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
             plates["head"] = parse_indices("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
-        for stack, wanted in by_stack.items():
+        for stack, selected in by_stack.items():
             if stack not in self.tokens:
                 raise unknown_name_error("stack", stack, self.tokens)
-            if wanted is not None:
-                kept[stack] = parse_words(self.tokens[stack], wanted)
-        return NodeSelection(chosen, kept, plates, weights)
+            if selected is not None:
+                selected_words[stack] = parse_words(self.tokens[stack], selected)
+        return NodeSelection(chosen, selected_words, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
         """What the states of a node are called (labels, or words of the sentence or of the vocabulary), or None.
@@ -230,12 +230,12 @@ class SentenceState:
         Args:
             node: A ground id.
         """
-        network, member = self.network, self.model.spec(node)
-        if member.tpm.kind != "discrete":
+        network, spec = self.network, self.model.spec(node)
+        if spec.tpm.kind != "discrete":
             return None
-        if member.tpm.states is None:
-            return tuple(self.tokens[network.get_source_stack(member)])
-        found = getattr(member.tpm, "labels", None)
-        if found is None and not network.graph.out_edges[member.group.index]:
-            found = network.vocabularies.get(member.group.stack)
-        return None if found is None or len(found) != member.tpm.states else tuple(found)
+        if spec.tpm.states is None:
+            return tuple(self.tokens[network.get_source_stack(spec)])
+        labels = getattr(spec.tpm, "labels", None)
+        if labels is None and not network.graph.out_edges[spec.group.index]:
+            labels = network.vocabularies.get(spec.group.stack)
+        return None if labels is None or len(labels) != spec.tpm.states else tuple(labels)

@@ -82,32 +82,35 @@ def exact_gate_posterior(
     halves = [split_by_gate(log_probs, head) for head in range(heads)]
     rho, evidence = run_smc(log_probs, generator)
     update_progress(1)
-    kept, worth, likely = [], [], torch.zeros(len(log_probs), heads, dtype=torch.float64)
+    samples, log_integrals, inclusion = [], [], torch.zeros(len(log_probs), heads, dtype=torch.float64)
     rows = -(-draws // len(rho))
     for _ in range(rows):
-        rho, log_integral, each = _collapsed_gibbs_sweep(halves, rho, generator)
-        kept.append(rho)
-        worth.append(log_integral)
-        likely += each / rows
-    free = torch.stack(worth)
-    every = range(heads)
-    found = torch.stack(
-        [_log_bayes_factor(log_probs, halves[h], h, free[..., h], evidence, generator, update_progress) for h in every]
+        rho, log_integral, probs = _collapsed_gibbs_sweep(halves, rho, generator)
+        samples.append(rho)
+        log_integrals.append(log_integral)
+        inclusion += probs / rows
+    log_integrals_all = torch.stack(log_integrals)
+    all_heads = range(heads)
+    factors = torch.stack(
+        [
+            _log_bayes_factor(log_probs, halves[h], h, log_integrals_all[..., h], evidence, generator, update_progress)
+            for h in all_heads
+        ]
     )
-    interaction = _interaction(log_probs, kept[-1][:: max(1, len(rho) // INTERACTION_DRAWS)])
-    return GatePosterior(torch.cat(kept)[:draws], found[:, 0], found[:, 1], likely, interaction)
+    interaction = _interaction(log_probs, samples[-1][:: max(1, len(rho) // INTERACTION_DRAWS)])
+    return GatePosterior(torch.cat(samples)[:draws], factors[:, 0], factors[:, 1], inclusion, interaction)
 
 
 def _collapsed_gibbs_sweep(
     halves: list[tuple[Tensor, Tensor]], rho: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Every share drawn anew given the others; the log of each integral, `[draw, head]`; the mean of the gates."""
-    rho, log_integral, likely = rho.clone(), torch.empty_like(rho), []
+    rho, log_integral, inclusion = rho.clone(), torch.empty_like(rho), []
     for head, half in enumerate(halves):
         ratio = log_likelihood_ratio(*half, drop_head(rho, head))
         rho[:, [head]], log_integral[:, head] = sample_rho(ratio, 1, generator)
-        likely.append(torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None]).mean(0))
-    return rho, log_integral, torch.stack(likely, 1)
+        inclusion.append(torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None]).mean(0))
+    return rho, log_integral, torch.stack(inclusion, 1)
 
 
 def _log_bayes_factor(
@@ -120,19 +123,22 @@ def _log_bayes_factor(
     update_progress: Callable[[int], object],
 ) -> Tensor:
     """The log Bayes factor of a head and its error; `log_integrals` are log integrals over the posterior, `[row, draw]`."""
-    never = log_probs.reshape(len(log_probs), -1, 2, 2**head)[:, :, 0].flatten(1)
-    (rho, without), each = run_smc(never, generator), []
+    log_probs_off = log_probs.reshape(len(log_probs), -1, 2, 2**head)[:, :, 0].flatten(1)
+    (rho, evidence_off), samples = run_smc(log_probs_off, generator), []
     for _ in range(len(log_integrals)):
-        rho = gibbs_step(never, rho, generator)
-        each.append(sample_rho(log_likelihood_ratio(*half, rho), 1, generator)[1])
+        rho = gibbs_step(log_probs_off, rho, generator)
+        samples.append(sample_rho(log_likelihood_ratio(*half, rho), 1, generator)[1])
     update_progress(1)
-    rows = torch.stack(each)
+    rows = torch.stack(samples)
     by_population = zip(rows.chunk(NUM_POPULATIONS, 1), log_integrals.chunk(NUM_POPULATIONS, 1), strict=True)
     bridges = torch.stack([_bridge_sampling(one.flatten(), other.flatten()) for one, other in by_population])
     low, high = _log_mean_exp(rows.flatten()), -_log_mean_exp(-log_integrals.flatten())
     if float(high - low) > MAX_BRIDGE_GAP:
         return torch.stack(
-            [_log_mean_exp(evidence) - _log_mean_exp(without), (evidence - without).std() / NUM_POPULATIONS**0.5]
+            [
+                _log_mean_exp(evidence) - _log_mean_exp(evidence_off),
+                (evidence - evidence_off).std() / NUM_POPULATIONS**0.5,
+            ]
         )
     error = torch.hypot(bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4)  # both means err to their own side
     return torch.stack([_bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
@@ -140,12 +146,12 @@ def _log_bayes_factor(
 
 def _bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
     """The log of the mean of e^x where a head never is, from x there and x where it is free, by both at once."""
-    found = (_log_mean_exp(restricted) - _log_mean_exp(-free)) / 2
+    estimate = (_log_mean_exp(restricted) - _log_mean_exp(-free)) / 2
     for _ in range(50):
-        found = _log_mean_exp(restricted - torch.logaddexp(restricted, found)) - _log_mean_exp(
-            -torch.logaddexp(free, found)
+        estimate = _log_mean_exp(restricted - torch.logaddexp(restricted, estimate)) - _log_mean_exp(
+            -torch.logaddexp(free, estimate)
         )
-    return found
+    return estimate
 
 
 def _log_mean_exp(log_values: Tensor) -> Tensor:
@@ -157,7 +163,7 @@ def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
     """The mean over sentences and shares of the log odds ratio of each pair of gates, `[head, head]`; zero for a head
     itself. With the shares known, gates on which the likelihood hangs apart are independent: zero exactly."""
     heads, bits = rho.shape[1], gate_settings(rho.shape[1])
-    found = torch.zeros(heads, heads, dtype=torch.float64)
+    result = torch.zeros(heads, heads, dtype=torch.float64)
     for prior in log_prior(rho):
         log = log_probs + prior
         for a in range(heads):
@@ -166,8 +172,8 @@ def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
                     log[:, (bits[:, a] == x) & (bits[:, b] == y)].logsumexp(1)
                     for x, y in ((0, 0), (1, 0), (0, 1), (1, 1))
                 )
-                found[a, b] += (both + off - one - other).mean() / len(rho)
-    return found + found.T
+                result[a, b] += (both + off - one - other).mean() / len(rho)
+    return result + result.T
 
 
 def gate_settings(num_heads: int) -> Tensor:
@@ -192,24 +198,24 @@ def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
     evidence, power = torch.zeros(NUM_POPULATIONS, dtype=torch.float64), 0.0
     log = tempered_log_likelihood(log_probs, rho, power)
     while power < 1:
-        power, then = _next_power(log_probs, rho, power, log)
-        weight = (then - log).reshape(NUM_POPULATIONS, POPULATION_SIZE)
+        power, next_log = _next_power(log_probs, rho, power, log)
+        weight = (next_log - log).reshape(NUM_POPULATIONS, POPULATION_SIZE)
         evidence += weight.logsumexp(1) - math.log(POPULATION_SIZE)
         rho = gibbs_step(power * log_probs, rho[_resample(weight, generator)], generator)
         log = tempered_log_likelihood(log_probs, rho, power)
     # members of all populations, as many of each as its evidence says, in any order
     count = NUM_POPULATIONS * POPULATION_SIZE
-    at = (torch.arange(count) + torch.rand(1, generator=generator, dtype=torch.float64)) / count
-    which = torch.searchsorted(evidence.softmax(0).cumsum(0), at).clamp(max=NUM_POPULATIONS - 1)
-    taken = which * POPULATION_SIZE + torch.arange(count) % POPULATION_SIZE
-    return rho[taken[torch.randperm(count, generator=generator)]], evidence
+    positions = (torch.arange(count) + torch.rand(1, generator=generator, dtype=torch.float64)) / count
+    population = torch.searchsorted(evidence.softmax(0).cumsum(0), positions).clamp(max=NUM_POPULATIONS - 1)
+    selected = population * POPULATION_SIZE + torch.arange(count) % POPULATION_SIZE
+    return rho[selected[torch.randperm(count, generator=generator)]], evidence
 
 
 def tempered_log_likelihood(log_probs: Tensor, rho: Tensor, power: float) -> Tensor:
     """`sum_s log sum_xi P(xi | rho) P(y_s | xi)^power` of each draw."""
-    most = log_probs.amax(1, keepdim=True)
-    scaled = (power * (log_probs - most)).exp()
-    return (log_prior(rho).exp() @ scaled.T).log().sum(1) + power * most.sum()
+    maximum = log_probs.amax(1, keepdim=True)
+    scaled = (power * (log_probs - maximum)).exp()
+    return (log_prior(rho).exp() @ scaled.T).log().sum(1) + power * maximum.sum()
 
 
 def gibbs_step(log_probs: Tensor, rho: Tensor, generator: torch.Generator) -> Tensor:
@@ -217,10 +223,12 @@ def gibbs_step(log_probs: Tensor, rho: Tensor, generator: torch.Generator) -> Te
     rho, halves = rho.clone(), [split_by_gate(log_probs, head) for head in range(rho.shape[1])]
     for head, half in [*enumerate(halves)] * GIBBS_SWEEPS:
         ratio = log_likelihood_ratio(*half, drop_head(rho, head))
-        likely = torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None])
-        on = (torch.rand(likely.shape, generator=generator, dtype=torch.float64) < likely).sum(1)
-        ins, outs = (torch._standard_gamma(1.0 + n.double(), generator=generator) for n in (on, len(log_probs) - on))
-        rho[:, head] = (ins / (ins + outs)).clamp(MIN_RHO, 1 - MIN_RHO)
+        probs = torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None])
+        num_on = (torch.rand(probs.shape, generator=generator, dtype=torch.float64) < probs).sum(1)
+        gamma_on, gamma_off = (
+            torch._standard_gamma(1.0 + n.double(), generator=generator) for n in (num_on, len(log_probs) - num_on)
+        )
+        rho[:, head] = (gamma_on / (gamma_on + gamma_off)).clamp(MIN_RHO, 1 - MIN_RHO)
     return rho
 
 
@@ -228,8 +236,8 @@ def split_by_gate(log_probs: Tensor, head: int) -> tuple[Tensor, Tensor]:
     """`P(y_s | setting)` where a gate is off, and where it is on: `[side, setting of the others, sentence]`, each side
     scaled by its own greatest entry, so that neither is lost where they are far apart; and the logs of these scales."""
     halves = log_probs.reshape(len(log_probs), -1, 2, 2**head).permute(2, 1, 3, 0).flatten(1, 2)
-    most = halves.amax(1, keepdim=True)
-    return (halves - most).exp(), most
+    maximum = halves.amax(1, keepdim=True)
+    return (halves - maximum).exp(), maximum
 
 
 def log_likelihood_ratio(halves: Tensor, scales: Tensor, rho: Tensor) -> Tensor:
@@ -252,29 +260,29 @@ def drop_head(rho: Tensor, head: int) -> Tensor:
 def _next_power(log_probs: Tensor, rho: Tensor, power: float, log_likelihoods: Tensor) -> tuple[float, Tensor]:
     """The next power, at which a population keeps some of its members in effect, and `log P` there."""
     low, high = power, 1.0
-    then = tempered_log_likelihood(log_probs, rho, high)
-    while _min_ess_fraction(then - log_likelihoods) < MIN_ESS_FRACTION and high - low > 1e-3 * (high - power):
+    log_at_high = tempered_log_likelihood(log_probs, rho, high)
+    while _min_ess_fraction(log_at_high - log_likelihoods) < MIN_ESS_FRACTION and high - low > 1e-3 * (high - power):
         middle = (low + high) / 2
-        at = tempered_log_likelihood(log_probs, rho, middle)
-        if _min_ess_fraction(at - log_likelihoods) < MIN_ESS_FRACTION:
-            high, then = middle, at
+        log_at_middle = tempered_log_likelihood(log_probs, rho, middle)
+        if _min_ess_fraction(log_at_middle - log_likelihoods) < MIN_ESS_FRACTION:
+            high, log_at_high = middle, log_at_middle
         else:
             low = middle
-    return high, then
+    return high, log_at_high
 
 
 def _min_ess_fraction(log_weights: Tensor) -> float:
     """The least share of a population that its weights keep in effect."""
-    each = log_weights.reshape(NUM_POPULATIONS, POPULATION_SIZE).softmax(1)
-    return float((1 / each.square().sum(1)).min()) / POPULATION_SIZE
+    weights = log_weights.reshape(NUM_POPULATIONS, POPULATION_SIZE).softmax(1)
+    return float((1 / weights.square().sum(1)).min()) / POPULATION_SIZE
 
 
 def _resample(log_weights: Tensor, generator: torch.Generator) -> Tensor:
     """Members drawn again by their weights, evenly, each population by itself."""
     start = torch.rand(NUM_POPULATIONS, 1, generator=generator, dtype=torch.float64)
-    at = (torch.arange(POPULATION_SIZE) + start) / POPULATION_SIZE
-    member = torch.searchsorted(log_weights.softmax(1).cumsum(1), at).clamp(max=POPULATION_SIZE - 1)
-    return (member + POPULATION_SIZE * torch.arange(NUM_POPULATIONS)[:, None]).flatten()
+    positions = (torch.arange(POPULATION_SIZE) + start) / POPULATION_SIZE
+    indices = torch.searchsorted(log_weights.softmax(1).cumsum(1), positions).clamp(max=POPULATION_SIZE - 1)
+    return (indices + POPULATION_SIZE * torch.arange(NUM_POPULATIONS)[:, None]).flatten()
 
 
 def sample_rho(
@@ -284,20 +292,20 @@ def sample_rho(
     and the log of its integral. The density is taken to be straight between its points. Each of the `ranks` has the
     ratios of its sentences; all have the same draws."""
     grid, log = log_density_grid(log_ratios, ranks)
-    most = log.amax(1, keepdim=True)
-    weight = (log - most).exp()
+    maximum = log.amax(1, keepdim=True)
+    weight = (log - maximum).exp()
     pieces = 0.5 * (weight[:, 1:] + weight[:, :-1]) * (grid[:, 1:] - grid[:, :-1])
     total = pieces.sum(1)
     below = pieces.cumsum(1)
     u = torch.rand(len(log_ratios), num_samples, generator=generator, dtype=torch.float64) * total[:, None]
     piece = torch.searchsorted(below, u).clamp(max=pieces.shape[1] - 1)
-    rest = u - (below.gather(1, piece) - pieces.gather(1, piece))
+    remainder = u - (below.gather(1, piece) - pieces.gather(1, piece))
     left, right = weight.gather(1, piece), weight.gather(1, piece + 1)
     start, width = grid.gather(1, piece), grid.diff(dim=1).gather(1, piece)
-    area = rest / width.clamp(min=1e-300)
-    share = 2 * area / (left + (left.square() + 2 * (right - left) * area).clamp(min=0).sqrt()).clamp(min=1e-300)
-    rho = start + width * share.clamp(0, 1)
-    return rho.clamp(MIN_RHO, 1 - MIN_RHO), total.log() + most[:, 0]
+    area = remainder / width.clamp(min=1e-300)
+    fraction = 2 * area / (left + (left.square() + 2 * (right - left) * area).clamp(min=0).sqrt()).clamp(min=1e-300)
+    rho = start + width * fraction.clamp(0, 1)
+    return rho.clamp(MIN_RHO, 1 - MIN_RHO), total.log() + maximum[:, 0]
 
 
 def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROCESS) -> tuple[Tensor, Tensor]:
@@ -305,24 +313,24 @@ def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROC
     the points and the values, `[row, point]`. It is concave, so that where it is high is one interval; many sentences
     make that narrow, and it is looked for until it is some points wide."""
     low, top = torch.zeros(len(log_ratios), 1, dtype=torch.float64), torch.ones(len(log_ratios), 1, dtype=torch.float64)
-    narrow = True
-    while narrow:
+    is_coarse = True
+    while is_coarse:
         grid = _grid_points(low, top, COARSE_POINTS)
         log = ranks.all_reduce(_log_density(log_ratios, grid))
         high = log >= log.amax(1, keepdim=True) - LOG_DENSITY_CUTOFF
-        place = torch.arange(COARSE_POINTS).expand_as(high)
-        first = torch.where(high, place, COARSE_POINTS).amin(1, keepdim=True).sub(1).clamp(min=0)
-        last = torch.where(high, place, -1).amax(1, keepdim=True).add(1).clamp(max=COARSE_POINTS - 1)
+        positions = torch.arange(COARSE_POINTS).expand_as(high)
+        first = torch.where(high, positions, COARSE_POINTS).amin(1, keepdim=True).sub(1).clamp(min=0)
+        last = torch.where(high, positions, -1).amax(1, keepdim=True).add(1).clamp(max=COARSE_POINTS - 1)
         low, top = grid.gather(1, first), grid.gather(1, last)
-        narrow = bool((last - first < MIN_COARSE_POINTS).any()) and bool((top - low > 1e-12).all())
+        is_coarse = bool((last - first < MIN_COARSE_POINTS).any()) and bool((top - low > 1e-12).all())
     grid = _grid_points(low, top, FINE_POINTS)
     return grid, ranks.all_reduce(_log_density(log_ratios, grid))
 
 
 def _grid_points(low: Tensor, high: Tensor, count: int) -> Tensor:
     """Points of an interval, closer together at its ends."""
-    at = torch.sin(torch.linspace(0, math.pi / 2, count, dtype=torch.float64)).square()
-    return low + (high - low) * at
+    fractions = torch.sin(torch.linspace(0, math.pi / 2, count, dtype=torch.float64)).square()
+    return low + (high - low) * fractions
 
 
 def _log_density(log_ratios: Tensor, rho: Tensor) -> Tensor:
@@ -330,9 +338,9 @@ def _log_density(log_ratios: Tensor, rho: Tensor) -> Tensor:
     is far below the mode."""
     total = torch.zeros_like(rho)
     for part in log_ratios.split(max(1, CHUNK_NUMEL // rho.numel()), 1):
-        most = part.clamp(min=0)
-        on, off = (part - most).exp()[:, :, None], (-most).exp()[:, :, None]
-        total += torch.addcmul(off, on - off, rho[:, None, :]).log().sum(1) + most.sum(1, keepdim=True)
+        maximum = part.clamp(min=0)
+        on, off = (part - maximum).exp()[:, :, None], (-maximum).exp()[:, :, None]
+        total += torch.addcmul(off, on - off, rho[:, None, :]).log().sum(1) + maximum.sum(1, keepdim=True)
     return total
 
 
@@ -381,29 +389,29 @@ def relaxed_gate_posterior(
     """The posterior of all gates; `scale` is what `log P` of a run is multiplied by; in a round each gate is relaxed
     once in every sentence. Random numbers are drawn for the sentences of all ranks, so that each has its own."""
     shape, ranks = (len(runs.corpus), len(runs.sites), runs.num_heads), runs.ranks
-    worth, parts = _GateLogOdds(shape), list(runs.parts(runs.gradient_part_size()))
+    log_odds, parts = _GateLogOdds(shape), list(runs.parts(runs.gradient_part_size()))
     count = sum(ranks.all_gather_object(shape[0]))
-    warm = max(1, round(WARMUP_FRACTION * rounds))
-    for turn in range(rounds):
-        power = min(1.0, (turn + 1) / warm) ** 2
-        for place in range(count_passes(shape[1] * shape[2])):
-            rho = sample_rho(power * worth.current.flatten(1).T, 1, generator, ranks)[0].reshape(shape[1:])
-            random = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
-            random = ranks.shard(random)
+    warmup = max(1, round(WARMUP_FRACTION * rounds))
+    for step in range(rounds):
+        power = min(1.0, (step + 1) / warmup) ** 2
+        for offset in range(count_passes(shape[1] * shape[2])):
+            rho = sample_rho(power * log_odds.current.flatten(1).T, 1, generator, ranks)[0].reshape(shape[1:])
+            uniforms = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
+            uniforms = ranks.shard(uniforms)
             for part in parts:
-                likely = torch.sigmoid(torch.logit(rho) + power * worth.current[part.indices])
-                there, slope = _relaxed_slopes(runs, part, likely, place, random[part.indices])
-                worth.update(part.indices, there, scale * slope, turn >= warm)
+                probs = torch.sigmoid(torch.logit(rho) + power * log_odds.current[part.indices])
+                is_relaxed, slope = _relaxed_slopes(runs, part, probs, offset, uniforms[part.indices])
+                log_odds.update(part.indices, is_relaxed, scale * slope, step >= warmup)
                 update_progress(len(part))
-    mean, variance = (each.flatten(1) for each in worth.mean_and_variance())
+    mean, variance = (inclusion.flatten(1) for inclusion in log_odds.mean_and_variance())
     rho, log_bayes = sample_rho(mean.T, draws, generator, ranks)
-    each = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + mean).mean(0)  # [sentence, site * head]
-    error = ranks.all_reduce((each.square() * variance).sum(0)).sqrt()
+    inclusion = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + mean).mean(0)  # [sentence, site * head]
+    error = ranks.all_reduce((inclusion.square() * variance).sum(0)).sqrt()
     return GatePosterior(
         rho.T.reshape(draws, *shape[1:]),
         log_bayes.reshape(shape[1:]),
         error.reshape(shape[1:]),
-        ranks.all_gather(each.reshape(shape)),
+        ranks.all_gather(inclusion.reshape(shape)),
         None,
     )
 
@@ -412,11 +420,11 @@ def _relaxed_slopes(
     runs: GatedRuns, part: CorpusPart, probabilities: Tensor, offset: int, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Which gates are relaxed in each sentence, and the slopes of `log P` along all; the others are on if `probabilities`."""
-    chance, between = uniforms.unbind(1)
-    gates, count = (chance < probabilities).double(), probabilities[0].numel()
-    turn = torch.arange(count) + runs.ranks.global_indices(part.indices)[:, None] + offset
-    there = (turn % count_passes(count) == 0).reshape(probabilities.shape)
+    threshold, values = uniforms.unbind(1)
+    gates, count = (threshold < probabilities).double(), probabilities[0].numel()
+    offsets = torch.arange(count) + runs.ranks.global_indices(part.indices)[:, None] + offset
+    is_relaxed = (offsets % count_passes(count) == 0).reshape(probabilities.shape)
     network = runs.module.network
-    leaf = torch.where(there, between, gates).to(network.device, network.dtype).requires_grad_()
+    leaf = torch.where(is_relaxed, values, gates).to(network.device, network.dtype).requires_grad_()
     (slope,) = torch.autograd.grad(runs.gated_log_probs(part, leaf).sum(), leaf)
-    return there, slope.double().cpu()
+    return is_relaxed, slope.double().cpu()

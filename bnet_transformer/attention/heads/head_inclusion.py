@@ -111,29 +111,29 @@ def inclusion(
     check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.num_heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, check_int("budget", budget))
-    with distributed_context(network.device) as here:
-        bars = _create_bars(progress, here)
-        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
-        here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
-        own, generator = _shard_runs(runs, here), torch.Generator().manual_seed(seed)
+    with distributed_context(network.device) as ranks:
+        bars = _create_bars(progress, ranks)
+        settings = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
+        ranks.assert_same("inclusion", net=network, data=runs.corpus, settings=settings)
+        local_runs, generator = _shard_runs(runs, ranks), torch.Generator().manual_seed(seed)
         if method == "exact":
-            found, lost, idle, sigma = _infer_exactly(own, sigma, draws, generator, bars)
+            estimate, losses, idle, sigma = _infer_exactly(local_runs, sigma, draws, generator, bars)
         else:
-            found, lost, idle, sigma = _infer_by_svi(own, sigma, draws, rounds, generator, bars)
-        with bars("sentences", len(own.corpus)) as bar:
-            steep, error = importance(own, sigma, seed, bar.update)
-    ablated, ablation_error = mean_and_error(lost)
+            estimate, losses, idle, sigma = _infer_by_svi(local_runs, sigma, draws, rounds, generator, bars)
+        with bars("sentences", len(local_runs.corpus)) as bar:
+            slopes, error = importance(local_runs, sigma, seed, bar.update)
+    ablation_mean, ablation_error = mean_and_error(losses)
     return Inclusion(
-        slices=tuple(site.name for site in own.sites),
+        slices=tuple(site.name for site in local_runs.sites),
         method=method,
-        sentences=len(lost),
-        likelihood=_describe_likelihood(own),
+        sentences=len(losses),
+        likelihood=_describe_likelihood(local_runs),
         sigma=sigma,
         interval=float(interval),
-        **vars(found),
-        importance=steep,
+        **vars(estimate),
+        importance=slopes,
         importance_error=error,
-        ablation=ablated,
+        ablation=ablation_mean,
         ablation_error=ablation_error,
         idle=idle,
         network=network,
@@ -159,17 +159,20 @@ def _infer_exactly(
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
         table = runs.log_prob_table(gates, bar.update)
     off = (len(gates) - 1) - 2 ** torch.arange(heads)
-    lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
-    sigma, scale = _resolve_sigma(runs, lost, sigma)
+    losses = (table[..., -1:] - table[..., off]).transpose(0, 1)
+    sigma, scale = _resolve_sigma(runs, losses, sigma)
     with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
-        each = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
+        posteriors = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
     dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
-    found = GatePosterior(
-        **{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()}
+    posterior = GatePosterior(
+        **{
+            name: torch.stack([getattr(posterior_of_site, name) for posterior_of_site in posteriors], dim)
+            for name, dim in dims.items()
+        }
     )
     halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
     change = torch.stack([(half[..., 1, :] - half[..., 0, :]).abs().amax((1, 2, 3)) for half in halves], 1)
-    return found, scale * lost, change <= IDLE_TOLERANCE * change.max(), sigma
+    return posterior, scale * losses, change <= IDLE_TOLERANCE * change.max(), sigma
 
 
 def _infer_by_svi(
@@ -177,13 +180,13 @@ def _infer_by_svi(
 ) -> InclusionEstimate:
     """All slices at once, by relaxed gates."""
     with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
-        lost = ablation(runs, bar.update)
-    sigma, scale = _resolve_sigma(runs, lost, sigma)
+        losses = ablation(runs, bar.update)
+    sigma, scale = _resolve_sigma(runs, losses, sigma)
     with bars("runs", len(runs.corpus) * count_passes(runs.num_heads * len(runs.sites)) * rounds) as bar:
-        found = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
-    change = lost.abs().amax(0)
-    idle = (change <= IDLE_TOLERANCE * change.max()) & (found.log_bayes.abs() < IDLE_TOLERANCE)
-    return found, scale * lost, idle, sigma
+        posterior = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
+    change = losses.abs().amax(0)
+    idle = (change <= IDLE_TOLERANCE * change.max()) & (posterior.log_bayes.abs() < IDLE_TOLERANCE)
+    return posterior, scale * losses, idle, sigma
 
 
 def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tuple[float | None, float]:
@@ -191,13 +194,13 @@ def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tupl
     `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
     if runs.is_observed:
         return None, 1.0
-    name, found = runs.targets[0], float((2 * losses.mean()).sqrt())
-    if not found > 0:
+    name, rms = runs.targets[0], float((2 * losses.mean()).sqrt())
+    if not rms > 0:
         raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
-    sigma = found if sigma is None else float(sigma)
-    if not found / MAX_SIGMA_RATIO <= sigma <= found * MAX_SIGMA_RATIO:
-        wanted = f"a number from {found / MAX_SIGMA_RATIO:.3g} to {found * MAX_SIGMA_RATIO:.3g}, for one head off moves {name} by {found:.3g}"
-        raise BNetError("sigma", expected=wanted, actual=sigma)
+    sigma = rms if sigma is None else float(sigma)
+    if not rms / MAX_SIGMA_RATIO <= sigma <= rms * MAX_SIGMA_RATIO:
+        expected = f"a number from {rms / MAX_SIGMA_RATIO:.3g} to {rms * MAX_SIGMA_RATIO:.3g}, for one head off moves {name} by {rms:.3g}"
+        raise BNetError("sigma", expected=expected, actual=sigma)
     return sigma, sigma**-2
 
 
@@ -214,46 +217,48 @@ def damage(
     """
     if not isinstance(result, Inclusion):
         raise BNetError("damage", expected="what bt.inclusion found", actual=result)
-    around = result.sigma is not None
-    output = result.likelihood.removeprefix(NORMAL_AROUND) if around else None
+    is_normal = result.sigma is not None
+    output = result.likelihood.removeprefix(NORMAL_AROUND) if is_normal else None
     data = result.data if sentences is None else sentences
     roles = {result.network.graph.get_group(name).stem for name in result.slices}
     role = min(roles) if len(roles) == 1 else None
-    runs = create_runs(result.network, data, output, role, should_observe=not around, sites=result.slices)
+    runs = create_runs(result.network, data, output, role, should_observe=not is_normal, sites=result.slices)
     if _describe_likelihood(runs) != result.likelihood:
-        wanted, got = (
+        expected, actual = (
             f"sentences with {result.likelihood}, as the measures had them",
             f"sentences with {_describe_likelihood(runs)}",
         )
-        raise BNetError("sentences", expected=wanted, actual=got)
+        raise BNetError("sentences", expected=expected, actual=actual)
     scale = 1.0 if result.sigma is None else result.sigma**-2
     heads = result.log_bayes.numel()
     counts = range(heads + 1) if counts is None else counts
     numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
-        most = f"numbers of heads that are off, at most the {heads} that there are"
-        raise BNetError("counts", expected=most, actual=counts)
+        expected_counts = f"numbers of heads that are off, at most the {heads} that there are"
+        raise BNetError("counts", expected=expected_counts, actual=counts)
     order = {name: rank_heads(result.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *result.log_bayes.shape, dtype=result.network.dtype)
-    for m, places in enumerate(order.values()):
+    for m, ranked in enumerate(order.values()):
         for k, off in enumerate(numbers):
-            for at in places[:off]:
-                gates[(m, k, *at)] = 0.0
-    every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with distributed_context(result.network.device) as here, torch.no_grad():
-        here.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, around))
-        shared = _shard_runs(runs, here)
-        losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
-        with _create_bars(progress, here)("sentences", len(shared.corpus)) as bar:
-            for part in shared.parts():
-                full, *each = (shared.gated_log_probs(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
-                losses[part.indices] = (scale * (full - torch.stack(each)).double().cpu()).T
+            for head in ranked[:off]:
+                gates[(m, k, *head)] = 0.0
+    settings = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
+    with distributed_context(result.network.device) as ranks, torch.no_grad():
+        ranks.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, is_normal))
+        local_runs = _shard_runs(runs, ranks)
+        losses = torch.zeros(len(local_runs.corpus), len(settings) - 1, dtype=torch.float64)
+        with _create_bars(progress, ranks)("sentences", len(local_runs.corpus)) as bar:
+            for part in local_runs.parts():
+                full, *log_probs = (
+                    local_runs.gated_log_probs(part, g.expand(len(part), -1, -1).to(ranks.device)) for g in settings
+                )
+                losses[part.indices] = (scale * (full - torch.stack(log_probs)).double().cpu()).T
                 bar.update(len(part))
-        every_loss = here.all_gather(losses)
+        all_losses = ranks.all_gather(losses)
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
-    mean, error = (each.reshape(shape) for each in mean_and_error(every_loss))
-    return Damage(("measure", "heads off"), labels, mean, error, len(every_loss), order)
+    mean, error = (log_probs.reshape(shape) for log_probs in mean_and_error(all_losses))
+    return Damage(("measure", "heads off"), labels, mean, error, len(all_losses), order)
 
 
 def _describe_likelihood(runs: GatedRuns) -> str:
@@ -288,31 +293,33 @@ def create_runs(
     network.check_single_dtype()
     check_has_words(network, "sentences")
     if not should_observe and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
-        alone = "sentences alone, where sigma= or output= asks for the output of the net"
-        raise BNetError("sentences", expected=alone, actual="pairs of sentences and what is observed of them")
+        expected = "sentences alone, where sigma= or output= asks for the output of the net"
+        raise BNetError("sentences", expected=expected, actual="pairs of sentences and what is observed of them")
     needs: ObservedMode = "optional" if should_observe else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, missing_option=None, mask_padding=True)
-    families = infer_targets(network, corpus, output)
-    wanted = [network.graph.get_group(name).index for name in families]
-    found = find_head_sites(network, role, wanted)
-    found = found if sites is None else tuple(site for site in found if site.name in sites)
-    return GatedRuns(_compile_frozen(network), found, corpus.to(network.device), families, found[0].num_heads)
+    targets = infer_targets(network, corpus, output)
+    indices = [network.graph.get_group(name).index for name in targets]
+    head_sites = find_head_sites(network, role, indices)
+    head_sites = head_sites if sites is None else tuple(site for site in head_sites if site.name in sites)
+    return GatedRuns(_compile_frozen(network), head_sites, corpus.to(network.device), targets, head_sites[0].num_heads)
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
     """Refuse more settings, or more runs, than are summed exactly."""
-    what, other = "method='exact'", "method='svi', which is approximate"
+    subject, alternative = "method='exact'", "method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
-        wanted = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
+        expected = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
         raise BudgetError(
-            what, expected=wanted, actual=f"{runs.num_heads}, {2**runs.num_heads:,} settings", allowed=other
+            subject, expected=expected, actual=f"{runs.num_heads}, {2**runs.num_heads:,} settings", allowed=alternative
         )
-    count, most = len(runs.corpus), budget >> runs.num_heads
-    if count > most:
-        told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
-        got = f"{count << runs.num_heads:,}: {told} under {2**runs.num_heads:,} settings of {runs.num_heads} gates"
-        allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
-        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", actual=got, allowed=allowed)
+    count, max_count = len(runs.corpus), budget >> runs.num_heads
+    if count > max_count:
+        current, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, max_count))
+        actual = (
+            f"{count << runs.num_heads:,}: {current} under {2**runs.num_heads:,} settings of {runs.num_heads} gates"
+        )
+        allowed = f"{fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
+        raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, allowed=allowed)
 
 
 def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tensor:
@@ -326,23 +333,23 @@ def importance(
     runs: GatedRuns, sigma: float | None, seed: int, update_progress: Callable[[int], object]
 ) -> tuple[Tensor, Tensor]:
     """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
-    found = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
+    slopes = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
     for part in runs.parts(runs.gradient_part_size()):
         if sigma is None:
-            found[part.indices] = gate_slopes(runs, part).abs()
+            slopes[part.indices] = gate_slopes(runs, part).abs()
         else:
-            each = [gate_slopes(runs, other).abs() for other in _sample_outputs(runs, part, sigma, seed)]
-            found[part.indices] = torch.stack(each).mean(0) / sigma**2
+            sampled = [gate_slopes(runs, sample).abs() for sample in _sample_outputs(runs, part, sigma, seed)]
+            slopes[part.indices] = torch.stack(sampled).mean(0) / sigma**2
         update_progress(len(part))
-    return mean_and_error(runs.ranks.all_gather(found))
+    return mean_and_error(runs.ranks.all_gather(slopes))
 
 
 def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
     """`d log P / d gates` of each sentence with all heads on."""
     shape, network = (len(part), len(runs.sites), runs.num_heads), runs.module.network
     gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
-    (found,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
-    return found.double().cpu()
+    (slopes,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
+    return slopes.double().cpu()
 
 
 def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
@@ -351,10 +358,10 @@ def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) 
     full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
     for sentence in runs.ranks.global_indices(part.indices).tolist():
-        own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
-        noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=own, dtype=torch.float64))
-    for each in torch.stack(noise, 1):
-        yield replace(part, full_output=full + sigma * each.to(full))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
+        noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=generator, dtype=torch.float64))
+    for sample in torch.stack(noise, 1):
+        yield replace(part, full_output=full + sigma * sample.to(full))
 
 
 def rank_heads(measure: Tensor) -> tuple[tuple[int, int], ...]:

@@ -104,8 +104,8 @@ class Roles(HeadTable):
         if relation not in self.relations:
             raise unknown_name_error("relation", relation, self.relations)
         low = self.low[..., self.relations.index(relation)]
-        found = (low >= check_float("minimum", minimum)).nonzero().tolist()
-        return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
+        heads = (low >= check_float("minimum", minimum)).nonzero().tolist()
+        return tuple((int(t), int(h)) for t, h in sorted(heads, key=lambda at: -float(low[at[0], at[1]])))
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head and relation."""
@@ -116,24 +116,26 @@ class Roles(HeadTable):
         """A row for each head: its role, how probable it is, and what is known of that relation's share."""
         table, relations = self.to_dataframe(), len(self.relations)
         rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
-        found = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
+        result = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
         columns = ["slice", "head", "role", "probability", "mean", "low", "high", "chance", "above"]
-        return found[columns].reset_index(drop=True)
+        return result[columns].reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        left = (f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items())
-        return super()._repr_html_() + "".join(left)
+        notes = (
+            f"<p>{html.escape(name)} is left out: {html.escape(reason)}.</p>" for name, reason in self.left_out.items()
+        )
+        return super()._repr_html_() + "".join(notes)
 
     @property
     def summary(self) -> str:
         """Of what it tells, and how that was found, in a line."""
         slices, heads, _ = self.mean.shape
-        drawn = list(dict.fromkeys(name for name in self.selectors if name))
-        of = f", states of {', '.join(drawn)}" if drawn else ""
+        names = list(dict.fromkeys(name for name in self.selectors if name))
+        states = f", states of {', '.join(names)}" if names else ""
         counts = {"head": heads, "slice": slices, "sentence": self.sentences}
-        h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-        way = f"intervals of {100 * self.interval:g}%, each sentence counting once"
-        return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
+        h, t, s = (f"{count} {unit}{'s' * (count != 1)}" for unit, count in counts.items())
+        method = f"intervals of {100 * self.interval:g}%, each sentence counting once"
+        return f"{h} of {t}{states}, by {s} of {self.words} words in all; {method}"
 
 
 class RelationStatistics:
@@ -164,35 +166,37 @@ class RelationStatistics:
     ) -> None:
         """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
         `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
-        held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
-        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in attention])
+        one_hot = torch.nn.functional.one_hot(codes, self.shape[2]).double()
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", values.double(), one_hot).mean(1) for values in attention])
         by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
-        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
-        each = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
-        self.totals += each.sum(0)
-        self.squares += np.square(each).sum(0)
-        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
-        weights = np.stack([random.standard_exponential(self.draws) for random in own])
+        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, one_hot).mean(1) for u in by_mask]).sum(1))
+        values = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
+        self.totals += values.sum(0)
+        self.squares += np.square(values).sum(0)
+        generators = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
+        weights = np.stack([random.standard_exponential(self.draws) for random in generators])
         self.draw_weights += weights.sum(0)
-        self.weighted_draws += weights.T @ each.reshape(len(each), -1)
-        self.num_sentences += len(each)
+        self.weighted_draws += weights.T @ values.reshape(len(values), -1)
+        self.num_sentences += len(values)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
         sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
-        total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
+        total, squares, chance, weight, weighted = (
+            self.ranks.all_reduce(torch.from_numpy(local_sum)).numpy() for local_sum in sums
+        )
         count = sum(self.ranks.all_gather_object(self.num_sentences))
         relations = self.shape[2]
         prior = self.alpha * relations
         chance = np.broadcast_to(chance[:, None] / count, self.shape)
         mean = (self.alpha + total) / (prior + count)
         variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
-        sure = mean * (1 - mean) / variance - 1
-        a, b = mean * sure, (1 - mean) * sure
+        concentration = mean * (1 - mean) / variance - 1
+        a, b = mean * concentration, (1 - mean) * concentration
         tail = (1 - interval) / 2
-        theta = drawn.reshape(self.draws, *self.shape) / weight[:, None, None, None]
+        theta = weighted.reshape(self.draws, *self.shape) / weight[:, None, None, None]
         best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
-        found = {
+        result = {
             "mean": mean,
             "low": special.betaincinv(a, b, tail),
             "high": special.betainccinv(a, b, tail),
@@ -202,7 +206,7 @@ class RelationStatistics:
             "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
             "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
         }
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+        return {name: torch.from_numpy(value) for name, value in result.items()}
 
 
 @translate_memory_errors("roles")
@@ -237,38 +241,40 @@ def roles(
     network = as_network(net)
     if not check_float("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
-    readers = find_attention_nodes(network, role, slices)
-    intakes = encode_sentences(network, sentences)
-    unnamed = frozenset().union(*(each.unnamed for each in intakes))
-    found = resolve_relations(relations, _explain_missing(network, readers, unnamed, separators))
-    weight = 1 / len(found.names) if alpha is None else check_float("alpha", alpha, above=0)
-    shape = (len(readers.specs), readers.num_heads, len(found.names))
+    nodes = find_attention_nodes(network, role, slices)
+    encoded = encode_sentences(network, sentences)
+    unnamed = frozenset().union(*(sentence.unnamed for sentence in encoded))
+    resolved = resolve_relations(relations, _explain_missing(network, nodes, unnamed, separators))
+    weight = 1 / len(resolved.names) if alpha is None else check_float("alpha", alpha, above=0)
+    shape = (len(nodes.specs), nodes.num_heads, len(resolved.names))
     check_int("draws", draws), check_seed(seed)
     check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _check_separators(network, separators)
-    with distributed_context(resolve_device(None, network)) as here:
-        told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
-        here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
-        tally = RelationStatistics(shape, weight, draws, seed, here)
-        for share, tables in compute_attention(
-            CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)
+    with distributed_context(resolve_device(None, network)) as ranks:
+        settings = resolved.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
+        ranks.assert_same("roles", net=network, data=[sentence.given for sentence in encoded], settings=settings)
+        statistics = RelationStatistics(shape, weight, draws, seed, ranks)
+        for indices, tables in compute_attention(
+            CompiledModule(ranks.to_device(network)).eval(), nodes, ranks.shard(encoded)
         ):
-            which = here.global_indices(torch.tensor(share)).tolist()
-            pairs = [_split_tokens(network, readers, intakes[k], marks) for k in which]
-            codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
-            masks = [attention_mask(network, member, intakes[which[0]].word_counts) for member in readers.specs]
-            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
-        posterior = tally.posterior(interval)
-    drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]
+            sentence_ids = ranks.global_indices(torch.tensor(indices)).tolist()
+            pairs = [_split_tokens(network, nodes, encoded[k], marks) for k in sentence_ids]
+            codes = np.stack(
+                [resolved.codes(pair, f"sentence {k}") for k, pair in zip(sentence_ids, pairs, strict=True)]
+            )
+            masks = [attention_mask(network, spec, encoded[sentence_ids[0]].word_counts) for spec in nodes.specs]
+            statistics.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, sentence_ids)
+        posterior = statistics.posterior(interval)
+    selectors = [None if c is None else network.specs[c].group.name for c in nodes.selectors]
     return Roles(
-        tuple(member.group.name for member in readers.specs),
-        found.names,
+        tuple(spec.group.name for spec in nodes.specs),
+        resolved.names,
         weight,
         interval,
-        len(intakes),
-        sum(intake.word_counts[readers.stacks[0]] for intake in intakes),
-        selectors=tuple(drawn),
-        left_out=found.left_out,
+        len(encoded),
+        sum(sentence.word_counts[nodes.stacks[0]] for sentence in encoded),
+        selectors=tuple(selectors),
+        left_out=resolved.left_out,
         **posterior,
     )
 
@@ -277,17 +283,17 @@ def _explain_missing(
     network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
 ) -> dict[str, str]:
     """What relations cannot be told of these sentences need, and why it is not there."""
-    found = {}
+    reasons = {}
     name, stacks = nodes.specs[0].group.name, nodes.stacks
     if stacks[0] != stacks[1]:
-        found[ONE_STACK] = f"{name}, whose words read those of another stack"
+        reasons[ONE_STACK] = f"{name}, whose words read those of another stack"
     if set(vector_stacks) & set(stacks):
-        found[TOKENS] = found[SEPARATORS] = "words that are vectors and have no tokens"
+        reasons[TOKENS] = reasons[SEPARATORS] = "words that are vectors and have no tokens"
     elif separators is None and network.tokenizer is None:
-        found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
-    if separators is not None and SEPARATORS in found:
-        raise BNetError("separators", expected="sentences in words or ids", actual=found[SEPARATORS])
-    return found
+        reasons[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
+    if separators is not None and SEPARATORS in reasons:
+        raise BNetError("separators", expected="sentences in words or ids", actual=reasons[SEPARATORS])
+    return reasons
 
 
 def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
@@ -306,11 +312,11 @@ def _split_tokens(
     network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
 ) -> QueryKeyTokens:
     """The words that read and those that are read."""
-    ours, theirs = nodes.stacks
-    read = sentence.tokens[theirs]
+    query_stack, key_stack = nodes.stacks
+    read = sentence.tokens[key_stack]
     if separators is not None:
         marks = [token in separators for token in read]
     else:
-        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(theirs)])
+        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(key_stack)])
         marks = list(sentence.flag_special_tokens(network)[start : start + len(read)])
-    return QueryKeyTokens(sentence.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)
+    return QueryKeyTokens(sentence.tokens[query_stack], read, np.array(marks, dtype=bool), query_stack == key_stack)

@@ -34,14 +34,14 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
     [[0.5, 0.5, 0.0]]
     """
     heads = rho.shape[-1]
-    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(heads // 2 + 1))
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(heads // 2 + 1))
     t, weights = (nodes + 1) / 2, weights / 2
     factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
-    found = []
+    shares = []
     for head in range(heads):
-        others = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
-        found.append((rho[..., head].double() * (others * weights).sum(-1)).mean(0))
-    return torch.stack(found, -1), (1 - rho.double()).prod(-1).mean(0)
+        other_factors = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
+        shares.append((rho[..., head].double() * (other_factors * weights).sum(-1)).mean(0))
+    return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
 
 
 class HeadTable(ABC):
@@ -137,12 +137,12 @@ class Inclusion(HeadTable):
         log odds ratio of their gates is below `-nats`."""
         check_float("nats", nats, above=0)
         if self.interaction is None:
-            got = f"method={self.method!r}, which takes each head by itself"
-            wanted = "the joint posterior of a slice's gates"
-            raise BNetError("duplicates", expected=wanted, actual=got, allowed="bt.inclusion(..., method='exact')")
+            actual = f"method={self.method!r}, which takes each head by itself"
+            expected = "the joint posterior of a slice's gates"
+            raise BNetError("duplicates", expected=expected, actual=actual, allowed="bt.inclusion(..., method='exact')")
         pairs = torch.triu(self.interaction, 1)
-        found = (pairs < -nats).nonzero().tolist()
-        return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
+        matches = (pairs < -nats).nonzero().tolist()
+        return tuple((s, h, o) for s, h, o in sorted(matches, key=lambda at: float(pairs[tuple(at)])))
 
     def slice_index(self, name: str) -> int:
         """Where a family of heads stands in `slices`."""
@@ -152,10 +152,10 @@ class Inclusion(HeadTable):
 
     def measure(self, name: str) -> Tensor:
         """One of the three measures, `[slice, head]`."""
-        found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
-        if name not in found:
+        measures = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
+        if name not in measures:
             raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
-        return found[name]
+        return measures[name]
 
     def agreement(self) -> pd.DataFrame:
         """Spearman's rank correlations of the three measures over all heads."""
@@ -181,10 +181,10 @@ class Inclusion(HeadTable):
         """Of what it tells, and how that was found, in a line."""
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
-        how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
-        how += ", too narrow where heads hang together" if self.method == "svi" else ""
-        many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
-        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
+        details = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        details += ", too narrow where heads hang together" if self.method == "svi" else ""
+        counts = [f"{n} {unit}{'' if n == 1 else 's'}" for n, unit in ((slices, "slice"), (self.sentences, "sentence"))]
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(counts)} ({details})"
 
 
 @dataclass(frozen=True)
