@@ -136,9 +136,8 @@ def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
     if not (bound.options.get("attention") is not False if is_figure else bound.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
     specs = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
-    return replace(
-        _route_slowest(state, specs), question="figure" if is_figure else "graph with the weights of its arrows"
-    )
+    question = "figure" if is_figure else "graph with the weights of its arrows"
+    return replace(_route_slowest(state, specs), question=question)
 
 
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
@@ -150,9 +149,8 @@ def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
     if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in (*left, *right, *known)]
-    return route_reference(
-        question, state.model, reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
-    )
+    choices = reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
+    return route_reference(question, state.model, choices)
 
 
 def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Route:

@@ -122,11 +122,8 @@ def max_flow(transitions: Tensor) -> Tensor:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
         expected, actual = f"at most {MAX_FLOWS} flows (states x words x words)", f"{len(problems) * n * n}"
         raise BudgetError("reads by flow", expected=expected, actual=actual, allowed=allowed)
-    return (
-        torch.stack([_max_flow_matrix(to_numpy(problem)) for problem in problems])
-        .to(transitions)
-        .reshape(*batch_shape, n, n)
-    )
+    flows = torch.stack([_max_flow_matrix(to_numpy(problem)) for problem in problems])
+    return flows.to(transitions).reshape(*batch_shape, n, n)
 
 
 def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
@@ -136,9 +133,8 @@ def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
     for t, step in enumerate(transitions):
         capacity[(t + 1) * n : (t + 2) * n, t * n : (t + 1) * n] = step
     pairs = itertools.product(range(count * n, (count + 1) * n), range(n))
-    return torch.tensor(
-        [_max_flow_value(capacity, source, sink) for source, sink in pairs], dtype=torch.float64
-    ).reshape(n, n)
+    flows = [_max_flow_value(capacity, source, sink) for source, sink in pairs]
+    return torch.tensor(flows, dtype=torch.float64).reshape(n, n)
 
 
 def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
@@ -378,9 +374,8 @@ def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | Non
     if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
     nodes = [node for group in groups for node in model.ground.select_nodes(group).tolist()]
-    return find_open_choices(
-        model, {parent for node in nodes for parent in reference.attention_parents(model, node)}, {}
-    )
+    parents = {parent for node in nodes for parent in reference.attention_parents(model, node)}
+    return find_open_choices(model, parents, {})
 
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:

@@ -222,8 +222,8 @@ class CorpusTan:
 
     `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
     `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
-    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `enumerate_joint_states` (class and all
-    boxes) that were met, as `no_divergence_reason` says.
+    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `enumerate_joint_states` (class
+    and all boxes) that were met, as `no_divergence_reason` says.
     """
 
     boxes: tuple[str, ...]
@@ -271,9 +271,8 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
         raise BNetError("corpus", expected="at least two sentences, a class for each", actual=actual)
     if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
         expected = "codes that differ between sentences of a class"
-        raise BNetError(
-            "corpus", expected=expected, actual="boxes that the class determines: their information is zero"
-        )
+        actual = "boxes that the class determines: their information is zero"
+        raise BNetError("corpus", expected=expected, actual=actual)
     n = table.shape[1]
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
@@ -346,9 +345,8 @@ def learn_tan_from_sentences(
         data = [(state.encoded.given, state.evidence) for state in states]
         ranks.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
         shard = ranks.shard([*zip(states, labels, strict=True)])
-        results = ranks.all_gather_object(
-            [_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard]
-        )
+        local = [_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard]
+        results = ranks.all_gather_object(local)
     rows = [results[k % len(results)][k // len(results)] for k in range(len(states))]
     if node is not None:  # labels that a user gave stay this rank's own objects
         labels = [label for label, _ in rows]

@@ -1,13 +1,7 @@
-"""Exact inference by elimination: the log evidence of a batch, its gradient, posteriors, and impossible evidence.
+"""Exact inference by variable elimination: the log evidence of a batch, its gradient, posteriors, impossible evidence.
 
-The sum of log factors over all choices: choices of single words go first, within their word; then those of the
-sentence; then those of the corpus. Selectors go before anything that depends on a sentence, so codebooks cost no factor
-K.
-
-A likelihood may lie at -10^8, where float32 has no digits left for a log prior: two of its neighbours are 8 apart. So
-each likelihood is taken relative to its greatest value over the choices, and these values are added at the end. They
-are constants, and `log sum exp` is the same function of its input whatever constant is taken out, so all derivatives
-(posteriors, counts, gradients) are those of the log evidence.
+The log evidence is the log of the sum, over all choices, of the product of the factors. Choices of single words are
+eliminated first, within their word; then those of the sentence; then those of the corpus.
 """
 
 from __future__ import annotations
@@ -53,11 +47,25 @@ def log_evidence(
 ) -> Tensor:
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
-    `do` sets whole families. `patched` sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`;
-    `attention_rows` sets the attention weights of some nodes in the same form. `check=False` does not look at the result (on an
-    accelerator that waits for it): of evidence that is impossible it is then at most -5e29. `dtype` is the type of the
-    result, by default that of log probabilities in the net; float64 keeps apart what differs by less than float32 can
-    tell beside a large likelihood.
+    Args:
+        module: The compiled net. evidence: The observed values of node groups, by name. x: The words as vectors,
+            `[batch, word, dim]`; with several stacks a mapping from stack. mask: Which words are present, `[batch,
+            word]`. do: The values of node groups that are set as a whole, by name. patched: Groups of which some nodes
+            are set: the values, and a mask of these nodes, `[batch, *plates, word]`. attention_rows: Attention weights
+            that are set, in the form of `patched`. given: Values of inputs, by name. budget: The maximum number of
+            joint states of the choices on which one value depends. atol: The tolerance of evidence on nodes that are
+            functions of their parents. check: Raise an error for impossible evidence, which waits for an accelerator.
+            Without it, the log probability of
+            impossible evidence is at most -5e29.
+        dtype: The type of the result; by default that of log probabilities in the net. float64 keeps differences that
+            float32 loses beside a large log likelihood.
+
+    Returns:
+        `[batch]`, or `[1]` under a selector of the corpus.
+
+    Raises:
+        EvidenceError: The evidence is impossible; the error names the first observation that is.
+        BudgetError: A value depends on more joint states than the budget.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -90,13 +98,19 @@ def posterior(
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> Tensor:
-    """`P(query | evidence)` for a discrete family: `[batch, *plates, word, states]`; batch is 1 for one of the corpus.
+    """`P(target | evidence)` for a discrete node group.
 
-    Evidence on a family that is a function of others counts for the states that reproduce it: no entry is off by more
-    than `atol + r m`, with m the largest entry, made or seen, of that very node in that state and sentence, and r the
-    rounding of the floating type (0 in float64, 2^-12 in float32: `reference.fits`).
+    Evidence on a group that is a function of its parents keeps the states that reproduce it: no entry may differ by
+    more than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state and sentence,
+    and r the rounding of the floating type (0 in float64, 2^-12 in float32: `reference.is_close`).
 
-    It is the gradient of the log evidence by the log probability of each state (Darwiche 2003).
+    Args:
+        module: The compiled net.
+        target: The name of the group.
+        evidence: As in `log_evidence`; so are the other arguments.
+
+    Returns:
+        `[batch, *plates, word, states]`; batch is 1 for a selector of the corpus.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -122,20 +136,20 @@ def posterior(
     batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
     shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
     shape[dim] = execution.count_states(index)
+    # Add a zero table to the log prior of the target. The derivative of the log evidence by the log probability of a
+    # state is the posterior probability of that state (Darwiche 2003, A differential approach to inference in Bayesian
+    # networks), so that one backward pass gives the posteriors of all nodes of the group.
     tilt = torch.zeros(shape, dtype=execution.log_dtype, device=execution.device, requires_grad=True)
     total = eliminate_choices(execution, [*factors, Factor(spec, tilt)])
     (probs,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(execution, factors, total)
-    dims = [
-        k
-        for k in range(execution.layout.rank)
-        if k >= execution.layout.batch_dim and has_posterior_dim(execution, spec.group, k)
-    ]
+    layout = execution.layout
+    dims = [k for k in range(layout.batch_dim, layout.rank) if has_posterior_dim(execution, spec.group, k)]
     return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
-    """Refuse a net in place of its module, and a budget and a tolerance that are none."""
+    """Refuse a module that is not compiled, and an invalid budget or tolerance."""
     if not isinstance(module, CompiledModule):
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
     check_int("budget", budget)
@@ -143,7 +157,7 @@ def _check_arguments(module: object, budget: object, atol: object) -> None:
 
 
 def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> bool:
-    """True where dim k of the layout is one that a family's posterior keeps."""
+    """True if dim k of the layout is a dim of a group's posterior: the batch, one of its plates, or its words."""
     layout = execution.layout
     if dim == layout.word_dim:
         return group.word_stack is not None
@@ -151,7 +165,9 @@ def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> 
 
 
 def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
-    """Refuse evidence of probability zero, naming the first piece of it that cannot be beside those before it."""
+    """Refuse evidence of probability zero; the error names the first observation that is impossible given those before
+    it.
+    """
     possible = total > LOG_ZERO / 2
     if bool(possible.all()):
         return
@@ -164,13 +180,13 @@ def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: 
     count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
     if count == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
-    raise _impossible_evidence_error(
-        execution, factors, count - 1, sentence if is_batch else None
-    )  # so many are not possible together
+    # The first `count - 1` observations are possible together, the first `count` are not: once
+    # impossible, they stay so with every further one, so that bisection finds it.
+    raise _impossible_evidence_error(execution, factors, count - 1, sentence if is_batch else None)
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
-    """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
+    """Refuse inputs, set values and parameters that are not finite: then the evidence is not at fault."""
     layout = execution.layout
     evidence_groups = {factor.spec.group.index for factor in factors if factor.evidence is not None}
     for index, value in execution.known.items():
@@ -190,7 +206,7 @@ def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -
 def _select_sentence(
     execution: ExecutionState, factors: Sequence[Factor], sentence: int
 ) -> tuple[ExecutionState, list[Factor]]:
-    """The same question of one sentence of the batch."""
+    """The execution state and the factors of one sentence of the batch."""
     batch_dim = execution.layout.batch_dim
 
     def select(table: Tensor) -> Tensor:
@@ -204,12 +220,12 @@ def _select_sentence(
 
 
 def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size:
-    """How many pieces of evidence a factor holds along the batch, the plates and the words."""
+    """The shape of a factor's observations: batch, plates, words."""
     return factor.table.shape[execution.layout.batch_dim :]
 
 
 def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
-    """True where the pieces of evidence from `low` to before `high` are possible together."""
+    """True if the observations numbered from `low` to `high - 1` have positive probability together."""
     masked, start = [], 0
     for factor in factors:
         if factor.evidence is not None:
@@ -224,19 +240,16 @@ def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int
 def _impossible_evidence_error(
     execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
 ) -> BNetError:
-    """The error for one piece of evidence that cannot be, alone or after those before it."""
-    layout, is_first = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
+    """The error for one observation that is impossible, by itself or given those before it."""
+    layout, is_by_itself = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
     pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
     while entry >= _get_evidence_shape(execution, pieces[0][0]).numel():
         entry -= _get_evidence_shape(execution, pieces.pop(0)[0]).numel()
     (factor, evidence), group = pieces[0], pieces[0][0].spec.group
     index = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
     axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
-    subject = (
-        group.name
-        if factor.is_summed
-        else join_name(group.name, [index[layout.axis(k) - layout.batch_dim] for k in axes])
-    )
+    coordinates = [index[layout.axis(axis) - layout.batch_dim] for axis in axes]
+    subject = group.name if factor.is_summed else join_name(group.name, coordinates)
     if sentence is not None or _get_evidence_shape(execution, factor)[0] > 1:
         subject += f" of sentence {index[0] if sentence is None else sentence}"
     full_index = [0] * layout.batch_dim + index
@@ -248,8 +261,8 @@ def _impossible_evidence_error(
     log_probs = factor.table.flatten(layout.batch_dim)[..., entry]
     if bool(log_probs.isnan().any()):
         return BNetError(subject, expected="a log probability that is a number", actual="NaN")
-    condition = "" if is_first else " given the evidence before it"
-    if factor.spec.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
+    condition = "" if is_by_itself else " given the evidence before it"
+    if factor.spec.tpm.kind == "continuous":  # a positive density may still be too small
         expected = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
         return EvidenceError(subject, expected=expected, actual=f"one below it{condition}: {value.tolist()}")
     actual = f"one of probability zero{condition}: {value.tolist()}"
@@ -257,31 +270,46 @@ def _impossible_evidence_error(
 
 
 def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of all factors over all choices; `Question.fault` has ruled out choices that other plates depend on.
+    """The log of the sum, over all choices, of the product of the factors.
 
-    In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
-    by less than float32 can tell beside a large likelihood.
+    `EliminationProblem.fault` has already refused choices on which nodes of other plates depend.
+
+    Args:
+        execution: The state after the pass that computed the factors.
+        factors: The factors, in the layout of the execution.
+        dtype: The type in which constants are added, and of the result. float64 keeps differences that float32 loses
+            beside a large log likelihood.
+
+    Returns:
+        `[batch]`, or `[1]` under a selector of the corpus.
     """
     layout, specs = execution.layout, execution.network.specs
     local = {i for i in layout.enumerated if specs[i].group.word_stack is not None or specs[i].group.plates}
     corpus = {i for i in layout.enumerated if specs[i].scope == "corpus"}
     batch, axes = get_batch_size(factors, execution), tuple(range(layout.batch_dim + 1, layout.rank))
     tables_by_axes: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
-    constants: list[Tensor] = []  # what no choice changes
+    constants: list[Tensor] = []  # the same in every state of the choices
     for factor in factors:
         group, table = factor.spec.group, factor.table
-        axes_key = ((), None) if factor.is_summed else (group.plates, group.word_stack)
+        over = ((), None) if factor.is_summed else (group.plates, group.word_stack)
+        # A log likelihood may be near -10^8, where neighbouring float32 numbers are 8 apart: no digit of a log prior
+        # survives the sum. So the maximum over the choices is taken out of each likelihood and added at the end. These
+        # maxima are constants (detached): log-sum-exp is the same function whatever constant is taken out, so that
+        # gradients, posteriors and expected counts are those of the log evidence.
         if factor.evidence is not None and factor.spec.scope != "corpus":
             choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
             greatest = _detached_amax(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
-            expanded = constant.expand(broadcast_shapes(constant.shape, get_full_shape(execution, *axes_key, batch)))
+            full_shape = get_full_shape(execution, *over, batch)
+            expanded = constant.expand(broadcast_shapes(constant.shape, full_shape))
             constants.append(expanded.sum(axes, keepdim=True))
             if not choices:
                 continue
             table = table - greatest
-        tables_by_axes.setdefault(axes_key, []).append(table)
+        tables_by_axes.setdefault(over, []).append(table)
     remaining = tables_by_axes.pop(((), None), [])
+    # Given the choices of the sentence and the corpus, nodes of different words or plates are independent: their sums
+    # over the choices of their own word are computed for all words at once, and the logs are added.
     for (plates, words), tables in tables_by_axes.items():
         inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
@@ -302,16 +330,16 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
 
 
 def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
-    """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
+    """Sum the choices out, then add the remaining tables."""
     layout = execution.layout
     remaining = list(choices)
     while remaining:
         dims = {i: layout.enumerated.index(i) for i in remaining}
         touching = {i: [table for table in tables if table.shape[dim] > 1] for i, dim in dims.items()}
-        costs = {
-            i: math.prod(broadcast_shapes(*(t.shape for t in operands))) if operands else 0
-            for i, operands in touching.items()
-        }
+        # Greedy elimination order by the size of the joint table (Koller and Friedman 2009, section 9.4): a heuristic,
+        # for the optimal order is NP-hard. Every order gives the same sum.
+        shapes = {i: broadcast_shapes(*(t.shape for t in operands)) for i, operands in touching.items() if operands}
+        costs = {i: math.prod(shapes.get(i, (0,))) for i in remaining}
         chosen = min(remaining, key=lambda i: costs[i])
         if costs[chosen] > MAX_TABLE_ELEMENTS:
             name = execution.network.specs[chosen].group.name
@@ -332,22 +360,22 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
 
 
 def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
-    """The greatest value over some dims, a constant for every derivative; zero where it is no number."""
+    """The maximum over some dims, without gradient; zero where it is not finite."""
     return table.detach().amax(dims, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _logsumexp(table: Tensor, dim: int) -> Tensor:
-    """`log sum exp` over a dim, whose derivative sums to 1 in every floating type.
+    """`log sum exp` over a dim, with a gradient that sums to 1 in every floating type.
 
-    That of `torch.logsumexp` is `exp(table - result)`, which sums to 1 only as far as the result is exact: at -10^6 it
-    is to 0.03 in float32. Here it is each term of the sum over the sum.
+    The gradient of `torch.logsumexp` is `exp(table - result)`, whose sum is 1 only as far as the result is exact: at
+    -10^6 it is off by 3% in float32. Here the gradient is each term of the sum divided by the sum.
     """
     greatest = _detached_amax(table, dim)
     return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest
 
 
 def _add_log_tables(tables: list[Tensor]) -> Tensor:
-    """The sum of log tables, small ones first, so that what no sentence changes is added once."""
+    """The sum of log tables, smallest first, so that a table without a batch is added only once."""
     ordered = sorted(tables, key=lambda table: table.numel())
     total = ordered[0]
     for table in ordered[1:]:
@@ -356,7 +384,7 @@ def _add_log_tables(tables: list[Tensor]) -> Tensor:
 
 
 def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: str | None, batch_size: int) -> list[int]:
-    """How a table over all nodes of a family lies in the layout, were it no function of choices."""
+    """The shape, in the layout, of a table over all nodes of a group that depends on no choice."""
     layout = execution.layout
     shape = [1] * layout.rank
     shape[layout.batch_dim] = batch_size
@@ -368,7 +396,7 @@ def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: st
 
 
 def get_batch_size(factors: list[Factor], execution: ExecutionState) -> int:
-    """How many sentences are asked about."""
+    """The number of sentences in the batch."""
     sizes = [factor.table.shape[execution.layout.batch_dim] for factor in factors]
     sizes += [value.shape[execution.layout.batch_dim] for value in execution.known.values()]
     return max(sizes, default=1)

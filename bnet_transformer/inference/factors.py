@@ -1,4 +1,4 @@
-"""From a question to log factors: one tensor for each random family that matters, in the compiled layout."""
+"""Log factors for elimination: one tensor for each random node group that matters, in the compiled layout."""
 
 from __future__ import annotations
 
@@ -39,31 +39,34 @@ from bnet_transformer.tpm.base import broadcast_shapes
 OVER_BUDGET_HINT = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
-LOG_ZERO = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
+LOG_ZERO = -1e30  # the log of probability 0: finite, so that sums and gradients are finite
 
 
 @dataclass(frozen=True)
 class Factor:
-    """`log P` of one family, or (`evidence`) of its evidence: the family says over which plates and words it lies."""
+    """`log P` of one group, or of its evidence; its plates and words are those of the group."""
 
     spec: NodeSpec
     table: Tensor
     evidence: Evidence | None = None
-    is_summed: bool = False  # over its words already
+    is_summed: bool = False  # whether it is summed over its words
 
 
 @dataclass(frozen=True)
 class EliminationProblem:
-    """What a question needs of a net, whatever the numbers: families by their index, or by name for `Module.course`."""
+    """The structure of an elimination, whatever the numbers.
 
-    outputs: tuple[str, ...]  # whose values the factors read
-    fixed: tuple[str, ...]  # random ones of which evidence says outright what they came to
+    Groups are given by index, or by name where `CompiledModule.run` takes names.
+    """
+
+    outputs: tuple[str, ...]  # groups whose values the factors need
+    fixed: tuple[str, ...]  # random groups that evidence fixes
     enumerated: frozenset[int]  # choices that are enumerated
-    factor_groups: tuple[int, ...]  # those that have a factor
-    deferred_attention: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
-    ancestor_choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
-    fault: UnsupportedError | None  # why the choices cannot be eliminated family by family; not raised here
-    has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
+    factor_groups: tuple[int, ...]  # groups with a factor
+    deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
+    ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices that it depends on
+    fault: UnsupportedError | None  # why elimination does not apply; not raised here
+    has_plan: bool  # False if the fault is that of the plan
 
 
 def build_factors(
@@ -75,15 +78,18 @@ def build_factors(
     atol: float,
     budget: int,
 ) -> tuple[ExecutionState, list[Factor]]:
-    """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
+    """The factors of evidence and a target, with a dim for each choice that is enumerated.
 
     Args:
         module: The compiled net.
-        evidence: What was observed, by family.
-        target: The discrete family that is asked for, if any.
-        request: The sentences and their interventions; the families that are computed are found here.
-        atol: The tolerance of evidence on families that are functions of their parents.
-        budget: The most joint states of the choices on which one value depends.
+        evidence: The evidence on groups, by name.
+        target: The requested discrete group, if any.
+        request: The sentences and their interventions; this function sets the groups that are computed.
+        atol: The tolerance of evidence on groups that are functions of their parents.
+        budget: The maximum number of joint states of the choices on which one value depends.
+
+    Returns:
+        The execution state after the pass, and the factors.
     """
     network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
@@ -115,15 +121,13 @@ def build_factors(
         if spec.group.name in evidence:
             observed = align_evidence(execution, spec, evidence[spec.group.name])
             if index in problem.deferred_attention:
-                table = deferred_log_likelihood(execution, plan, spec, observed.value, observed.observed).clamp(
-                    min=LOG_ZERO
-                )
+                log_probs = deferred_log_likelihood(execution, plan, spec, observed.value, observed.observed)
+                table = log_probs.clamp(min=LOG_ZERO)
                 factors.append(Factor(spec, table, observed, is_summed=True))
                 continue
             log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            factors.append(
-                Factor(spec, mask_unobserved(observed, log_prob_fn(execution, index, spec, observed, atol)), observed)
-            )
+            log_probs = log_prob_fn(execution, index, spec, observed, atol)
+            factors.append(Factor(spec, mask_unobserved(observed, log_probs), observed))
     return execution, factors
 
 
@@ -134,14 +138,14 @@ def build_elimination_problem(
     do: Collection[str],
     partial: Collection[str],
 ) -> EliminationProblem:
-    """What a question needs of a net, and whether elimination can answer it; worked out once for each structure.
+    """The structure of an elimination and its fault, if it has one; cached for each structure.
 
     Args:
         module: The compiled net.
-        forms: Family -> whether its evidence is of all its nodes, and whether it is in real numbers.
-        target: The discrete family that is asked for, if any.
-        do: Families that are set.
-        partial: Families of which some nodes, or the attention rows of some nodes, are set.
+        forms: Group -> whether its evidence covers all its nodes, and whether it consists of real numbers.
+        target: The requested discrete group, if any.
+        do: Groups that are set.
+        partial: Groups of which some nodes, or the attention rows of some nodes, are set.
     """
     key = tuple(forms.items()), target, tuple(do), tuple(partial), _is_half_precision(module)
     return module.memoize(
@@ -159,6 +163,9 @@ def _build_elimination_problem(
     *,
     is_half: bool,
 ) -> EliminationProblem:
+    # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
+    # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
+    # constants (`fixed`), and the discrete ones that remain are enumerated.
     network = module.network
     known = {network.graph.get_group(name).index for name in do}
     requested = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
@@ -197,18 +204,15 @@ def _build_elimination_problem(
 def _find_plate_fault(
     network: Network, ancestor_choices: Mapping[int, Collection[int]], deferred_attention: Collection[int]
 ) -> UnsupportedError | None:
-    """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
+    """A choice that is eliminated per word or plate, and on which a group over other plates or words depends."""
     for index, choices in sorted(ancestor_choices.items()):
         group = network.specs[index].group
         axes = ((), None) if index in deferred_attention else (group.plates, group.word_stack)
         for choice in choices:
-            choice_group = network.specs[choice].group
-            if (choice_group.word_stack is not None or choice_group.plates) and (
-                choice_group.plates,
-                choice_group.word_stack,
-            ) != axes:
+            other = network.specs[choice].group
+            if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != axes:
                 return UnsupportedError(
-                    choice_group.name,
+                    other.name,
                     expected="choices for each word that meet no other plate",
                     actual=f"{group.name}, of another plate, which depends on one",
                     allowed="net.sentence(...), which asks about one sentence within a budget",
@@ -217,22 +221,23 @@ def _find_plate_fault(
 
 
 def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
-    """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
+    """Refuse evidence on unknown groups, inputs and set groups, and values that are no `Evidence`."""
     for name, observed in evidence.items():
         spec = network.get_spec(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
         if spec.tpm.kind == "input":
-            raise EvidenceError(
-                name, expected="evidence on a node that is not given with the sentence", actual="a given one"
-            )
+            expected = "evidence on a node that is not given with the sentence"
+            raise EvidenceError(name, expected=expected, actual="a given one")
         if not isinstance(observed, Evidence):
             raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=observed)
 
 
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
-    """What evidence says: whether of all of its family (but for the nodes that are set), and whether in real numbers
-    (which of a choice is the tensor that its children receive, not its state)."""
+    """Whether evidence covers all nodes of its group that are not set, and whether it consists of real numbers.
+
+    Real numbers on a choice are the vector that its children receive, not its state.
+    """
     real = isinstance(evidence.value, Tensor) and evidence.value.is_floating_point()
     if patch is None or evidence.observed is None:
         return evidence.observed is None, real
@@ -241,7 +246,7 @@ def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) 
 
 
 def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The states of all nodes of a family: those that were seen, and those that are set."""
+    """The states of all nodes of a group: the observed and the set ones."""
     if patch is None:
         return evidence.value
     value, which = patch
@@ -249,11 +254,11 @@ def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -
 
 
 def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tuple[bool, bool]]) -> bool:
-    """True where evidence says outright what a random family came to, all of it."""
+    """True if evidence gives the value of all nodes of a random group."""
     of_all, real = forms.get(network.graph.groups[index].name, (False, False))
     kind = network.specs[index].tpm.kind
     if network.specs[index].scope == "corpus":
-        return False  # one draw for all sentences: its probability counts once
+        return False  # one value for all sentences: its probability counts once
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
@@ -268,15 +273,11 @@ def _check_evidence_shapes(
     words: Mapping[str, int],
     batch: int,
 ) -> None:
-    """Refuse evidence of another form or type than its family has, in another number of sentences."""
+    """Refuse evidence whose shape, type or number of sentences does not fit its group."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
     values = {f"evidence[{name!r}]": (network.get_spec(name), observed) for name, observed in evidence.items()}
-    per_sentence = {
-        spec.group.index: (subject, observed.value)
-        for subject, (spec, observed) in values.items()
-        if spec.scope != "corpus"
-    }
+    per_sentence = {m.group.index: (s, e.value) for s, (m, e) in values.items() if m.scope != "corpus"}
     batch = infer_batch_size(network, per_sentence, batch)
     for subject, (spec, observed) in values.items():
         sentences = None if spec.scope == "corpus" else batch
@@ -284,27 +285,18 @@ def _check_evidence_shapes(
         if observed.observed is not None:
             shape = get_plate_sizes(network, spec, words)
             shapes = [shape, (1, *shape), shape if sentences is None else (batch, *shape)]
-            is_observed = observed.observed
-            if (
-                not isinstance(is_observed, Tensor)
-                or is_observed.dtype != torch.bool
-                or tuple(is_observed.shape) not in shapes
-            ):
-                actual = (
-                    f"{is_observed.dtype} of shape {tuple(is_observed.shape)}"
-                    if isinstance(is_observed, Tensor)
-                    else is_observed
-                )
+            mask = observed.observed
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
+                actual = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else mask
                 expected = f"booleans of shape {shapes[-1]}, true where it was seen"
                 raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
 
 
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
-    """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
+    """Evidence in the layout; zero at nodes that are not observed, and at absent words."""
     index, observed_mask = spec.group.index, get_present_mask(execution, spec.group.word_stack)
-    value = lay_out_value(
-        execution, index, evidence.value if evidence.value.is_floating_point() else evidence.value.long()
-    )
+    value = evidence.value if evidence.value.is_floating_point() else evidence.value.long()
+    value = lay_out_value(execution, index, value)
     if evidence.observed is not None:
         observed = lay_out_value(execution, index, evidence.observed.long()).bool()
         observed_mask = observed if observed_mask is None else observed_mask & observed
@@ -315,12 +307,12 @@ def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence
 
 
 def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
-    """A table of log likelihoods, zero where nothing was seen."""
+    """A table of log likelihoods, zero at nodes that are not observed."""
     return table if evidence.observed is None else torch.where(evidence.observed, table, 0.0)
 
 
 def find_ancestor_choices(network: Network, index: int, enumerated: set[int], closed: set[int]) -> list[int]:
-    """The choices on which the value of a family hangs, itself among them."""
+    """The choices that a group depends on, itself included."""
     parents = {edge.parent for edge in network.graph.in_edges[index]}
     return sorted(enumerated & {index, *(network.graph.ancestral_set(parents, enumerated | closed) - closed)})
 
@@ -328,7 +320,7 @@ def find_ancestor_choices(network: Network, index: int, enumerated: set[int], cl
 def check_elimination_budget(
     network: Network, index: int, enumerated: Collection[int], words: Mapping[str, int], budget: int
 ) -> None:
-    """Refuse evidence of which these choices have more joint states than the budget."""
+    """Refuse choices with more joint states than the budget."""
     count = math.prod(network.count_states(i, words) for i in enumerated)
     if count > budget:
         names = ", ".join(network.specs[i].group.name for i in enumerated)
@@ -341,24 +333,22 @@ def check_elimination_budget(
 
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
-    """`log P(state | parents)` for every state, along the family's own dim."""
+    """`log P(state | parents)` of every state, along the group's own dim."""
     context, parents = _gather_in_log_dtype(execution, spec)
-    table = _move_states_to_dim(execution, index, _log_softmax(execution, spec.tpm.logits(context, *parents))).clamp(
-        min=LOG_ZERO
-    )
+    log_probs = _log_softmax(execution, spec.tpm.logits(context, *parents))
+    table = _move_states_to_dim(execution, index, log_probs).clamp(min=LOG_ZERO)
     if index not in execution.patched:
         return table
-    # A node that is set has no parents: a delta at its state. One that is set to a tensor sends that to its children,
-    # whatever its state: its delta is at state 0.
+    # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
+    # vector whatever its state is, and the delta is at state 0.
     value, which = execution.patched[index]
     state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
-    return torch.where(
-        which, torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype), table
-    )
+    delta = torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype)
+    return torch.where(which, delta, table)
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
-    """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
+    """The logits that a factor holds, not normalised: of every state, or of the observed ones."""
     spec, evidence = factor.spec, factor.evidence
     context, parents = _gather_in_log_dtype(execution, spec)
     logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
@@ -368,12 +358,12 @@ def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
 
 
 def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
-    """A table `[*layout, states]` of an enumerated family, its states along the family's own dim."""
+    """A table `[*layout, states]` of an enumerated group, with the states moved to the group's own dim."""
     return table.transpose(execution.layout.enumerated.index(index), -1).squeeze(-1)
 
 
 def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
-    """The entries of a table `[*layout, states]` for the states that were seen."""
+    """The entries of a table `[*layout, states]` at the observed states."""
     shape = broadcast_shapes(table.shape[:-1], evidence.value.shape)
     return table.expand(*shape, table.shape[-1]).gather(-1, evidence.value.expand(shape)[..., None]).squeeze(-1)
 
@@ -381,14 +371,14 @@ def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
 def _state_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
+    """Evidence on an enumerated group: 0 for the states that agree with it, `LOG_ZERO` for the others."""
     if evidence.value.is_floating_point():
         return _value_log_indicator(execution, index, spec, evidence, atol)
     return torch.where(enumerate_states(execution, index) == evidence.value, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float) -> Tensor:
-    """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
+    """`log P(evidence | parents)` of a group that is not enumerated, or that is a function of its parents."""
     if not spec.tpm.is_random:
         return _value_log_indicator(execution, index, spec, evidence, atol)
     context, parents = _gather_in_log_dtype(execution, spec)
@@ -400,23 +390,23 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
 def _value_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
+    """0 where the computed value equals the observed one (`is_close`), else `LOG_ZERO`."""
     is_equal = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
     return torch.where(is_equal, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def _is_half_precision(module: CompiledModule) -> bool:
-    """True for a net in half precision: what its readouts say is then reckoned in float32."""
+    """True for a net in half precision, whose log likelihoods are computed in float32."""
     first = next(iter(module.store.values()), None)  # all have one type
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
 def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
-    """What a TPM sees, in the type of log probabilities."""
+    """The context and the parents of a TPM, in the type of log probabilities."""
     context, parents = gather_parents(execution, spec)
     return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
 def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:
-    """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
+    """Log probabilities `[*layout, states]`; leading dims that the TPM does not have are of size 1."""
     return execution.layout.pad_dims(torch.log_softmax(logits, -1), 1)

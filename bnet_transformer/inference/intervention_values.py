@@ -25,7 +25,7 @@ from bnet_transformer.tpm.arrays import copy_to_tensor
 
 @dataclass(frozen=True)
 class Zero:
-    """The value 0 for every number of a node.
+    """The value 0 for every entry of a node.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Zero
@@ -36,7 +36,8 @@ class Zero:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a node's values in other sentences; without any, of its family's values over this one's words.
+    """The mean of a node's values in other sentences; without sentences, of its group's values over the words of this
+    one.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Mean
@@ -57,9 +58,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Noise:
-    """A node's own value plus normal noise; each node's noise is fixed by the seed and its name.
+    """A node's value plus normal noise, which the seed and the node's name fix.
 
-    The value is that of the sentence with all else done that the same `do` says, but for noise and `Mean()`.
+    The value is that after all other interventions of the same `do`, except `Noise` and `Mean()`.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Noise
@@ -76,9 +77,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Attend:
-    """A row of attention in place of `P(j | i)`: a probability for each word that the node may read, or for all words.
+    """Attention weights in place of `P(j | i)`: a probability for each word that the node may attend to, or for all
+    words.
 
-    The node still reads its values v (and its residual), as they come to be; its q and k are not read any more.
+    The node still depends on its values v (and its residual), but no longer on q and k.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Attend
@@ -103,10 +105,10 @@ class Attend:
 
 
 def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that a name, a family (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) stands for.
+    """The nodes that a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`) matches.
 
-    A star stands for one index, so `q_*_3` has slice and word and no head. A name comes before a family, a family
-    before a role.
+    A star matches one index, so `q_*_3` has slice and word and no head. Names take precedence over groups, and groups
+    over roles.
     """
     template = ground.template
     if not isinstance(pattern, str) or "*" not in pattern:
@@ -130,7 +132,7 @@ def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
 
 
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
-    """For each node that names, families, roles and patterns stand for, what is wanted of it: one thing."""
+    """Node -> value, with groups, roles and patterns expanded; one value for each node."""
     result: dict[int, object] = {}
     for pattern, value in values.items():
         for node in match_nodes(ground, pattern):
@@ -142,12 +144,12 @@ def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[i
 
 
 def is_relative(value: object) -> bool:
-    """True of what hangs on the values of the sentence itself: noise, and the mean over its words."""
+    """True for a value that depends on the values of the sentence itself: `Noise`, and `Mean()` over its words."""
     return isinstance(value, Noise) or (isinstance(value, Mean) and not value.sentences)
 
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
-    """What a node is set to: by zeros, means, a row, another sentence, or a value as it is."""
+    """The tensor or attention row that a node is set to."""
     name, spec = model.ground.name(node), model.spec(node)
     match value:
         case Zero():
@@ -163,7 +165,7 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
 
 @dataclass
 class RelativeValues:
-    """What `Noise` and `Mean()` set nodes of a sentence to (`is_relative`); the mean of each family is computed once."""
+    """The values of `Noise` and `Mean()` (`is_relative`); the mean of each group is computed once."""
 
     model: GroundModel
     get_value: Callable[[int], Tensor]
@@ -182,7 +184,7 @@ class RelativeValues:
         return self._means[first]
 
     def _get_current_value(self, node: int) -> Tensor:
-        """The value that a node has."""
+        """The current value of a node."""
         name, tpm = self.model.ground.name(node), self.model.spec(node).tpm
         if tpm.is_random and node not in self.model.do:
             expected = "a node with a value: a function of its parents"
@@ -191,26 +193,26 @@ class RelativeValues:
 
 
 def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
-    """The noise of a node, which its name and the seed fix."""
+    """The noise of a node, fixed by its name and the seed."""
     digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
 
 
 def check_has_words(group: NodeGroup, name: str) -> None:
-    """Refuse the mean over words of a node that is over none."""
+    """Refuse the mean over words for a node without words."""
     if group.word_stack is None:
         raise EvidenceError(name, expected="a node over words, or Mean(sentences)", actual="Mean() of another")
 
 
 def _has_node_values(value: object) -> bool:
-    """True of a sentence, or of what else has values by name without being a mapping, a list or a tensor."""
+    """True for a sentence, or another object with values by node name that is no mapping, list or tensor."""
     is_plain = isinstance(value, Tensor | Mapping | Sequence | str)
     return not is_plain and hasattr(value, "ground") and hasattr(value, "__getitem__")
 
 
 def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
-    """A value that is real numbers, and the same for each state of the choices."""
+    """Check that a value consists of real numbers and does not depend on open choices."""
     name, shape = model.ground.name(node), model.spec(node).shape
     if not value.is_floating_point():
         raise EvidenceError(name, expected="a node whose value is real numbers", actual="one that has states")
@@ -222,7 +224,7 @@ def _check_single_value(model: GroundModel, node: int, value: Tensor) -> Tensor:
 
 
 def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> AttentionRow:
-    """A row of attention, a weight for each word that there is."""
+    """The attention weights of a node, one for each word."""
     (spec, index), name = locate_node(model, node), model.ground.name(node)
     values = next((parent for parent in spec.parents if parent.slot == "v."), None)
     is_plain = isinstance(spec.tpm, Attention) and not any(parent.pick for parent in spec.parents)

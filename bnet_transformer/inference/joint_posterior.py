@@ -51,12 +51,12 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     """`P(nodes | evidence)` for discrete nodes: `[*states]` in float64, a dim for each node in their order.
 
     Args:
-        query: Which nodes, given what evidence, in which sentence.
-        evaluator: Values of this sentence that were computed before, without evidence; they are not computed again.
+        query: The nodes, the evidence and the sentence.
+        evaluator: An evaluator of this sentence without evidence, whose values are reused.
 
     Raises:
-        BudgetError: Where more joint states than the budget have to be computed; says how many.
-        EvidenceError: Where the evidence is impossible; names the first piece that is.
+        BudgetError: More joint states than the budget have to be computed; the error gives their number.
+        EvidenceError: The evidence is impossible; the error names the first observation that is.
     """
     check_nodes(query)
     query = query.without_input_evidence()
@@ -71,14 +71,14 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     route.warn_if_slow()
     logs = _joint_log_probs(query, route)
     if bool(logs.isinf().all()):
-        joint_log_evidence(replace(query, nodes=()))  # names the evidence that is impossible
+        joint_log_evidence(replace(query, nodes=()))  # raises the error that names the impossible evidence
         expected = "evidence that some of its states make possible"
         raise EvidenceError(query.format_nodes(), expected=expected, actual="none that does")
     return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
 
 
 def joint_log_probs(query: Query) -> Tensor:
-    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that cannot be beside the evidence."""
+    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that the evidence rules out."""
     query = query.without_input_evidence()
     route = route_joint(query)
     route.warn_if_slow()
@@ -86,10 +86,10 @@ def joint_log_probs(query: Query) -> Tensor:
 
 
 def joint_log_evidence(query: Query) -> Tensor:
-    """`log P(evidence)`: a number in float64 (a log density, where a node is continuous).
+    """`log P(evidence)`: a scalar in float64 (a log density if a node is continuous).
 
     Raises:
-        EvidenceError: Where the evidence is impossible; names the first piece that is.
+        EvidenceError: The evidence is impossible; the error names the first observation that is.
     """
     query = query.without_input_evidence()
     if not query.evidence:
@@ -106,12 +106,12 @@ def joint_log_evidence(query: Query) -> Tensor:
         first = replace(query, evidence={node: query.evidence[node] for node in [*query.evidence][:count]})
         return _enumerated_log_probs(first, route.algorithm, []).reshape(())
 
+    # Once a prefix of the evidence is impossible, every longer one is: bisection finds the observation at fault.
     total = log_prob_of_first(len(query.evidence))
     if total > -math.inf:
         return total
-    last = bisect_left(
-        range(1, len(query.evidence)), True, key=lambda count: bool(log_prob_of_first(count) == -math.inf)
-    )
+    lengths = range(1, len(query.evidence))
+    last = bisect_left(lengths, True, key=lambda count: bool(log_prob_of_first(count) == -math.inf))
     raise reference.impossible_evidence_error(query.model, query.evidence, last)
 
 
@@ -122,7 +122,7 @@ def posterior_by_elimination(query: Query) -> Tensor:
     arguments = build_request_arguments(query.model)
     probs = exact.posterior(query.module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
     node_probs = probs[(0, *index)].double()
-    return node_probs / node_probs.sum()  # in float32 the sum is 1 to 1e-7
+    return node_probs / node_probs.sum()  # in float32 the sum is 1 only to 1e-7
 
 
 def _joint_log_probs(query: Query, route: Route) -> Tensor:
@@ -132,6 +132,7 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
     query = query.without_target_evidence()
     logs = torch.full([model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
     grid = torch.meshgrid(*(torch.tensor(support) for support in supports), indexing="ij")
+    # Conditioning: with the requested nodes as evidence, one log evidence for each joint state of them, in one batch.
     if route.algorithm == "conditioning":
         possible = _batched_log_probs(query, query.nodes, enumerate_joint_states(supports))
     else:
@@ -141,7 +142,9 @@ def _joint_log_probs(query: Query, route: Route) -> Tensor:
 
 
 def _find_possible_states(query: Query, node: int) -> list[int]:
-    """The states of a choice that evidence on it leaves: the tensor that its children receive may fit several."""
+    """The states of a choice that evidence on it allows: several states can send the observed vector to its
+    children.
+    """
     observed = query.evidence.get(node)
     if observed is None:
         return list(range(query.model.count_states(node)))
@@ -156,21 +159,20 @@ def _find_possible_states(query: Query, node: int) -> list[int]:
 
 
 def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Sequence[int]]) -> Tensor:
-    """`log P(nodes, evidence)` where choices meet, `[*supports]`: every choice above is in a state, then summed out.
+    """`log P(nodes, evidence)`, `[*supports]`, summed over the joint states of all other choices.
 
     Args:
-        query: The query; its evidence is on other nodes than those that are asked for.
+        query: The query, with evidence on other nodes than the requested ones.
         algorithm: `"enumeration"`, all joint states as a batch of the compiled net, or `"reference"`, a loop over them.
-        supports: The states of each node that is asked for.
+        supports: The states of each requested node.
     """
-    model, fixed = query.model, query.fixed
-    choices = query.choices
+    model, fixed, choices = query.model, query.fixed, query.choices
     summed = [node for node in choices if node not in query.nodes]
-    supports_of_all = [*supports, *(range(model.count_states(node)) for node in summed)]
-    shape = [len(support) for support in supports_of_all]
+    all_supports = [*supports, *(range(model.count_states(node)) for node in summed)]
+    shape = [len(support) for support in all_supports]
     if math.prod(shape) > query.budget:
         reference.check_joint_states(model, choices, query.budget)
-    nodes, states = [*query.nodes, *summed], enumerate_joint_states(supports_of_all)
+    nodes, states = [*query.nodes, *summed], enumerate_joint_states(all_supports)
     if algorithm == "enumeration":
         batch = prune_barren_choices(model, {*choices, *query.nodes, *query.evidence})
         logs = _batched_log_probs(replace(query, model=batch), nodes, states)
@@ -182,7 +184,7 @@ def _enumerated_log_probs(query: Query, algorithm: str, supports: Sequence[Seque
 
 
 def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Tensor:
-    """`log P(nodes = states, evidence)` for each row of states, `[row]`: a batch in pieces that fit in memory."""
+    """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
     module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
     indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     arguments, logs = build_request_arguments(pruned), []
@@ -199,7 +201,7 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor) -> Te
 
 
 def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None:
-    """Raise the error that names the node whose log probability is no number, in one joint state."""
+    """Raise the error that names the node whose log probability is NaN, in one joint state."""
     known = {**query.fixed, **dict(zip(nodes, states, strict=True))}
     choices = [node for node in query.choices if node in known]
     reference.log_joint(ReferenceRun(query.model, known), choices, query.evidence, query.atol)
@@ -207,7 +209,7 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
 
 
 def check_nodes(query: Query) -> None:
-    """Refuse a node that is asked for twice, and more joint states of the nodes than the budget."""
+    """Refuse repeated nodes, and more joint states of the nodes than the budget."""
     if len(set(query.nodes)) < len(query.nodes):
         raise BNetError("nodes", expected="different nodes", actual=query.format_nodes())
     count = math.prod(query.model.count_states(node) for node in query.nodes)
@@ -218,11 +220,14 @@ def check_nodes(query: Query) -> None:
 
 
 def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor:
-    """`sum_c P(c | evidence) P(j | i, c)` of a family, `[*plates, word, word read]` in float64; zero for set nodes.
+    """`sum_c P(c | evidence) P(j | i, c)` of a group: attention averaged over the posterior of the open choices c.
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
-        attention_query: What is asked of a family that reads words (`Answers.reading_query`).
+        attention_query: The query of `NodeEvaluator.attention_query`.
+
+    Returns:
+        `[*plates, word, word read]` in float64; zero for set nodes.
     """
     model, spec, evaluator = query.model, attention_query.spec, attention_query.evaluator
     shape = (*model.ground.shapes[spec.group.index], model.ground.word_counts[model.network.get_source_stack(spec)])
@@ -240,11 +245,11 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
     flat = evaluator.compute(attention_query, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
     if bool(flat.isnan().any()):
         raise BNetError(spec.group.name, expected="numbers", actual="NaN")
-    groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices have one posterior
+    groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices share a posterior
     for node in nodes:
         groups.setdefault(tuple(attention_query.choices.get(node, ())), []).append(node - first)
     for choices, rows in groups.items():
-        if not choices:  # one row for all states
+        if not choices:  # the same in all states
             table[rows] = flat[0, rows]
             continue
         probs = joint_posterior(replace(query, nodes=choices))
@@ -253,7 +258,7 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
 
 
 def route_expected_attention(attention_query: NodeQuery) -> Route:
-    """How `P(j | i)` of a family is averaged: from its tables in every state, or node by node by the reference."""
+    """The route of a group's average attention: from its tables in every state, or node by node."""
     model, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
     if split_choices(model, attention_query.choices) is not None or route.algorithm == "reference":
         return route
@@ -263,18 +268,17 @@ def route_expected_attention(attention_query: NodeQuery) -> Route:
 
 
 def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelection) -> dict[tuple[int, int], float]:
-    """The weight `P(j | i, evidence)` of each selected arrow along which a node reads another word.
+    """The weight `P(j | i, evidence)` of each selected arrow along which a node attends to another word.
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
-        evaluator: The values of the same sentence.
+        evaluator: The evaluator of the same sentence.
         selection: The part of the ground graph.
 
     Returns:
-        For each arrow, (source, target) by ground id, its weight. A parent that fills a slot of its own (the query, the
-        residual) has none.
+        (source, target), by ground id -> weight. Arrows of other slots (the query, the residual) have none.
     """
-    joint_log_evidence(query)  # evidence that is impossible is refused, whatever is read
+    joint_log_evidence(query)  # refuses impossible evidence
     ground, specs = query.model.ground, query.model.network.specs
     queries = {
         spec.group.index: evaluator.attention_query(spec)

@@ -22,19 +22,19 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, is_close, locate_node
 
-MAX_CHUNK_ELEMENTS = 2**21  # of one value of all words and states of a piece of the batch
+MAX_CHUNK_ELEMENTS = 2**21  # elements of one tensor of a chunk
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which nodes of a sentence are asked for, given what evidence, within what limits.
+    """The requested nodes of a sentence, the evidence, and the limits of the computation.
 
     Args:
         module: The compiled net.
-        model: The sentence after its interventions: network, ground graph, inputs, nodes that are set.
-        evidence: Node -> observed state (a whole number) or value, `[*shape]`.
-        nodes: The nodes that are asked for, by their ground ids.
-        budget: The most joint states of choices that are computed.
+        model: The ground model after interventions: network, ground graph, inputs, set nodes.
+        evidence: Node -> observed state (an integer) or value, `[*shape]`.
+        nodes: The requested nodes, by ground id.
+        budget: The maximum number of joint states of choices.
         atol: The tolerance of evidence on nodes that are functions of their parents.
     """
 
@@ -46,31 +46,30 @@ class Query:
     atol: float = ATOL
 
     def format_nodes(self) -> str:
-        """The names of the nodes that are asked for."""
+        """The names of the requested nodes."""
         return ", ".join(map(self.model.ground.name, self.nodes))
 
     @cached_property
     def fixed(self) -> dict[int, Tensor]:
-        """The evidence that says outright which state or value a random node has."""
+        """The states and values of random nodes that evidence fixes."""
         return reference.get_fixed(self.model, self.evidence)
 
     @cached_property
     def choices(self) -> list[int]:
-        """The open choices above the nodes and the evidence, and those that decide their distributions in turn."""
-        return reference.find_open_choices(
-            self.model, [*self.nodes, *self.evidence], self.fixed, include_ancestors=True
-        )
+        """The open choices that the nodes and the evidence depend on, and all open choices above those."""
+        nodes = [*self.nodes, *self.evidence]
+        return reference.find_open_choices(self.model, nodes, self.fixed, include_ancestors=True)
 
     def without_target_evidence(self) -> Query:
-        """The same query without evidence on the nodes that it asks for."""
+        """The query without evidence on its requested nodes."""
         evidence = {node: value for node, value in self.evidence.items() if node not in self.nodes}
         return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
 
     def without_input_evidence(self) -> Query:
-        """The same query without evidence on inputs, which either repeats the input or is impossible.
+        """The query without evidence on inputs, which either repeats the input or is impossible.
 
         Raises:
-            EvidenceError: Where evidence differs from the input.
+            EvidenceError: The evidence differs from the input.
         """
         evidence = dict(self.evidence)
         for k, (node, observed) in enumerate(self.evidence.items()):
@@ -84,14 +83,14 @@ class Query:
 
 
 def build_length_inputs(model: GroundModel) -> dict[str, Tensor]:
-    """What says how many words a stack has, `[1, word]`, for the stacks whose words no input fills."""
+    """Tensors that give the number of words, `[1, word]`, of stacks without an input."""
     filled = {model.network.get_spec(name).group.word_stack for name in model.inputs}
     device, words = model.network.device, model.ground.word_counts
     return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
 
 
 def build_request_arguments(model: GroundModel) -> dict[str, Any]:
-    """A sentence after its interventions as the arguments `x`, `do`, `patched`, `rows`, `given` of a batch of one."""
+    """A sentence after its interventions as the keyword arguments of a batch of one."""
     given = {name: value[None] for name, value in model.inputs.items()}
     return {"x": build_length_inputs(model), "given": given, **group_interventions(model)}
 
@@ -99,12 +98,12 @@ def build_request_arguments(model: GroundModel) -> dict[str, Any]:
 def group_evidence(
     model: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
 ) -> dict[str, Evidence]:
-    """Evidence on nodes as evidence on families.
+    """Evidence on nodes as evidence on node groups.
 
     Args:
-        model: The sentence.
+        model: The ground model.
         evidence: Node -> observed state or value, the same in each row of a batch.
-        states: Node -> its state in each row, `[row]`; a batch of one row without.
+        states: Node -> its state in each row, `[row]`; None for a batch of one row.
     """
     states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
     groups = group_values(model, evidence, states=states)
@@ -112,11 +111,11 @@ def group_evidence(
 
 
 def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
-    """The nodes that are set, as `do`, `patched` and `rows`: whole families, some nodes of a family, attention rows.
+    """The set nodes as `do` (whole groups), `patched` (some nodes of a group) and `attention_rows`.
 
     Args:
-        model: The sentence.
-        relevant: The families that matter; all by default.
+        model: The ground model.
+        relevant: The groups that matter; all by default.
     """
     full: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
@@ -134,17 +133,17 @@ def group_values(
     relevant: Collection[int] | None = None,
     states: Mapping[int, Tensor] | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Values of nodes as tensors of their families, which the compiled net computes with.
+    """Values of nodes as tensors of their groups.
 
     Args:
-        model: The sentence.
+        model: The ground model.
         values: Node -> its value, `[*shape]`, the same in each row of a batch.
-        relevant: The families that matter; all by default.
-        states: Node -> its value in each row, `[row, *shape]`; it counts where `values` has one too.
+        relevant: The groups that matter; all by default.
+        states: Node -> its value in each row, `[row, *shape]`; it overrides `values`.
 
     Returns:
-        Family -> values `[row, *plates, word, *shape]`, zero for nodes without one (one row where no node has
-        `states`), and which nodes have one, `[1, *plates, word]`.
+        Group -> values `[row, *plates, word, *shape]` (zero for nodes without one; one row if no node has `states`) and
+        a mask of the nodes that have a value, `[1, *plates, word]`.
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     groups = {}
@@ -163,7 +162,7 @@ def group_values(
 def find_set_groups(
     model: GroundModel, relevant: Collection[int] | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The families of which all nodes are set, and those of which some nodes or rows are: names, without values."""
+    """The names of the groups whose nodes are all set, and of those with some set nodes or attention rows."""
     full, partial = list[str](), list[str]()
     for index, nodes in group_nodes(model, model.do, relevant).items():
         group = model.network.specs[index].group
@@ -176,12 +175,12 @@ def find_set_groups(
 def classify_evidence(
     model: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
 ) -> dict[str, tuple[bool, bool]]:
-    """Family -> whether evidence and set nodes are all its nodes, and whether the evidence is in real numbers.
+    """Group -> whether evidence and set nodes cover it, and whether the evidence consists of real numbers.
 
     Args:
-        model: The sentence.
+        model: The ground model.
         evidence: Node -> observed state or value.
-        states: Further nodes, of which a state will be observed.
+        states: Further nodes, whose state will be observed.
     """
     is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
     forms = {}
@@ -196,7 +195,7 @@ def classify_evidence(
 def group_nodes(
     model: GroundModel, nodes: Iterable[int], relevant: Collection[int] | None = None
 ) -> dict[int, list[int]]:
-    """Nodes by their family."""
+    """Nodes by the index of their group."""
     groups: dict[int, list[int]] = {}
     for node in nodes:
         index = model.ground.group_of(node).index
@@ -206,7 +205,7 @@ def group_nodes(
 
 
 def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
-    """All joint states, the last choice fastest: `[S, choice]`."""
+    """All joint states, `[S, choice]`; the last choice varies fastest."""
     if not supports:
         return torch.zeros(1, 0, dtype=torch.long)
     grids = torch.meshgrid(*(torch.tensor(list(support), dtype=torch.long) for support in supports), indexing="ij")
@@ -214,9 +213,12 @@ def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
 
 
 def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterator[slice]:
-    """Parts of a batch of so many states, each small enough to be computed at once.
+    """Slices of a batch of `count` states, each small enough to be computed at once.
 
-    `groups` are the families whose values or distributions are computed; those above them count as well.
+    Args:
+        model: The ground model.
+        count: The number of states.
+        groups: The groups whose values or distributions are computed; their ancestors count as well.
     """
     indices = set(groups)
     largest = max(_count_elements(model, index) for index in model.network.graph.ancestral_set(indices))
@@ -225,14 +227,14 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int]) -> Iterat
 
 
 def _count_elements(model: GroundModel, index: int) -> int:
-    """How many numbers a family holds for one state: its values, the logits of its states, the words that it reads."""
+    """The number of elements of a group for one state: its values, its logits, and the words that it attends to."""
     spec, words = model.network.specs[index], max(model.ground.word_counts.values(), default=1)
     states = model.network.count_states(index, model.ground.word_counts) if spec.tpm.kind == "discrete" else 0
     return math.prod(model.ground.shapes[index]) * (max(math.prod(spec.shape), states) + words)
 
 
 def with_sentence_scope(module: CompiledModule) -> CompiledModule:
-    """The module whose batch are states of one sentence: what is drawn for a whole corpus is drawn for it alone."""
+    """The module with every choice in the scope of a sentence: its batch are states of one sentence."""
     network = module.network
     if all(spec.scope == "sentence" for spec in network.specs):
         return module
@@ -241,7 +243,7 @@ def with_sentence_scope(module: CompiledModule) -> CompiledModule:
 
 
 def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundModel:
-    """The sentence with only the interventions above some nodes."""
+    """The model with only the interventions above some nodes."""
     groups = {model.ground.group_of(node).index for node in nodes}
     ancestral = model.network.graph.ancestral_set(groups)
     do, rows = (
@@ -252,12 +254,12 @@ def prune_interventions(model: GroundModel, nodes: Collection[int]) -> GroundMod
 
 
 def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> GroundModel:
-    """The sentence with state 0 for each choice that is above nothing relevant: its state changes no probability."""
+    """The model with barren choices at state 0: no relevant node descends from them, so that their state changes no
+    probability (Shachter 1986).
+    """
     groups = {model.ground.group_of(node).index for node in relevant}
     ancestral = model.network.graph.ancestral_set(groups)
-    choices = [
-        spec.group for spec in model.network.specs if spec.tpm.kind == "discrete" and spec.group.index in ancestral
-    ]
+    choices = [m.group for m in model.network.specs if m.tpm.kind == "discrete" and m.group.index in ancestral]
     nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=model.network.device)
     return replace(model, do={**{node: zero for node in nodes if node not in relevant}, **model.do})

@@ -47,28 +47,28 @@ from bnet_transformer.inference.query import (
 from bnet_transformer.reference import GroundModel, find_open_choices, locate_node
 
 S = TypeVar("S")
-WARN_EVALUATIONS = 2**16  # node evaluations one by one, some 10 s, from which a slow route warns before it starts
-FAST_ALGORITHMS = ("graph", "compiled", "elimination")  # what is not one of these has a node that is the reason
+WARN_EVALUATIONS = 2**16  # node evaluations, some 10 s in all, above which a slow route warns
+FAST_ALGORITHMS = ("graph", "compiled", "elimination")  # every other route names the node that is its reason
 
 
 class PerformanceWarning(UserWarning):
-    """A question takes a slow algorithm; the message names the node that is the reason, and the cost."""
+    """A query is answered by a slow algorithm; the message names the node that is the reason, and the cost."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a question is answered. `print` it, or read the fields.
+    """How a query is answered. `print` it, or read the fields.
 
     Args:
-        question: The question, such as `"posterior of c"`.
-        algorithm: Its name, as above.
+        question: The query in words, such as `"posterior of c"`.
+        algorithm: The name of the algorithm, as above.
         reason: The rule that applied, in words.
-        node: The node or family that rules out a faster algorithm; None where the fastest one applies.
-        states: Joint states of the choices that are computed.
-        flops: Floating-point operations of the compiled passes; None where no compiled pass answers.
-        evaluations: Nodes that are evaluated one by one in Python.
-        is_exact: False for draws and for first-order effects.
-        parts: The routes of parts of the question, where they are answered in different ways.
+        node: The node or group that rules out a faster algorithm; None if the fastest applies.
+        states: The number of joint states of the choices that are computed.
+        flops: The floating-point operations of the compiled passes; None without a compiled pass.
+        evaluations: The number of nodes that are evaluated one by one in Python.
+        is_exact: False for samples and for first-order estimates.
+        parts: The routes of the parts of the query, if they differ.
         choices: The ground ids of the choices whose joint states are computed.
     """
 
@@ -84,7 +84,7 @@ class Route:
     choices: tuple[int, ...] = field(default=(), repr=False)
 
     def warn_if_slow(self) -> None:
-        """Warn, before it starts, of nodes that are evaluated one by one, often enough to notice."""
+        """Warn before a computation that evaluates many nodes one by one."""
         if self.evaluations > WARN_EVALUATIONS:
             warnings.warn(str(self), PerformanceWarning, stacklevel=3)
 
@@ -102,7 +102,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why an algorithm cannot answer, where it is no error to ask it: the next rule applies."""
+    """Why an algorithm does not apply, if that is no error of the user: the next rule is tried."""
 
     subject: str
     reason: str
@@ -111,17 +111,17 @@ class Obstacle:
         return f"{self.subject} is {self.reason}"
 
 
-Fault = Obstacle | UnsupportedError  # a UnsupportedError is what the algorithm raises to whoever asks it directly
+Fault = Obstacle | UnsupportedError  # an UnsupportedError is what the algorithm itself would raise
 
 
 @dataclass(frozen=True)
 class Rule(Generic[S]):
-    """One line of a table of rules.
+    """One rule of the router.
 
     Args:
-        algorithm: Its name, as above.
-        reason: Why the algorithm is the one to take where no fault is found, in words.
-        find_fault: What finds, in the structure of a question, why the algorithm cannot answer it; None where it can.
+        algorithm: The name of the algorithm, as above.
+        reason: Why this algorithm is chosen if it has no fault, in words.
+        find_fault: Returns why the algorithm cannot answer a query, from its structure; None if it can.
     """
 
     algorithm: str
@@ -132,7 +132,7 @@ class Rule(Generic[S]):
 def choose_route(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
     """The route by the first rule without a fault; the fault of the rule before it is its reason.
 
-    The last rule has to apply to everything.
+    The last rule must apply to every query.
     """
     before: Fault | None = None
     for rule in rules:
@@ -140,9 +140,8 @@ def choose_route(question: str, rules: Sequence[Rule[S]], subject: S) -> Route:
         if fault is None:
             if before is None or rule.algorithm in FAST_ALGORITHMS:
                 return Route(question, rule.algorithm, rule.reason)
-            return Route(
-                question, rule.algorithm, f"{rule.reason}; not faster, for {format_fault(before)}", before.subject
-            )
+            reason = f"{rule.reason}; not faster, for {format_fault(before)}"
+            return Route(question, rule.algorithm, reason, before.subject)
         before = fault
     raise AssertionError(f"no rule for {question}")
 
@@ -169,7 +168,7 @@ def find_tpm_fault(query: Query) -> Fault | None:
 
 
 def find_single_target_fault(query: Query) -> Fault | None:
-    """Why the choices cannot be eliminated, family by family, for one node (or none) that is asked for."""
+    """Why elimination does not answer for at most one requested node."""
     node, *extra = query.nodes or (None,)
     if extra:
         return Obstacle(query.format_nodes(), "more than one node")
@@ -177,7 +176,7 @@ def find_single_target_fault(query: Query) -> Fault | None:
 
 
 def find_enumeration_fault(query: Query) -> Fault | None:
-    """Why not even all choices above, each in a state, can be the batch of a pass of the compiled net."""
+    """Why the joint states of all choices cannot be the batch of a pass of the compiled net."""
     model = prune_barren_choices(query.model, {*query.choices, *query.nodes, *query.evidence})
     states = dict.fromkeys([*query.nodes, *query.choices])
     return find_elimination_fault(replace(query.without_target_evidence(), model=model), None, [*states])
@@ -204,17 +203,17 @@ LOG_EVIDENCE_RULES: Sequence[Rule[Query]] = (
 
 
 def route_posterior(query: Query) -> Route:
-    """How `P(nodes | evidence)` is computed."""
+    """The route of `P(nodes | evidence)`."""
     return _route_query(query, f"posterior of {query.format_nodes()}", POSTERIOR_RULES)
 
 
 def route_joint(query: Query) -> Route:
-    """How `log P(nodes, evidence)` is computed for each joint state of the nodes."""
+    """The route of `log P(nodes, evidence)` of each joint state of the nodes."""
     return _route_query(query, f"joint probability of {query.format_nodes()}", JOINT_RULES)
 
 
 def route_log_evidence(query: Query) -> Route:
-    """How `log P(evidence)` is computed."""
+    """The route of `log P(evidence)`."""
     return _route_query(query, "log probability of the evidence", LOG_EVIDENCE_RULES)
 
 
@@ -232,11 +231,11 @@ def _route_query(query: Query, question: str, rules: Sequence[Rule[Query]]) -> R
 def find_elimination_problem(
     query: Query, node: int | None, states: Collection[int] = ()
 ) -> EliminationProblem | Fault:
-    """What elimination needs, or the fault of nodes that no tensor of a family holds.
+    """The structure of an elimination, or a fault of the groups.
 
     Args:
-        query: The query; of its evidence the structure alone counts.
-        node: The node that is asked for, if any.
+        query: The query; only the structure of its evidence matters.
+        node: The requested node, if any.
         states: Nodes of which a state is observed in each sentence of a batch.
     """
     model = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
@@ -250,7 +249,7 @@ def find_elimination_problem(
 
 
 def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
-    """Why elimination cannot answer what `find_elimination_problem` finds for the same arguments; None where it can."""
+    """Why elimination cannot solve the problem of `find_elimination_problem`; None if it can."""
     problem = find_elimination_problem(query, node, states)
     return problem.fault if isinstance(problem, EliminationProblem) else problem
 
@@ -261,7 +260,7 @@ def find_mixed_type_fault(
     states: Iterable[int] = (),
     relevant: Collection[int] | None = None,
 ) -> Obstacle | None:
-    """The fault of a family of which some nodes have states and others tensors: no tensor holds both."""
+    """The fault of a group in which some nodes have states and others vectors: no tensor holds both."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
     for index, nodes in group_nodes(model, is_real, relevant).items():
         if len({is_real[node] for node in nodes}) > 1:
@@ -271,14 +270,14 @@ def find_mixed_type_fault(
 
 
 def route_reference(question: str, model: GroundModel, choices: Collection[int]) -> Route:
-    """The route of a question that has no compiled algorithm: a run of the net for each joint state of the choices."""
+    """The route of a query without a compiled algorithm: one run of the net for each joint state of the choices."""
     states = math.prod(model.count_states(choice) for choice in choices)
     reason = "the compiled net has no algorithm for it"
     return Route(question, "reference", reason, states=states, evaluations=states * len(model.ground))
 
 
 def with_cost(query: Query, route: Route) -> Route:
-    """The route of a query with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
+    """The route with the joint states and the FLOPs of its compiled passes; the sums are not counted."""
     if route.algorithm in ("compiled", "reference"):
         return route
     if route.algorithm == "enumeration":
@@ -294,10 +293,8 @@ def with_cost(query: Query, route: Route) -> Route:
     if route.algorithm == "elimination":
         for index, above in problem.ancestor_choices.items():
             check_elimination_budget(model.network, index, above, words, query.budget)
-        counts = [
-            math.prod(model.network.count_states(i, words) for i in above)
-            for above in problem.ancestor_choices.values()
-        ]
+        choices, network = problem.ancestor_choices.values(), model.network
+        counts = [math.prod(network.count_states(i, words) for i in above) for above in choices]
         route = replace(route, states=max(counts, default=1))
     outputs = tuple(dict.fromkeys([*problem.outputs, *(specs[index].group.name for index in problem.factor_groups)]))
     closed = {*find_set_groups(model)[0], *problem.fixed}

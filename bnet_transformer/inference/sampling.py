@@ -43,15 +43,16 @@ from bnet_transformer.tpm.arrays import to_numpy
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_JOINT_STATES = 2**12  # joint states whose posterior is made whole, for draws
-NodeSamples = dict[int, Tensor]  # the states or values of a node, a row for each draw
+MAX_JOINT_STATES = 2**12  # joint states up to which the posterior is one table
+NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for each sample
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Draws of all random nodes: `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one.
+    """Samples of all random nodes.
 
-    `labels[name]` are what the states of a discrete node are called, where they have names.
+    `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one. `labels[name]` are the labels of a
+    discrete node's states, if it has labels.
     """
 
     states: dict[str, Tensor] = field(repr=False)
@@ -62,7 +63,7 @@ class Samples:
         return self.states[name]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each draw, a column for each node (for each of its numbers, where it has several)."""
+        """A row for each sample, a column for each node (for each of its entries, if it is a vector)."""
         import pandas as pd
 
         columns = {}
@@ -79,22 +80,22 @@ class Samples:
 
 
 def sample(query: Query, n: int, seed: int) -> Samples:
-    """n draws of every random node given the evidence.
-
-    A node above evidence is drawn from its posterior given what was drawn before, every other from its TPM.
+    """n samples of every random node, given the evidence.
 
     Args:
-        query: The sentence and its evidence; all nodes are drawn, whatever it asks for.
-        n: How many draws.
-        seed: The seed of the draws.
+        query: The sentence and its evidence; all nodes are sampled, whatever the query requests.
+        n: The number of samples.
+        seed: The seed.
     """
     generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
-    joint_log_evidence(query)
+    joint_log_evidence(query)  # refuses impossible evidence
     model, order = query.model, topological_order(query.model.ground).tolist()
     samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
     target = replace(query, nodes=tuple(node for node in order if node in choices))
+    # Choices above evidence are sampled from their exact joint posterior. Given its parents, every other random node is
+    # independent of the evidence, so that its TPM is its posterior (ancestral sampling).
     if choices:
         samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
     module = with_sentence_scope(query.module)
@@ -107,7 +108,7 @@ def sample(query: Query, n: int, seed: int) -> Samples:
 
 
 def route_sample(query: Query, n: int) -> Route:
-    """How n draws are made: first those of the choices above the evidence, then the rest from their TPMs."""
+    """The route of n samples: that of the choices above the evidence, then that of the rest."""
     question, query = f"{n} draws", query.without_input_evidence()
     target = replace(query, nodes=tuple(query.choices))
     if not target.nodes:
@@ -129,27 +130,25 @@ def route_sample(query: Query, n: int) -> Route:
 
 
 def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
-    """The nodes that are drawn from their TPMs, family by family, and why those of one family cannot be one batch.
+    """The nodes that are sampled from their TPMs, group by group, and why those of a group cannot be one batch.
 
     Args:
-        query: The sentence and its evidence; the nodes that it asks for are drawn before.
+        query: The sentence and its evidence; its requested nodes are sampled before.
         order: All nodes, parents before children.
     """
     model, module = query.model, with_sentence_scope(query.module)
     samples = {node: value[None] for node, value in query.fixed.items()} | _zero_samples(model, query.nodes)
     for component in model.network.graph.components:
         random = [spec.group for spec in map(model.network.specs.__getitem__, component) if spec.tpm.is_random]
-        remaining = {
-            node for node_group in random for node in model.ground.select_nodes(node_group).tolist()
-        } - model.do.keys()
-        nodes = [node for node in order if node in remaining and node not in samples]
+        left = {node for group in random for node in model.ground.select_nodes(group).tolist()} - model.do.keys()
+        nodes = [node for node in order if node in left and node not in samples]
         if nodes:
             yield nodes, _find_sampling_fault(module, model, component, samples)
             samples |= _zero_samples(model, nodes)
 
 
 def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
-    """A draw of each node, zero: of draws the structure of a question takes the shape alone."""
+    """A sample of zeros for each node: faults depend on the shapes of samples alone."""
     samples = NodeSamples()
     for node in nodes:
         spec = model.spec(node)
@@ -159,19 +158,19 @@ def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
 
 
 def _should_use_chain_rule(query: Query) -> bool:
-    """True where the choices are too many for one table, and elimination gives them one after another."""
+    """True if the choices have too many joint states for one table, and elimination can give them one by one."""
     count = math.prod(query.model.count_states(node) for node in query.nodes)
     nodes = query.nodes
-    return count > MAX_JOINT_STATES and all(
-        find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes))
-    )
+    checks = (find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
+    return count > MAX_JOINT_STATES and all(checks)
 
 
 def _find_sampling_fault(
     module: CompiledModule, model: GroundModel, indices: Sequence[int], samples: NodeSamples
 ) -> Fault | None:
-    """Why the nodes of a group of families cannot be drawn in one batch: they read each other, or their parameters
-    cannot be computed so."""
+    """Why the nodes of some groups cannot be sampled in one batch: they are parents of each other, or a table has a
+    fault.
+    """
     specs = [model.network.specs[index] for index in indices]
     for spec in specs:
         if any(parent.index in indices for parent in spec.parents):
@@ -185,23 +184,24 @@ def _find_sampling_fault(
 
 
 def _get_parameter_table(spec: NodeSpec) -> str:
-    """The table that has the parameters of a family's distribution."""
+    """The table with the parameters of a group's distribution."""
     return "logits" if spec.tpm.kind == "discrete" else "normal"
 
 
 def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Draws of the choices above evidence from their joint posterior."""
+    """Samples of the choices above evidence, from their joint posterior."""
     probs = joint_posterior(query)
     states = torch.unravel_index(torch.multinomial(probs.flatten(), n, True, generator=generator), probs.shape)
     return dict(zip(query.nodes, states, strict=True))
 
 
 def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Draws from `P(a | e) P(b | a, e) ...`; draws that agree so far are asked for once."""
+    """Samples from `P(a | e) P(b | a, e) ...`."""
     module, model, nodes = with_sentence_scope(query.module), query.model, query.nodes
     states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(model)
     for k, node in enumerate(nodes):
         group, index = model.ground.unravel_index(node)
+        # Samples with equal states so far have the same conditional posterior, which is computed once.
         known, inverse = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
         probs = []
         indices = {group.index, *(model.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
@@ -223,7 +223,7 @@ def _sample_batched(
     n: int,
     generator: torch.Generator,
 ) -> NodeSamples:
-    """Draws of the nodes of one family, which do not read each other."""
+    """Samples of nodes of one group that are not parents of each other."""
     group = model.ground.group_of(nodes[0])
     spec, columns = model.network.specs[group.index], torch.tensor(nodes) - int(model.ground.offsets[group.index])
     table, shape, draws = _get_parameter_table(spec), model.ground.shapes[group.index], []
@@ -232,17 +232,15 @@ def _sample_batched(
         states = {node: value[chunk] for node, value in samples.items()}
         evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
         parameters = evaluator.compute_group(table, spec)
-        if not samples:  # the same for every draw
+        if not samples:  # the same for every sample
             parameters = parameters.expand(size, *parameters.shape)
-        node_parameters = parameters.reshape(size, math.prod(shape), *parameters.shape[1 + len(shape) :])[:, columns]
-        draws.append(
-            _sample_from_parameters([node_parameters] if table == "logits" else node_parameters.unbind(2), generator)
-        )
+        selected = parameters.reshape(size, math.prod(shape), *parameters.shape[1 + len(shape) :])[:, columns]
+        draws.append(_sample_from_parameters([selected] if table == "logits" else selected.unbind(2), generator))
     return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
 
 
 def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    """A draw for each row of logits, or of means and sigmas."""
+    """A sample for each row of logits, or of means and sigmas."""
     if len(parameters) == 1:
         probs = parameters[0].softmax(-1)
         return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).reshape(probs.shape[:-1])
@@ -253,38 +251,35 @@ def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Gener
 def _sample_by_reference(
     model: GroundModel, nodes: Sequence[int], samples: NodeSamples, n: int, generator: torch.Generator
 ) -> NodeSamples:
-    """Draws by the reference, node after node; draws that agree so far go on together."""
+    """Samples by the reference, node after node; samples with equal states so far share one run."""
     result: dict[int, Tensor] = {}
     groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
     for node, value in samples.items():
         groups = [group for rows, known in groups for group in _split_by_state(rows, value[rows], known, node)]
     for node in nodes:
-        next_groups: list[tuple[Tensor, dict[int, Tensor]]] = []
+        after: list[tuple[Tensor, dict[int, Tensor]]] = []
         for rows, known in groups:
             states = _sample_node(ReferenceRun(model, known), node, len(rows), generator)
             result.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
-            next_groups += (
-                _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
-            )
-        groups = next_groups
+            after += _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
+        groups = after
     return result
 
 
 def _split_by_state(
     rows: Tensor, states: Tensor, fixed: dict[int, Tensor], node: int
 ) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
-    """The draws that go on together: those with one state of the node."""
+    """The samples by the state of the node."""
     for state in torch.unique(states, dim=0):
         same = (states == state).reshape(len(rows), -1).all(1)
         yield rows[same], {**fixed, node: state}
 
 
 def _sample_node(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
-    """n draws of a node from its TPM, its parents known."""
+    """n samples of a node from its TPM, given its parents."""
     distribution, spec = run.distribution(node), run.model.spec(node)
     if isinstance(distribution, torch.distributions.Categorical):
         return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
     normal = get_normal(spec, distribution)
-    return _sample_from_parameters(
-        [parameter.expand(n, *normal.mean.shape) for parameter in (normal.mean, normal.stddev)], generator
-    )
+    mean, sigma = (parameter.expand(n, *normal.mean.shape) for parameter in (normal.mean, normal.stddev))
+    return _sample_from_parameters([mean, sigma], generator)

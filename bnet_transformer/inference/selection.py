@@ -1,4 +1,4 @@
-"""Which slices, words, heads and states are meant: what users pass, as numbers and node groups."""
+"""Parsing of slices, words and heads that users pass, into indices and node groups."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bnet_transformer.reference import GroundModel
 
 
 def merge_words(attention: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-    """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
+    """`P(j | i)` over groups of tokens: summed over the tokens j of a group, averaged over the tokens i."""
     read = torch.stack([attention[..., list(group)].sum(-1) for group in groups], -1)
     return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
 
 
 def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> NodeSpec:
-    """The member that reads words in a slice: the one whose TPM is an attention."""
+    """The node group with attention over words in a slice."""
     depth = get_depth(model.network)
     if check_int("slice", slice_, minimum=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
@@ -44,24 +44,22 @@ def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> No
 
 
 def find_state_group(network: Network, stack: str) -> NodeGroup | None:
-    """The first state of a stack's words, if it has one without plates."""
-    return next(
-        (group for group in network.graph.groups if group.stack == stack and network.is_word_state(group)), None
-    )
+    """The state of a stack's words that enters the first slice, if there is one without plates."""
+    return next((g for g in network.graph.groups if g.stack == stack and network.is_word_state(g)), None)
 
 
 def parse_slices(slices: object, network: Network) -> list[int]:
-    """Slices of a net, from one or several."""
+    """The indices of slices, from one or several."""
     return parse_indices("slices", slices, get_depth(network))
 
 
 def parse_attention_slices(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
-    """The stack and the numbers of the slices in which words read words.
+    """The stack and the indices of the slices whose words attend to words.
 
     Args:
         network: The net.
         slices: One slice, several, or `"all"`.
-        role: The role that reads; its stack is meant. By default the first stack.
+        role: The role with attention, which gives the stack; by default the first stack.
     """
     graph = network.graph
     if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
@@ -81,7 +79,7 @@ def parse_attention_slices(network: Network, slices: object, role: str | None) -
 
 
 def get_depth(network: Network, stack: str | None = None) -> int:
-    """The number of slices of a stack, by default of the deepest; refused where a net has none."""
+    """The number of slices of a stack, by default of the deepest; an error if there are none."""
     depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
     if not depth:
         actual = f"none in the stack {stack!r}" if stack else "a net without slices"
@@ -90,7 +88,7 @@ def get_depth(network: Network, stack: str | None = None) -> int:
 
 
 def parse_words(tokens: Sequence[str], words: object) -> list[int]:
-    """Indices of words, from indices or the words themselves (every place where a word stands)."""
+    """Indices of words, from indices or the words themselves (all their positions)."""
     items = to_list(words)
     indices: list[int] = []
     for item in items:
@@ -105,9 +103,9 @@ def parse_words(tokens: Sequence[str], words: object) -> list[int]:
 
 
 def to_list(value: object) -> list[object]:
-    """What was asked for as a list: one thing, or a collection of them."""
+    """An item or a collection of items, as a list."""
     if isinstance(value, Tensor | np.ndarray):
-        with suppress(RuntimeError):  # a tensor without a plain table of numbers is refused as it is
+        with suppress(RuntimeError):  # a tensor that has no list form is refused later
             value = value.tolist()
     return list(value) if isinstance(value, Collection) and not isinstance(value, str) else [value]
 

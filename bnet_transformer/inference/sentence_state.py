@@ -32,17 +32,17 @@ from bnet_transformer.reference.node_tables import check_discrete_node
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SentenceState:
-    """The state of a `Sentence`, which every function that answers a question about it receives.
+    """The state of a `Sentence`, which every function that answers a query about it receives.
 
-    Frozen: `with_interventions` and `with_evidence` return a new state. What follows from the fields (`model`,
-    `evaluator`) is computed once, on first use.
+    Frozen: `with_interventions` and `with_evidence` return a new state. `model` and `evaluator`, which follow from the
+    fields, are computed on first use.
 
     Args:
         module: The compiled net, in evaluation mode.
         encoded: The sentence as tensors.
-        interventions: The value, or the row of attention, that `do` sets each node to, by ground id.
+        interventions: The value, or the attention row, that `do` sets each node to, by ground id.
         evidence: The observed value of each node, by ground id.
-        previous: The answers of the sentence before its last `do`; values that this `do` does not change come from them.
+        previous: The evaluator before the last `do`; values that this `do` does not change come from it.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state
@@ -73,26 +73,26 @@ class SentenceState:
 
     @cached_property
     def model(self) -> GroundModel:
-        """The ground graph, the given values and the interventions: the model after surgery."""
+        """The ground model after surgery: ground graph, inputs, interventions."""
         ground = GroundGraph(self.network.graph, self.encoded.word_counts)
         return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
     def evaluator(self) -> NodeEvaluator:
-        """The values of nodes; each family is computed once."""
+        """The evaluator of nodes; it computes each group once."""
         values = self.network.parameters.values()
         if values and all(value.is_meta for value in values):
             raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
         return NodeEvaluator(self.module, self.model, self.evidence, self.previous)
 
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
-        """What each node is set to, by ground id.
+        """The values that nodes are set to, by ground id.
 
         Args:
-            nodes: For each name, family, role or pattern what `Sentence.do` takes.
+            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
 
         Returns:
-            A value or a row of attention for each node.
+            A value or an attention row for each node.
         """
         requested = expand_patterns(self.ground, nodes)
         relative = {node: value for node, value in requested.items() if is_relative(value)}
@@ -111,10 +111,10 @@ class SentenceState:
         """The state after `do`.
 
         Args:
-            nodes: For each name, family, role or pattern what `Sentence.do` takes.
+            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
 
         Returns:
-            A state with these interventions besides those of this one; of two on one node the later counts.
+            A state with these interventions and those of this state; on the same node the new one counts.
 
         Raises:
             EvidenceError: A node has evidence.
@@ -124,10 +124,10 @@ class SentenceState:
         return replace(self, interventions={**self.interventions, **interventions}, previous=self.evaluator)
 
     def without_interventions(self, names: Collection[str] = ()) -> SentenceState:
-        """The state before `do`.
+        """The state without some interventions.
 
         Args:
-            names: Names, families, roles or patterns of the nodes whose interventions go; all, where there are none.
+            names: Names, groups, roles or patterns of the nodes whose interventions are removed; all if empty.
 
         Raises:
             BNetError: No intervention is on these nodes.
@@ -145,7 +145,7 @@ class SentenceState:
             nodes: For each node a value, a state or a label; None for no more.
 
         Returns:
-            A state with this evidence besides that of this one.
+            A state with this evidence and that of this state.
 
         Raises:
             EvidenceError: An intervention, or another value, is on the same node.
@@ -167,11 +167,11 @@ class SentenceState:
             raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", actual="both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
-        """A question about probabilities, given the evidence of this state.
+        """A query about probabilities, given the evidence of this state.
 
         Args:
-            nodes: The ground ids of the nodes that are asked for.
-            budget: The most joint states of choices that are computed.
+            nodes: The requested nodes, by ground id.
+            budget: The maximum number of joint states of choices.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
         limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
@@ -182,8 +182,8 @@ class SentenceState:
 
         Args:
             name: A discrete node, or several.
-            evidence: Evidence besides that of this state.
-            budget: The most joint states of choices that are computed.
+            evidence: Evidence in addition to that of this state.
+            budget: The maximum number of joint states of choices.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
         nodes = [self.ground.id(item) for item in parse_names("name", name)]
@@ -205,10 +205,10 @@ class SentenceState:
         """A part of the ground graph.
 
         Args:
-            weights: Whether selectors and weights are in it.
-            slices: The slices that are in it; all where None.
-            words: The words that are in it, by number or as words, or a mapping from stacks to them; all where None.
-            heads: The heads that are in it; all where None.
+            weights: Whether selectors and weights are included.
+            slices: The included slices; None for all.
+            words: The included words, by index or as words, or a mapping from stacks to them; None for all.
+            heads: The included heads; None for all.
         """
         chosen = None if slices is None else parse_slices(slices, self.network)
         sizes, plates, selected_words = self.network.graph.plate_sizes, {}, {}
@@ -225,7 +225,7 @@ class SentenceState:
         return NodeSelection(chosen, selected_words, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
-        """What the states of a node are called (labels, or words of the sentence or of the vocabulary), or None.
+        """The labels of a node's states (labels, words of the sentence or words of the vocabulary), or None.
 
         Args:
             node: A ground id.

@@ -1,8 +1,8 @@
-"""Runs of sentences whose heads are gated: where heads are summed, how likely a run is, and many runs at once.
+"""Runs of sentences with gated heads: the sites where heads are summed, the likelihood of a run, batches of runs.
 
-A site is a family of heads that a later node adds up, `a = sum_nu W_o^nu a^nu`. A likelihood is that of what is
-observed, or a Normal around the output of the full net. Runs are of many settings of the gates of one slice at once,
-or of one for each sentence: of a slice all that its heads do not change is computed once for each sentence.
+A site is a group of heads that a later node sums, `a = sum_nu W_o^nu a^nu`. The likelihood is that of the observations,
+or a Normal around the output of the full net. A batch has many gate settings of one slice, or one setting for each
+sentence. For many settings of one slice, everything that its heads do not change is computed once per sentence.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_er
 from bnet_transformer.inference.factors import align_evidence, evidence_log_prob, mask_unobserved
 from bnet_transformer.reference import ATOL
 
-MEMORY_BUDGET = 2**29  # bytes, of what a run keeps of its words
-WORDS_PER_PART = 4096  # words that are computed at once: enough to keep a processor busy
+MEMORY_BUDGET = 2**29  # bytes of the activations of a run
+WORDS_PER_PART = 4096  # words in one batch: enough to use all of a processor
 
 
 @dataclass(frozen=True)
 class HeadSite:
-    """One slice's heads: the family of what they read, and the families of a run that they do not change but that
-    what descends from them reads."""
+    """The heads of one slice: their group, and the side inputs: groups that the heads do not change and that their
+    descendants read.
+    """
 
     spec: NodeSpec
     side_inputs: tuple[str, ...]
@@ -41,17 +42,17 @@ class HeadSite:
 
     @property
     def num_heads(self) -> int:
-        """How many heads there are, through all groups of them."""
+        """The number of heads, over all plates of heads."""
         return math.prod(self.plate_sizes)
 
     @property
     def name(self) -> str:
-        """The family's name: `a_0`."""
+        """The name of the group, such as `a_0`."""
         return self.spec.group.name
 
 
 def find_head_sites(network: Network, role: str | None, target_indices: Collection[int]) -> tuple[HeadSite, ...]:
-    """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
+    """The sites of a net above the targets, of one role or of all, with the same number of heads in each."""
     graph = network.graph
     needed = graph.ancestral_set(target_indices)
     matches = [spec for spec in network.specs if spec.group.index in needed and _is_summed(network, spec)]
@@ -81,7 +82,7 @@ def find_head_sites(network: Network, role: str | None, target_indices: Collecti
 
 
 def _is_summed(network: Network, spec: NodeSpec) -> bool:
-    """True for a function of each word and head that all its readers read over the plates of heads."""
+    """True for a function of each word and head whose children all sum it over the plates of heads."""
     group = spec.group
     if spec.tpm.is_random or group.word_stack is None or not group.plates or not spec.shape:
         return False
@@ -91,7 +92,7 @@ def _is_summed(network: Network, spec: NodeSpec) -> bool:
 
 
 def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
-    """What is read, and hangs on the words, by what descends from a family and is needed."""
+    """The groups that depend on the words, and that needed descendants of a group read without descending from it."""
     graph, descendants = network.graph, {index}
     order = [i for component in graph.components for i in component if i in needed]
     for i in order:
@@ -104,7 +105,7 @@ def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[s
 
 
 def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
-    """What is observed, where something is; else an output: by default what the module returns."""
+    """The observed groups; without observations an output, by default that of the module."""
     if corpus.evidence:
         return tuple(corpus.evidence)
     name = find_default_output(network) if output is None else output
@@ -116,7 +117,9 @@ def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """Sentences of one length, which they are, what the sites have as they are, and the full output."""
+    """Sentences of one length: their indices, the batch, the values of the sites with all heads on, and the full
+    output.
+    """
 
     indices: Tensor
     batch: Batch
@@ -129,10 +132,10 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class GatedRuns:
-    """A net, its sites, the sentences (under torchrun this rank's share of them), and what tells how likely a run is.
+    """A net, its sites, the sentences (under torchrun those of this rank), and the targets of the likelihood.
 
-    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `targets`, up to a constant;
-    else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without, it is
+    `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
     """
 
     module: CompiledModule
@@ -144,44 +147,54 @@ class GatedRuns:
 
     @property
     def is_observed(self) -> bool:
-        """True where the families are observed; False where one is the output."""
+        """True if the targets are observed; False if the target is an output."""
         return bool(self.corpus.evidence)
 
     @torch.no_grad()
     def parts(self, max_words: int = WORDS_PER_PART, *, should_keep_values: bool = False) -> Iterator[CorpusPart]:
-        """The sentences in parts of about so many words, each run once with all heads on; the `should_keep_values` of the sites
-        are kept where they are asked for."""
-        names_of_values = dict.fromkeys(
-            name for site in self.sites for name in (site.name, *site.side_inputs) if should_keep_values
-        )
+        """The sentences in parts of about `max_words` words, each run once with all heads on.
+
+        Args:
+            max_words: The number of words of a part.
+            should_keep_values: Whether parts contain the values of the sites and of their side inputs.
+        """
+        recorded = [n for site in self.sites for n in (site.name, *site.side_inputs)] if should_keep_values else []
+        names_of_values = dict.fromkeys(recorded)
         output = () if self.is_observed else self.targets
         names, network = (*names_of_values, *output), self.module.network
         for indices, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
             values: list[Tensor] = []
             if names:
                 execution, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
-                values = [
-                    self.module.compute_output(execution, *output_spec)
-                    for output_spec in zip(names, plan.outputs, strict=True)
-                ]
-            yield CorpusPart(
-                indices, corpus, dict(zip(names_of_values, values, strict=False)), values[-1] if output else None
-            )
+                outputs = zip(names, plan.outputs, strict=True)
+                values = [self.module.compute_output(execution, *name_and_index) for name_and_index in outputs]
+            site_values = dict(zip(names_of_values, values, strict=False))
+            yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
 
     @torch.no_grad()
     def log_probs_by_setting(self, site: HeadSite, part: CorpusPart, gates: Tensor) -> Tensor:
-        """`log P` of each sentence of a part under each setting of a site's gates `[setting, head]`: in float64."""
+        """`log P` of each sentence of a part under each gate setting of a site.
+
+        Args:
+            site: The site; all other sites are on.
+            part: The sentences, with the values of the sites.
+            gates: `[setting, head]`.
+
+        Returns:
+            `[sentence, setting]` in float64.
+        """
         count = len(gates)
         corpus = part.batch.repeat(count)
+        # The heads of a slice are gated by setting their values to gates times values (`do`): everything above the slice
+        # is cut off, and the side inputs are set as well, so that only the descendants of the site are computed again.
         a = part.site_values[site.name]
-        a = a.expand(len(part), *a.shape[1:])  # one for all sentences, where it hangs on no word of theirs
+        a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)
         num_dims = a.dim() - 1 - len(site.plate_sizes)
         gated = (a[:, None] * gates.reshape(1, count, *site.plate_sizes, *[1] * num_dims)).flatten(0, 1)
         side_values = {name: part.site_values[name] for name in site.side_inputs}
-        do = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in side_values.items()} | {
-            site.name: gated
-        }
+        do = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in side_values.items()}
+        do[site.name] = gated
         full = None if part.full_output is None else part.full_output.repeat_interleave(count, 0)
         return self._log_probs(corpus, full, do=do).reshape(len(part), count).double()
 
@@ -191,12 +204,11 @@ class GatedRuns:
         return self._log_probs(part.batch, part.full_output, gates=by_site)
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
-        """`log P` of each sentence; `full_output` is the output of the run in which all heads are on."""
+        """`log P` of each sentence; `full_output` is the output with all heads on."""
         execution, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
         if not self.is_observed:
-            value = self.module.compute_output(
-                execution, self.targets[0], plan.outputs[0]
-            )  # a value, log probabilities, a mean
+            # A value, log probabilities or a mean.
+            value = self.module.compute_output(execution, self.targets[0], plan.outputs[0])
             difference = value - (value if full_output is None else full_output)
             return -0.5 * difference.square().flatten(1).sum(-1).to(execution.log_dtype)
         total = torch.zeros(1, dtype=execution.log_dtype, device=execution.device)
@@ -208,7 +220,7 @@ class GatedRuns:
         return total
 
     def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """A run of a net that chooses nothing."""
+        """A run of a net without open choices."""
         execution, plan = self.module.run(request)
         if plan.enumerated:
             name = self.module.network.specs[plan.enumerated[0]].group.name
@@ -216,12 +228,11 @@ class GatedRuns:
         return execution, plan
 
     def log_prob_table(self, gates: Tensor, update_progress: Callable[[int], object]) -> Tensor:
-        """`log P` of each sentence of all ranks under each setting of a site's gates: `[site, sentence, setting]`."""
+        """`log P` of each sentence of all ranks under each gate setting of each site: `[site, sentence, setting]`."""
         table = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.bytes_per_word()
-        for part in self.parts(
-            max(1, WORDS_PER_PART // len(gates)), should_keep_values=True
-        ):  # each word has so many settings
+        max_words = max(1, WORDS_PER_PART // len(gates))  # a word is computed once for each setting
+        for part in self.parts(max_words, should_keep_values=True):
             words = sum(x.shape[1] for x in part.batch.x.values())
             chunk_size = max(1, min(WORDS_PER_PART, MEMORY_BUDGET // width) // max(1, words * len(part)))
             for k, site in enumerate(self.sites):
@@ -232,11 +243,11 @@ class GatedRuns:
         return self.ranks.all_gather(table.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else table
 
     def gradient_part_size(self) -> int:
-        """How many words go together where slopes are asked for, and what every slice makes is kept."""
+        """The number of words of a part for gradients, which need the activations of every slice."""
         return max(1, min(WORDS_PER_PART, MEMORY_BUDGET // (self.bytes_per_word() * len(self.sites))))
 
     def bytes_per_word(self) -> int:
-        """Bytes for each word of a run: a few of its widest values."""
+        """Bytes per word of a run: a few of its widest values."""
         network = self.module.network
         sizes, specs = network.graph.plate_sizes, [m for m in network.specs if m.group.word_stack is not None]
         width = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.group.plates) for m in specs)

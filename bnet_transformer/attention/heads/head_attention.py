@@ -1,10 +1,10 @@
-"""What each head reads in sentences, `P(j | i)`, and what a word that is read is to its reader.
+"""The attention `P(j | i)` of each head in sentences, and the relation of each attended word j to word i.
 
-Sentences of one length are read at a time, so that no padding is read. Relations are in order, of which the first that
-holds counts; `other` is what none of them holds of, so of each word that is read exactly one relation holds.
+Sentences are batched by length, so that there is no padding. Relations are ordered: the first that holds for a pair of
+words counts, and `other` is the relation of pairs without any, so that each pair has exactly one relation.
 
-Where heads are a plate, a head is an entry of it; where a selector draws one, a head is a state of the selector, and
-what other choices (atoms, selectors of earlier slices) make of its reading is averaged as the net draws them.
+If heads are a plate, a head is an index of it. If a selector chooses one of the heads, a head is a state of the
+selector, and attention is averaged over the prior of all other choices (atoms, selectors of earlier slices).
 """
 
 from __future__ import annotations
@@ -33,17 +33,15 @@ BoolTable = NDArray[np.bool_]
 
 OTHER = "other"
 ONE_STACK, TOKENS, SEPARATORS = "one stack", "tokens", "separators"
-MAX_ATTENTION_NUMEL, NUMEL_PER_PAIR = (
-    2**21,
-    16,
-)  # of the readings of a piece of the corpus; of what is told of each pair of words beside
+MAX_ATTENTION_NUMEL = 2**21  # elements of the attention tensors of one batch
+NUMEL_PER_PAIR = 16  # further elements for each pair of words, such as those of relation tables
 
 
 @dataclass(frozen=True)
 class AttentionNodes:
-    """The families by which slices read, one for each, with the selector whose states are its heads, if there is one.
+    """The node groups with attention, one for each slice, and the selector whose states are its heads, if there is one.
 
-    `stacks` are the one whose words read and the one whose words are read.
+    `stacks` are the stack of the attending words and that of the attended words.
     """
 
     specs: tuple[NodeSpec, ...]
@@ -53,15 +51,14 @@ class AttentionNodes:
 
 
 def find_attention_nodes(network: Network, role: str | None, slices: object) -> AttentionNodes:
-    """The families that read words in slices ("all", or some), of one role: refused where there are several."""
+    """The node groups with attention over words in some slices (`"all"`, or indices), of one role."""
     by_slice = _attention_by_slice(network, role)
     requested = list(by_slice) if isinstance(slices, str) and slices == "all" else parse_slices(slices, network)
     for t in requested:
         if t not in by_slice:
             actual, stem = f"slice {t}", next(iter(by_slice.values())).group.stem
-            raise BNetError(
-                "slices", expected=f"slices in which {stem} reads", actual=actual, allowed=f"{list(by_slice)}"
-            )
+            expected = f"slices in which {stem} reads"
+            raise BNetError("slices", expected=expected, actual=actual, allowed=f"{list(by_slice)}")
     specs = tuple(by_slice[t] for t in requested)
     selectors = tuple(_find_selector(network, spec) for spec in specs)
     counts = {
@@ -79,7 +76,7 @@ def find_attention_nodes(network: Network, role: str | None, slices: object) -> 
 
 
 def _attention_by_slice(network: Network, role: str | None) -> dict[int, NodeSpec]:
-    """The family that reads in each slice, of one role."""
+    """The node group with attention in each slice, of one role."""
     by_role: dict[str, dict[int, NodeSpec]] = {}
     for spec in network.specs:
         step = spec.group.step
@@ -97,13 +94,15 @@ def _attention_by_slice(network: Network, role: str | None) -> dict[int, NodeSpe
 
 
 def _get_attended_parent(spec: NodeSpec) -> ParentSpec:
-    """The words that a family reads."""
+    """The parent over whose words a group attends."""
     slots = spec.tpm.attention_slots()
     return next(parent for parent in spec.word_parents if parent.slot in slots)
 
 
 def _find_selector(network: Network, spec: NodeSpec) -> int | None:
-    """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
+    """The choice whose states are the heads: the topmost choice that decides the attention of a slice, given its
+    words.
+    """
     if spec.group.plates:
         return None
     parents = [parent for parent in spec.parents if parent.slot in spec.tpm.attention_slots()]
@@ -125,7 +124,7 @@ def _find_selector(network: Network, spec: NodeSpec) -> int | None:
 
 
 def attention_mask(network: Network, spec: NodeSpec, words: Mapping[str, int]) -> Tensor:
-    """`[i, j]`: which words the mask lets each word read."""
+    """`[i, j]`: whether the mask lets word i attend to word j."""
     parent = _get_attended_parent(spec)
     read = network.specs[parent.index].group.word_stack or ""
     return torch.tensor(parent.reach.matrix(words[spec.group.word_stack or ""], words[read]))
@@ -135,7 +134,16 @@ def attention_mask(network: Network, spec: NodeSpec, words: Mapping[str, int]) -
 def compute_attention(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """The numbers of some sentences of one length, and `P(j | i)` of each slice, `[head, sentence, word, word]`."""
+    """`P(j | i)` of sentences, in batches of one length.
+
+    Args:
+        module: The compiled net.
+        nodes: The groups with attention.
+        sentences: The sentences.
+
+    Yields:
+        The indices of some sentences, and for each slice `[head, sentence, word, word]`.
+    """
     network = module.network
     lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for k, sentence in enumerate(sentences):
@@ -151,7 +159,7 @@ def compute_attention(
 
 
 def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[str, int]) -> int:
-    """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
+    """The number of joint states of the choices above an attention, except its heads; refused above the budget."""
     maximum = 1
     for spec, selector in zip(nodes.specs, nodes.selectors, strict=True):
         ancestors = network.graph.ancestors([spec.group.index]) - {selector}
@@ -169,16 +177,14 @@ def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[
 def _compute_attention_part(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> list[Tensor]:
-    """`P(j | i)` of sentences of one length, slice by slice."""
+    """`P(j | i)` of sentences of one length, for each slice."""
     network, device = module.network, module.network.device
     indices = {spec.group.index for spec in nodes.specs}
     ancestors = network.graph.ancestors(indices)
     choices = {i for i in ancestors if network.specs[i].tpm.kind == "discrete"}
     discrete = {m.group.index for m in nodes.specs if m.tpm.kind == "discrete"}
     parents = {given.index for i in discrete for given in network.specs[i].parents}
-    given = {
-        name: torch.stack([sentence.given[name] for sentence in sentences]).to(device) for name in sentences[0].given
-    }
+    given = {name: torch.stack([s.given[name] for s in sentences]).to(device) for name in sentences[0].given}
     filled = {network.get_spec(name).group.word_stack for name in given}
     request = ExecutionRequest(
         tuple(network.specs[i].group.name for i in sorted(choices | parents)),
@@ -200,7 +206,7 @@ def _compute_attention_part(
 def _attention_by_head(
     state: ExecutionState, spec: NodeSpec, selector: int | None, num_heads: int, batch_size: int
 ) -> Tensor:
-    """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
+    """`P(j | i)` of each head, averaged over the other choices: `[head, batch, word, word read]`."""
     layout, attention, group = state.layout, _attention_weights(state, spec), spec.group
     probs = _choice_probabilities(state, attention, selector)
     if probs is not None:
@@ -220,7 +226,7 @@ def _attention_by_head(
 
 
 def _attention_weights(state: ExecutionState, spec: NodeSpec) -> Tensor:
-    """`P(j | i)` in the layout: of a deterministic family as the course kept it."""
+    """`P(j | i)` in the layout; of a deterministic group, as the execution recorded it."""
     weights = state.attention_weights.get(spec.group.index)
     if spec.tpm.kind == "discrete":
         context, parents = gather_parents(state, spec)
@@ -232,7 +238,7 @@ def _attention_weights(state: ExecutionState, spec: NodeSpec) -> Tensor:
 
 
 def _choice_probabilities(state: ExecutionState, attention: Tensor, selector: int | None) -> Tensor | None:
-    """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
+    """`P(other choices | head)`, of the choices that the attention depends on; None without other choices."""
     layout, graph, specs = state.layout, state.network.graph, state.network.specs
     decisive = {i for k, i in enumerate(layout.enumerated) if attention.shape[k] > 1}
     needed = {i for i in layout.enumerated if i in graph.ancestral_set(decisive)}
@@ -249,7 +255,7 @@ def _choice_probabilities(state: ExecutionState, attention: Tensor, selector: in
 
 @dataclass(frozen=True)
 class QueryKeyTokens:
-    """The words that read and the words that are read, of one sentence: their tokens, and which are separators."""
+    """The tokens of the attending and of the attended words of a sentence, and which of them are separators."""
 
     query_tokens: tuple[str, ...]
     key_tokens: tuple[str, ...]
@@ -268,7 +274,7 @@ class QueryKeyTokens:
 
 
 def _has_same_token(pair: QueryKeyTokens) -> BoolTable:
-    """Another word with the same token; in another stack, any word with it."""
+    """Another word with the same token; in cross-attention, any word with it."""
     is_same: BoolTable = np.array(pair.query_tokens)[:, None] == np.array(pair.key_tokens)[None, :]
     return is_same & (pair.distance != 0) if pair.is_self_attention else is_same
 
@@ -290,7 +296,9 @@ DEFAULT_RELATIONS = ("same", "previous", "next", "first", "separator", "same tok
 
 @dataclass(frozen=True)
 class Relations:
-    """Relations in order, `other` last; `left_out` says of the default ones that have no meaning here why."""
+    """Relations in order, `other` last; `left_out` gives the reason of each default relation that has no meaning
+    here.
+    """
 
     tables: Mapping[str, Callable[[QueryKeyTokens], BoolTable]]
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -300,17 +308,19 @@ class Relations:
         return *self.tables, OTHER
 
     def codes(self, pair: QueryKeyTokens, subject: str) -> RelationCodes:
-        """The number of the relation of each reader i and each word j that is read, `[i, j]`."""
-        tables = [
-            _check_table(table(pair), pair, f"relation {name!r}, {subject}") for name, table in self.tables.items()
-        ]
+        """The index of the relation of each pair of words, `[i, j]`."""
+        tables = [_check_table(fn(pair), pair, f"relation {name!r}, {subject}") for name, fn in self.tables.items()]
         result: RelationCodes = np.argmax(np.stack([*tables, np.ones(pair.shape, dtype=bool)]), axis=0)
         return result
 
 
 def resolve_relations(requested: object, missing: Mapping[str, str]) -> Relations:
-    """The relations that are asked for: none for the default ones, a list of names, or a mapping from names to what
-    says where they hold; `missing` says why there is no meaning to relations that need something."""
+    """The requested relations.
+
+    Args:
+        requested: None for the default ones, a list of names, or a mapping from names to definitions.
+        missing: Requirement of relations -> why it is missing.
+    """
     if requested is None:
         left_out = {name: missing[RELATIONS[name][0]] for name in DEFAULT_RELATIONS if RELATIONS[name][0] in missing}
         return Relations({name: RELATIONS[name][1] for name in DEFAULT_RELATIONS if name not in left_out}, left_out)
@@ -328,7 +338,7 @@ def resolve_relations(requested: object, missing: Mapping[str, str]) -> Relation
 def _resolve_relation(
     name: object, relation: object, missing: Mapping[str, str]
 ) -> Callable[[QueryKeyTokens], BoolTable]:
-    """Where one relation holds: as one of ours, a Reach, or a function of the tokens says."""
+    """The table function of one relation: a predefined one, a Reach, or a function of the tokens."""
     if not isinstance(name, str) or not name or name == OTHER:
         expected = f"a name for each relation; {OTHER!r} is what no relation holds of"
         raise BNetError("relations", expected=expected, actual=name)
@@ -344,13 +354,11 @@ def _resolve_relation(
     if not callable(relation):
         expected = "a function of the tokens, a Reach, or the name of a relation"
         raise BNetError(f"relation {name!r}", expected=expected, actual=relation, allowed=", ".join(RELATIONS))
-    return lambda pair: (
-        relation(pair.query_tokens) if pair.is_self_attention else relation(pair.query_tokens, pair.key_tokens)
-    )
+    return lambda pair: relation(*[pair.query_tokens, pair.key_tokens][: 1 if pair.is_self_attention else 2])
 
 
 def _check_table(value: object, pair: QueryKeyTokens, subject: str) -> BoolTable:
-    """A table of booleans for all pairs of words, or the error that says which one is none."""
+    """A boolean table over all pairs of words; an error that names an invalid relation."""
     expected = f"a table of booleans of shape {pair.shape}"
     try:
         table = np.asarray(value)

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 MAX_HEADS = 12  # heads of a slice, for all settings of their gates
 BUDGET = 2**17  # runs of one slice: sentences times settings
-MAX_SIGMA_RATIO = (
-    1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
-)
+MAX_SIGMA_RATIO = 1e4  # sigmas further from the effect of a head carry no information, or overflow
 IDLE_TOLERANCE = 1e-6  # of the most that a head changes: what less is nothing
 OUTPUT_SAMPLES = 8  # of y, for each sentence of which nothing is observed
 NORMAL_AROUND = "Normal around "
@@ -146,9 +144,8 @@ def _create_bars(progress: bool | None, ranks: DistributedContext) -> CreateProg
     return lambda unit, total: loop.progress_bar(ranks, total, 0, f" {unit}")
 
 
-InclusionEstimate = tuple[
-    GatePosterior, Tensor, Tensor, float | None
-]  # with the nats lost, the idle heads, the spread of the output
+# The posterior, the loss in nats of each head off, which heads are idle, and the spread of the output.
+InclusionEstimate = tuple[GatePosterior, Tensor, Tensor, float | None]
 
 
 def _infer_exactly(
@@ -224,10 +221,8 @@ def damage(
     role = min(roles) if len(roles) == 1 else None
     runs = create_runs(result.network, data, output, role, should_observe=not is_normal, sites=result.slices)
     if _describe_likelihood(runs) != result.likelihood:
-        expected, actual = (
-            f"sentences with {result.likelihood}, as the measures had them",
-            f"sentences with {_describe_likelihood(runs)}",
-        )
+        expected = f"sentences with {result.likelihood}, as the measures had them"
+        actual = f"sentences with {_describe_likelihood(runs)}"
         raise BNetError("sentences", expected=expected, actual=actual)
     scale = 1.0 if result.sigma is None else result.sigma**-2
     heads = result.log_bayes.numel()
@@ -249,9 +244,8 @@ def damage(
         losses = torch.zeros(len(local_runs.corpus), len(settings) - 1, dtype=torch.float64)
         with _create_bars(progress, ranks)("sentences", len(local_runs.corpus)) as bar:
             for part in local_runs.parts():
-                full, *log_probs = (
-                    local_runs.gated_log_probs(part, g.expand(len(part), -1, -1).to(ranks.device)) for g in settings
-                )
+                rows = (g.expand(len(part), -1, -1).to(ranks.device) for g in settings)
+                full, *log_probs = (local_runs.gated_log_probs(part, row) for row in rows)
                 losses[part.indices] = (scale * (full - torch.stack(log_probs)).double().cpu()).T
                 bar.update(len(part))
         all_losses = ranks.all_gather(losses)
@@ -309,15 +303,13 @@ def _check_budget(runs: GatedRuns, budget: int) -> None:
     subject, alternative = "method='exact'", "method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
         expected = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
-        raise BudgetError(
-            subject, expected=expected, actual=f"{runs.num_heads}, {2**runs.num_heads:,} settings", allowed=alternative
-        )
+        actual = f"{runs.num_heads}, {2**runs.num_heads:,} settings"
+        raise BudgetError(subject, expected=expected, actual=actual, allowed=alternative)
     count, max_count = len(runs.corpus), budget >> runs.num_heads
     if count > max_count:
         current, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, max_count))
-        actual = (
-            f"{count << runs.num_heads:,}: {current} under {2**runs.num_heads:,} settings of {runs.num_heads} gates"
-        )
+        settings = f"{2**runs.num_heads:,} settings of {runs.num_heads} gates"
+        actual = f"{count << runs.num_heads:,}: {current} under {settings}"
         allowed = f"{fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
         raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, allowed=allowed)
 

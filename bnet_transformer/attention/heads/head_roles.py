@@ -121,9 +121,8 @@ class Roles(HeadTable):
         return result[columns].reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        notes = (
-            f"<p>{html.escape(name)} is left out: {html.escape(reason)}.</p>" for name, reason in self.left_out.items()
-        )
+        reasons = ((html.escape(name), html.escape(reason)) for name, reason in self.left_out.items())
+        notes = (f"<p>{name} is left out: {reason}.</p>" for name, reason in reasons)
         return super()._repr_html_() + "".join(notes)
 
     @property
@@ -182,9 +181,8 @@ class RelationStatistics:
     def posterior(self, interval: float) -> dict[str, Tensor]:
         """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
         sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
-        total, squares, chance, weight, weighted = (
-            self.ranks.all_reduce(torch.from_numpy(local_sum)).numpy() for local_sum in sums
-        )
+        totals = (self.ranks.all_reduce(torch.from_numpy(local)).numpy() for local in sums)
+        total, squares, chance, weight, weighted = totals
         count = sum(self.ranks.all_gather_object(self.num_sentences))
         relations = self.shape[2]
         prior = self.alpha * relations
@@ -254,16 +252,13 @@ def roles(
         settings = resolved.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         ranks.assert_same("roles", net=network, data=[sentence.given for sentence in encoded], settings=settings)
         statistics = RelationStatistics(shape, weight, draws, seed, ranks)
-        for indices, tables in compute_attention(
-            CompiledModule(ranks.to_device(network)).eval(), nodes, ranks.shard(encoded)
-        ):
-            sentence_ids = ranks.global_indices(torch.tensor(indices)).tolist()
-            pairs = [_split_tokens(network, nodes, encoded[k], marks) for k in sentence_ids]
-            codes = np.stack(
-                [resolved.codes(pair, f"sentence {k}") for k, pair in zip(sentence_ids, pairs, strict=True)]
-            )
-            masks = [attention_mask(network, spec, encoded[sentence_ids[0]].word_counts) for spec in nodes.specs]
-            statistics.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, sentence_ids)
+        module = CompiledModule(ranks.to_device(network)).eval()
+        for indices, tables in compute_attention(module, nodes, ranks.shard(encoded)):
+            ids = ranks.global_indices(torch.tensor(indices)).tolist()
+            pairs = [_split_tokens(network, nodes, encoded[k], marks) for k in ids]
+            codes = np.stack([resolved.codes(pair, f"sentence {k}") for k, pair in zip(ids, pairs, strict=True)])
+            masks = [attention_mask(network, spec, encoded[ids[0]].word_counts) for spec in nodes.specs]
+            statistics.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, ids)
         posterior = statistics.posterior(interval)
     selectors = [None if c is None else network.specs[c].group.name for c in nodes.selectors]
     return Roles(

@@ -1,4 +1,6 @@
-"""Results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`, the cost of ablation."""
+"""Results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`, the cost of
+ablation.
+"""
 
 from __future__ import annotations
 
