@@ -1,10 +1,10 @@
-"""Reading paths: which words of a slice a later state was read from, along the attention TPMs.
+"""Attention rollout: from which words of a slice a later state was computed, along the attention TPMs.
 
-The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain: from
-word i of the last state it goes, slice by slice, to the word that i reads. It is no posterior of the bnet. Under a
-selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the matrices first. Heads that are summed are
-averaged in each slice, all alike, or by the posterior of their gates: over the heads that are in, whose gates are
-independent between slices, so that there the mean of the products is the product of the means.
+The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain that
+moves, slice by slice, from a word of the last state to a word that it attends to. It is no posterior of the bnet.
+Under a selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, not the matrices. Summed heads are averaged
+in each slice: with equal weights, or over the heads whose gates are on. Gates of different slices are independent, so
+that the mean of the products is the product of the means.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from bnet_transformer.tpm.arrays import to_numpy
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
-MAX_PATH_PRODUCTS = 2**28  # products while paths are sought
-FLOW_RESOLUTION = 2**30  # the parts of which a flow is made
+MAX_FLOWS = 2**16  # flows (state x output word x source word) through three or more slices
+MAX_PATH_PRODUCTS = 2**28  # products in the search for paths
+FLOW_RESOLUTION = 2**30  # units of which a flow consists, since scipy takes integer capacities
 
 
 def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
-    """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
+    """Refuse a chain through a set node: what follows it was not computed from what comes before it.
 
-    It may begin at a state that is set.
+    A chain may begin at a set state.
     """
     path = find_value_path_groups(model, readers, slices)
     cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in path]
@@ -63,9 +63,9 @@ def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequenc
 
 
 def find_value_path_groups(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
-    """The families between the state that enters the first slice and the one that leaves the last, by way of values.
+    """The groups on value paths between the state that enters the first slice and the state that leaves the last.
 
-    What decides who is read (q, k and what they are made of) is not on the way.
+    Groups that only decide the attention weights (q, k and their ancestors) are not included.
     """
     specs, stack = model.network.specs, readers[0].group.stack
     groups = [spec.group for spec in specs]
@@ -82,19 +82,19 @@ def find_value_path_groups(model: GroundModel, readers: Sequence[NodeSpec], slic
 
 
 def _is_entering_state(group: NodeGroup, stack: str, slice_: int) -> bool:
-    """True of the state that enters a slice: what the slice before has made, or the prologue."""
+    """True for the state that enters a slice: the output of the slice before, or of the prologue."""
     return group.stack == stack and group.slice == slice_ and group.step == slice_ - 1
 
 
 def _get_value_parents(spec: NodeSpec) -> set[int]:
-    """The families whose values go into the value of one, and not only into whom it reads."""
+    """The parents of a group that enter its value, and not only its attention weights."""
     attention_slots = set(spec.tpm.attention_slots()) if spec.has_word_attention else set()
     excluded = attention_slots if attention_slots < set(spec.tpm.get_slots()) else set()
     return {parent.index for parent in spec.parents if parent.slot not in excluded}
 
 
 def add_residual(attention: Tensor, residual: float) -> Tensor:
-    """`(1 - share) P(j | i) + share 1(j = i)`."""
+    """`(1 - residual) P(j | i) + residual 1(j = i)`."""
     return (1 - residual) * attention + residual * torch.eye(attention.shape[-1], dtype=attention.dtype)
 
 
@@ -107,14 +107,21 @@ def attention_rollout(transitions: Tensor) -> Tensor:
 
 
 def max_flow(transitions: Tensor) -> Tensor:
-    """For each output word and source word, the greatest flow between them where transitions are capacities.
+    """The maximum flow between each output word and each source word, with transitions as capacities.
 
-    Of `[..., slice, word, word]`. Through one slice it is the capacity, through two `sum_k min(A_1[i, k], A_0[k, j])`;
-    through more each pair is a flow of its own, of which at most `MAX_FLOWS` are sought.
+    Args:
+        transitions: `[..., slice, word, word]`.
+
+    Returns:
+        `[..., word, word]`.
+
+    Raises:
+        BudgetError: Three or more slices, with more than `MAX_FLOWS` flows.
     """
     *batch_shape, count, n, _ = transitions.shape
     if count == 1:
         return transitions[..., 0, :, :].clone()
+    # In a layered graph, the flow through two slices is limited at each middle word by the smaller of two capacities.
     if count == 2:
         return torch.minimum(transitions[..., 1, :, :, None], transitions[..., 0, None, :, :]).sum(-2)
     problems = transitions.reshape(-1, count, n, n)
@@ -127,7 +134,7 @@ def max_flow(transitions: Tensor) -> Tensor:
 
 
 def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
-    """The greatest flow from each word above the last step to each word below the first."""
+    """The maximum flow from each word above the last step to each word below the first."""
     count, n, _ = transitions.shape
     capacity = np.zeros(((count + 1) * n, (count + 1) * n))
     for t, step in enumerate(transitions):
@@ -138,10 +145,12 @@ def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
 
 
 def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
-    """The greatest flow: in whole units, then what is left of it in far smaller ones, to the precision of float64."""
+    """The maximum flow, to the precision of float64."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 
+    # scipy's maximum_flow takes int32 capacities: a first pass in coarse units, then one on the residual capacities in
+    # units finer by the number of edges.
     total, scale, residual = 0.0, 1.0, capacity
     num_edges = np.count_nonzero(capacity)
     for _ in range(2):
@@ -149,20 +158,28 @@ def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> fl
         flow = maximum_flow(csr_matrix(np.floor(np.minimum(residual, scale) / unit).astype(np.int32)), source, sink)
         total += flow.flow_value * unit
         residual = np.maximum(residual - flow.flow.toarray() * unit, 0.0)
-        scale = num_edges * unit  # rounding cannot have hidden more than a unit for each arrow
+        scale = num_edges * unit  # rounding hides at most one unit for each edge
     return total
 
 
 def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """The paths of words from a word down through all slices that are most probable in all, best first: exact.
+    """The `count` most probable paths from a word down through all slices, most probable first: exact (A*).
 
-    `P(path) = sum_s weights[s] prod_t steps[s, t, i_(t+1), i_t]`. A path begun is no better than the sum over
-    the states of the best that each could make of it; the search goes on from where that is greatest (A*).
+    Args:
+        weights: `P(state)`, `[state]`.
+        transitions: `[state, slice, word, word]`.
+        word: The word of the last state.
+        count: The number of paths.
+
+    Returns:
+        For each path `P(path) = sum_s weights[s] prod_t transitions[s, t, i_(t+1), i_t]`, and its words.
     """
+    # A* search. The bound of a partial path is, summed over states, its probability times the largest probability of
+    # any completion in that state. The best completion of a sum is at most the sum of the best completions, so the
+    # bound is admissible, and it equals the probability of a complete path: paths leave the heap in order of
+    # probability.
     depth, work = transitions.shape[1], 0
-    bounds_to_go = [
-        transitions.new_ones(transitions.shape[0], transitions.shape[-1])
-    ]  # the most that a path from there keeps: [state, word]
+    bounds_to_go = [transitions.new_ones(transitions.shape[0], transitions.shape[-1])]  # [state, word]
     for t in range(depth):
         bounds_to_go.append((transitions[:, t] * bounds_to_go[-1][:, None, :]).amax(-1))
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (word,))]
@@ -178,14 +195,14 @@ def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int)
             raise BudgetError("paths", expected=f"at most {MAX_PATH_PRODUCTS} products", actual="more", allowed=allowed)
         probs, last = path_probs(weights, transitions, words), depth - len(words)
         bounds = (probs[:, None] * transitions[:, last, words[-1]] * bounds_to_go[last]).sum(0)
-        for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
+        for j, bound in enumerate(bounds.tolist()):  # the probability itself, for a complete path
             if bound > 0:
                 heapq.heappush(heap, (-bound, (*words, j)))
     return paths
 
 
 def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> Tensor:
-    """`P(state, these words)` of a path from the top, `[state]`."""
+    """`P(state, words)` of a path from the top, `[state]`."""
     last, probs = transitions.shape[1] - 1, weights
     for k, (i, j) in enumerate(itertools.pairwise(words)):
         probs = probs * transitions[:, last - k, i, j]
@@ -194,10 +211,10 @@ def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> 
 
 @dataclass(frozen=True)
 class Path:
-    """A path of words of the chain, from the last state down to the first, and its probability.
+    """A path of words in the chain, from the last state to the first, and its probability.
 
-    Under open choices that is summed over their states; `choices` is the most probable state given the path, `share`
-    its probability then.
+    With open choices the probability is summed over their states; `choices` is the most probable state given the
+    path, and `share` its posterior probability.
     """
 
     words: tuple[int, ...]
@@ -216,10 +233,14 @@ class Path:
 class Reads(Drawable):
     """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
 
-    `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
-    unless one was named), `chain` the same with the residual share, `weights[s]` the probability of that state.
-    `head_entropies[t, h]` are the entropies of each head's own TPM; `readable[t]` says which reads have an arrow, and
-    `state` how the states that they join are called (`x`, `dec_x`).
+    - `attention[s, t]`: the TPM of slice `slices[t]` in state s of the open choices (`P(j | i)`, averaged over heads
+    unless
+      one is selected).
+    - `weights[s]`: the probability of that state.
+    - `chain`: the TPMs with the residual.
+    - `head_entropies[t, h]`: the entropies of each head's own TPM.
+    - `readable[t]`: which pairs of words have an arrow.
+    - `state`: the name of the states that the chain connects (`x`, `dec_x`).
     """
 
     matrix: Tensor
@@ -242,14 +263,20 @@ class Reads(Drawable):
 
     @property
     def entropies(self) -> Tensor:
-        """The entropy in nats of each `attention` TPM, heads averaged first, `[slice, word]`: its mean over choices.
+        """The entropy in nats of each `attention` TPM, averaged over choices, `[slice, word]`.
 
-        `head_entropies`, `[slice, head, word]`, are those of each head: their mean is no more than this.
+        Heads are averaged before the entropy: it is at least the mean of `head_entropies`, `[slice, head, word]`
+        (concavity).
         """
         return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
-        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*)."""
+        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*).
+
+        Args:
+            word: The index of the word.
+            count: The number of paths.
+        """
         n, count = len(self.tokens), check_int("count", count)
         if check_int("word", word, minimum=0) >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
@@ -293,7 +320,22 @@ def compute_reads(
     inclusion: Inclusion | None = None,
     answers: NodeEvaluator | None = None,
 ) -> Reads:
-    """Which word of the first state of these slices each word of their last state was read from."""
+    """From which word of the first state of some slices each word of their last state was computed.
+
+    Args:
+        query: The sentence, its evidence, and the limits.
+        tokens: The tokens of the words.
+        slices: Consecutive slices.
+        role: The role with attention, if a slice has several.
+        residual: The probability that a step stays at its word.
+        head: One head; None for the mean.
+        method: `"rollout"` or `"flow"`.
+        inclusion: The posterior of gates, which weights the heads.
+        answers: An evaluator of this sentence without evidence.
+
+    Returns:
+        The chain and its matrix.
+    """
     check_choice("method", method, ("rollout", "flow"))
     residual = check_float("residual", residual)
     if not 0 <= residual <= 1:
@@ -334,8 +376,10 @@ def compute_reads(
 def _build_head_average(
     readers: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
-    """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
-    gates are on, by the posterior of the gates; with all of them off a word reads nobody else."""
+    """A function from a slice's `P(j | i)` of each head, `[state, head, word, word]`, to the average over heads.
+
+    With `inclusion`, the average is over the heads whose gates are on; if all are off, a word attends to itself.
+    """
     if inclusion is None:
         return lambda _, by_head: by_head.mean(1)
     if not isinstance(inclusion, Inclusion):
@@ -357,7 +401,7 @@ def _build_head_average(
 def _describe_heads(
     model: GroundModel, open_choices: Sequence[int], head: int | None, inclusion: Inclusion | None
 ) -> str:
-    """Of which heads, and over which choices, a reading is averaged."""
+    """Over which heads and choices attention is averaged, in words."""
     plate = "head" in model.network.graph.plate_sizes
     heads = f"head {head}" if head is not None else "the mean over heads" if plate else ""
     heads = heads if inclusion is None else "the mean over heads by their inclusion"
@@ -369,7 +413,7 @@ def _describe_heads(
 
 
 def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
-    """The open choices that decide what is read in some slices."""
+    """The open choices that the attention of some slices depends on."""
     groups = [find_attention_spec(model, t, role).group for t in slices]
     if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
@@ -379,7 +423,7 @@ def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | Non
 
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
-    """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
+    """The open choices of the attention, their possible joint states `[S, choice]`, and `P(state | e)`, `[S]`."""
     choices = find_choices_read(query.model, slices, role)
     if not choices:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
@@ -399,12 +443,12 @@ def iter_attention_by_state(
     """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
 
     Args:
-        query: The sentence; its evidence does not count, for no reading depends on it where all choices are set.
-        open_choices: The open choices that decide the readings.
+        query: The sentence; given all its choices, attention does not depend on the evidence.
+        open_choices: The open choices that the attention depends on.
         states: A state of each choice, `[S, choice]`.
-        slices: The slices that read.
-        role: The node that reads, where a slice has several.
-        answers: What was computed of this sentence before; they answer where no choice is open.
+        slices: The slices.
+        role: The role with attention, if a slice has several.
+        answers: An evaluator of this sentence, used if no choice is open.
     """
     model, readers = query.model, [find_attention_spec(query.model, t, role) for t in slices]
     answers = answers or NodeEvaluator(query.module, model, {})
@@ -429,7 +473,7 @@ def iter_attention_by_state(
 
 
 def _select_heads(model: GroundModel, attention: Tensor, slice_: int, head: int | None) -> Tensor:
-    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
+    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all."""
     n = attention.shape[-1]
     if attention.shape[-2] != n:
         actual = f"{attention.shape[-2]} words that read {n}"
@@ -437,7 +481,7 @@ def _select_heads(model: GroundModel, attention: Tensor, slice_: int, head: int 
     heads_table = attention.reshape(len(attention), -1, n, n)
     if head is None:
         return heads_table
-    num_heads = heads_table.shape[1]  # those of all groups, where heads stand in groups
+    num_heads = heads_table.shape[1]  # of all plates of heads
     if num_heads % model.network.graph.plate_sizes.get("head", num_heads + 1):
         names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
         allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"

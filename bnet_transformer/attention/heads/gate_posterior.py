@@ -73,16 +73,14 @@ def exact_gate_posterior(
         samples.append(rho)
         log_integrals.append(log_integral)
         inclusion += probs / rows
-    log_integrals_all = torch.stack(log_integrals)
-    all_heads = range(heads)
-    factors = torch.stack(
+    bayes_factors = torch.stack(
         [
-            _log_bayes_factor(log_probs, halves[h], h, log_integrals_all[..., h], evidence, generator, update_progress)
-            for h in all_heads
+            _log_bayes_factor(log_probs, half, head, by_head, evidence, generator, update_progress)
+            for head, (half, by_head) in enumerate(zip(halves, torch.stack(log_integrals).unbind(-1), strict=True))
         ]
     )
     interaction = _interaction(log_probs, samples[-1][:: max(1, len(rho) // INTERACTION_DRAWS)])
-    return GatePosterior(torch.cat(samples)[:draws], factors[:, 0], factors[:, 1], inclusion, interaction)
+    return GatePosterior(torch.cat(samples)[:draws], *bayes_factors.unbind(1), inclusion, interaction)
 
 
 def _collapsed_gibbs_sweep(
@@ -129,9 +127,8 @@ def _log_bayes_factor(
     if float(high - low) > MAX_BRIDGE_GAP:
         error = (evidence - evidence_off).std() / NUM_POPULATIONS**0.5
         return torch.stack([_log_mean_exp(evidence) - _log_mean_exp(evidence_off), error])
-    error = torch.hypot(
-        bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4
-    )  # the two estimates are biased to opposite sides
+    # The two estimates are biased to opposite sides.
+    error = torch.hypot(bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4)
     return torch.stack([_bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
 
 
@@ -194,8 +191,8 @@ def run_smc(log_probs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
     """
     # Sequential Monte Carlo sampler (Del Moral, Doucet and Jasra 2006) on tempered densities
     # `prod_s sum_xi P(xi | rho) P(y_s | xi)^power`: at power 0 the prior, so that every mode has samples, at 1 the
-    # posterior. Gibbs moves leave each density invariant, so the product of mean weights estimates the evidence without
-    # bias. The next power is the largest at which the effective sample size is high enough.
+    # posterior. Gibbs moves leave each density invariant, so that the product of the mean weights estimates the
+    # evidence. The next power is the largest at which the effective sample size is high enough.
     heads = int(math.log2(log_probs.shape[1]))
     rho = torch.rand(NUM_POPULATIONS * POPULATION_SIZE, heads, generator=generator, dtype=torch.float64)
     rho = rho.clamp(MIN_RHO, 1 - MIN_RHO)
@@ -306,8 +303,8 @@ def sample_rho(
     Returns:
         The samples, `[row, draw]`, and the log integrals, `[row]`.
     """
-    # The conditional density of one rho is log-concave and one-dimensional, so that a grid around its mode integrates it
-    # and its piecewise linear interpolation is sampled by inversion: within a piece, the cumulative is quadratic.
+    # The conditional density of one rho is log-concave and one-dimensional, so that a grid around its mode integrates
+    # it, and its piecewise linear interpolation is sampled by inversion: within a piece, the cumulative is quadratic.
     grid, log = log_density_grid(log_ratios, ranks)
     maximum = log.amax(1, keepdim=True)
     weight = (log - maximum).exp()
@@ -331,9 +328,10 @@ def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROC
     Returns:
         The points and the values, `[row, point]`.
     """
-    low, top = torch.zeros(len(log_ratios), 1, dtype=torch.float64), torch.ones(len(log_ratios), 1, dtype=torch.float64)
-    # The density is log-concave: where it is high is one interval. Many sentences make it narrow, so the grid is refined
-    # until some points lie in it.
+    low = torch.zeros(len(log_ratios), 1, dtype=torch.float64)
+    top = torch.ones_like(low)
+    # The density is log-concave: where it is high is one interval. Many sentences make it narrow, so the grid is
+    # refined until some points lie in it.
     is_coarse = True
     while is_coarse:
         grid = _grid_points(low, top, COARSE_POINTS)
@@ -416,8 +414,8 @@ def relaxed_gate_posterior(
         generator: The random generator.
         update_progress: Receives the number of finished runs.
     """
-    # The optimal e_s, given the other factors, is `E[log P(y_s | on) - log P(y_s | off)]` over the other gates, which is
-    # the integral of d log P / d gate from off to on. A uniform relaxed gate samples that integral, and one backward
+    # The optimal e_s, given the other factors, is `E[log P(y_s | on) - log P(y_s | off)]` over the other gates, which
+    # is the integral of d log P / d gate from off to on. A uniform relaxed gate samples that integral, and one backward
     # pass gives the slopes of all relaxed gates; a step towards them is a natural gradient step (Hoffman et al. 2013).
     # The estimate is biased by the gates that are relaxed together, one in RELAXATION_STRIDE. The optimal q(rho) is
     # `prod_s (1 - rho + rho exp e_s)`. Dependent gates have many optima: the power of the likelihood rises from 0 to 1

@@ -185,8 +185,8 @@ class GatedRuns:
         """
         count = len(gates)
         corpus = part.batch.repeat(count)
-        # The heads of a slice are gated by setting their values to gates times values (`do`): everything above the slice
-        # is cut off, and the side inputs are set as well, so that only the descendants of the site are computed again.
+        # The heads of a slice are gated by setting their values to gates times values (`do`). The side inputs are set
+        # as well, so that only the descendants of the site are computed again.
         a = part.site_values[site.name]
         a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)

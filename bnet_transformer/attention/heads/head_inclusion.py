@@ -1,9 +1,9 @@
-"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out, and measures beside it.
+"""`inclusion`: the posterior of each head's gate in a net that sums its heads, with ablation and gradient importance.
 
-Ablation is what it costs to shut a head off. Importance is how steep the loss is along a gate (Michel, Levy and Neubig
-2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, or `E_x |a^T d loss / d a|`.
-Where nothing is observed the loss has no slope there, for it is measured against the full net: then `y` is drawn from
-`Normal(f(all on), sigma)`, several times for each sentence.
+Ablation is the loss of log probability when a head is off. Importance is the mean slope of the loss along a gate
+(Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, which is
+`E_x |a^T d loss / d a|`. Without observations the loss is the distance from the full net, whose slope is zero there:
+then `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from bnet_transformer.learning.training.configs import LoopConfig
 if TYPE_CHECKING:
     pass
 
-MAX_HEADS = 12  # heads of a slice, for all settings of their gates
-BUDGET = 2**17  # runs of one slice: sentences times settings
+MAX_HEADS = 12  # heads of a slice, up to which all gate settings are enumerated
+BUDGET = 2**17  # runs of one slice: sentences x settings
 MAX_SIGMA_RATIO = 1e4  # sigmas further from the effect of a head carry no information, or overflow
-IDLE_TOLERANCE = 1e-6  # of the most that a head changes: what less is nothing
-OUTPUT_SAMPLES = 8  # of y, for each sentence of which nothing is observed
+IDLE_TOLERANCE = 1e-6  # fraction of the maximum effect of a head below which a head is idle
+OUTPUT_SAMPLES = 8  # sampled outputs of each sentence without observations
 NORMAL_AROUND = "Normal around "
 INCLUSION_METHODS = ("exact", "svi")
 CreateProgressBar = Callable[[str, int], Any]  # a progress bar by its unit and its total
@@ -67,28 +67,28 @@ def inclusion(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Inclusion:
-    """The posterior of `rho`, the share of sentences in which each head is in, and two other measures beside it.
+    """The posterior of `rho`, the fraction of sentences in which each head is on, with two other measures.
 
-    The likelihood is that of what is observed (of the next words, for a net that tells them); where nothing is, or
-    `output` or `sigma` asks for it, a Normal around what the full net makes of the family `output`.
+    The likelihood is that of the observations (for a language model, of the next words). Without observations, or if
+    `output` or `sigma` is given, it is a Normal around the output of the full net at the group `output`.
 
     Args:
-        net: A net that sums its heads.
-        sentences: Text, lists, ids or vectors, or pairs with what is observed.
-        method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
-        sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
-            when one head is off.
-        output: The family of that output, such as x_6; None for what the module returns.
-        role: Of several kinds of heads those of one role, such as dec_cross_a.
+        net: A net that sums its heads. sentences: Text, lists, ids or vectors, or pairs with observations. method:
+            `"exact"` sums over all gates of a slice while the other slices are on; `"svi"` takes all slices at once.
+            sigma: The standard deviation around the output of the full net; None for the root mean square distance
+            by which
+            that output moves when one head is off.
+        output: The group of that output, such as x_6; None for the output of the module.
+        role: The role of the heads, such as dec_cross_a, if there are several.
         interval: The probability of intervals.
-        draws: Draws of the posterior.
-        rounds: Rounds of `"svi"`.
-        budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
-        seed: The seed of the draws.
-        progress: Show a bar: in a terminal (None), always or never.
+        draws: The number of posterior samples.
+        rounds: The number of rounds of `"svi"`.
+        budget: The maximum number of runs of a slice, sentences x 2^heads, of `"exact"`.
+        seed: The seed of the samples.
+        progress: Show a progress bar: None for only in a terminal.
 
     Returns:
-        The posterior, with gradient importance and ablation beside it.
+        The posterior, with gradient importance and ablation.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
@@ -151,7 +151,7 @@ InclusionEstimate = tuple[GatePosterior, Tensor, Tensor, float | None]
 def _infer_exactly(
     runs: GatedRuns, sigma: float | None, draws: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """By all settings of the gates of a slice, slice by slice."""
+    """The estimate from all gate settings of a slice, slice by slice."""
     heads, gates = runs.num_heads, gate_settings(runs.num_heads)
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
         table = runs.log_prob_table(gates, bar.update)
@@ -175,7 +175,7 @@ def _infer_exactly(
 def _infer_by_svi(
     runs: GatedRuns, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """All slices at once, by relaxed gates."""
+    """The estimate of all slices at once, by relaxed gates."""
     with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
         losses = ablation(runs, bar.update)
     sigma, scale = _resolve_sigma(runs, losses, sigma)
@@ -187,8 +187,11 @@ def _infer_by_svi(
 
 
 def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tuple[float | None, float]:
-    """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
-    `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
+    """The standard deviation around the output, and the factor by which `log P` of a run is multiplied.
+
+    The default is the root mean square distance by which one head moves the output. Runs return half the negative
+    square of that distance, so the factor is `sigma^-2`.
+    """
     if runs.is_observed:
         return None, 1.0
     name, rms = runs.targets[0], float((2 * losses.mean()).sqrt())
@@ -196,7 +199,8 @@ def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tupl
         raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
     sigma = rms if sigma is None else float(sigma)
     if not rms / MAX_SIGMA_RATIO <= sigma <= rms * MAX_SIGMA_RATIO:
-        expected = f"a number from {rms / MAX_SIGMA_RATIO:.3g} to {rms * MAX_SIGMA_RATIO:.3g}, for one head off moves {name} by {rms:.3g}"
+        bounds = f"a number from {rms / MAX_SIGMA_RATIO:.3g} to {rms * MAX_SIGMA_RATIO:.3g}"
+        expected = f"{bounds}, for one head off moves {name} by {rms:.3g}"
         raise BNetError("sigma", expected=expected, actual=sigma)
     return sigma, sigma**-2
 
@@ -204,7 +208,16 @@ def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tupl
 def damage(
     result: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
-    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of.
+    """The loss of sentences when the heads that rank lowest are off.
+
+    Args:
+        result: The result of `inclusion`.
+        sentences: Other sentences; by default those of the result.
+        counts: The numbers of heads that are off; by default all.
+        progress: Show a progress bar: None for only in a terminal.
+
+    Returns:
+        The mean loss in nats for each measure and count.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.attention import damage
@@ -262,7 +275,7 @@ def _describe_likelihood(runs: GatedRuns) -> str:
 
 
 def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
-    """The runs of this rank's share of the sentences, on its device."""
+    """The runs of this rank's sentences, on its device."""
     if ranks.world_size == 1:
         return runs
     corpus = ranks.shard(runs.corpus).to(ranks.device)
@@ -270,7 +283,7 @@ def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
 
 
 def _compile_frozen(network: Network) -> CompiledModule:
-    """The compiled net, of whose parameters no gradient is asked."""
+    """The compiled net, in evaluation mode and without gradients of parameters."""
     return CompiledModule(network).eval().requires_grad_(False)
 
 
@@ -283,7 +296,7 @@ def create_runs(
     should_observe: bool = True,
     sites: tuple[str, ...] | None = None,
 ) -> GatedRuns:
-    """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
+    """The gated runs of a net: its sites, the sentences and their likelihood."""
     network.check_single_dtype()
     check_has_words(network, "sentences")
     if not should_observe and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
@@ -299,7 +312,7 @@ def create_runs(
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
-    """Refuse more settings, or more runs, than are summed exactly."""
+    """Refuse more gate settings, or more runs, than the exact method sums over."""
     subject, alternative = "method='exact'", "method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
         expected = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
@@ -315,7 +328,7 @@ def _check_budget(runs: GatedRuns, budget: int) -> None:
 
 
 def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tensor:
-    """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
+    """The loss of `log P` of each sentence with one head off: `[sentence, site, head]`."""
     one_off = torch.cat([torch.ones(1, runs.num_heads), 1 - torch.eye(runs.num_heads)]).double()
     table = runs.log_prob_table(one_off, update_progress)
     return (table[..., :1] - table[..., 1:]).transpose(0, 1)
@@ -324,7 +337,7 @@ def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tenso
 def importance(
     runs: GatedRuns, sigma: float | None, seed: int, update_progress: Callable[[int], object]
 ) -> tuple[Tensor, Tensor]:
-    """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
+    """The mean absolute slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
     slopes = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
     for part in runs.parts(runs.gradient_part_size()):
         if sigma is None:
@@ -345,7 +358,7 @@ def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
 
 
 def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
-    """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
+    """The same sentences, with outputs sampled around the full one; each sentence has its own random numbers."""
     assert part.full_output is not None
     full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
@@ -357,12 +370,12 @@ def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) 
 
 
 def rank_heads(measure: Tensor) -> tuple[tuple[int, int], ...]:
-    """Heads from the least of a measure to the greatest."""
+    """Heads in ascending order of a measure."""
     heads = measure.shape[1]
     return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
 
 
 def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over sentences, and its standard error, which one sentence does not tell."""
+    """The mean over sentences, and its standard error (NaN for one sentence)."""
     count = len(values)
     return values.mean(0), values.std(0) / count**0.5 if count > 1 else values[0] * torch.nan

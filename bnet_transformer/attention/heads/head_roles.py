@@ -1,13 +1,10 @@
-"""`roles`: what the heads of a net read in a corpus, as shares of reading relations with what is known of them.
+"""`roles`: what the heads of a net attend to in a corpus, as fractions of attention by relation, with uncertainty.
 
     theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
 
-`y_s` is the mean reading of sentence s: the share of its words' reading `P(j | i)` that goes to each relation. The
-prior of the distribution F of such readings is a Dirichlet process with weight alpha at each corner, where all is read
-by one relation. Given the readings F is a Dirichlet process too, with the readings as atoms beside the corners. The
-mean and the variance of `theta_r` under it are exact; intervals and tails are those of the Beta that has them. Where
-each sentence reads by one relation, `theta` is Dirichlet(alpha + counts); where readings are soft, its posterior is as
-narrow as sentences are alike.
+`y_s` is the mean attention of sentence s: the fraction of `P(j | i)`, averaged over its words i, by relation. The prior
+of the distribution F of these fractions is a Dirichlet process with weight alpha at each corner of the simplex, where
+all attention has one relation.
 """
 
 from __future__ import annotations
@@ -52,14 +49,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roles(HeadTable):
-    """What each head reads: shares of relations, `[slice, head, relation]`, of which those of a head add up to 1.
+    """What each head attends to: fractions of attention by relation, `[slice, head, relation]`, which sum to 1 for
+    each head.
 
-    `mean` is the posterior mean of the share that is to be expected of the next sentence, `low` and `high` the ends of
-    its interval; `spread` is the standard deviation of the share from one sentence to the next. `counts` are the
-    expected numbers of sentences that read by each relation. `chance` is what would be read if each word read all words
-    alike that the mask allows, and `above` the probability that the share is above it (NaN where chance is 0 or 1).
-    `top` is the probability that a relation is the one whose share is most above chance. `left_out` says which default
-    relations have no meaning here, and why.
+    - `mean`: the posterior mean of the expected fraction in a new sentence; `low` and `high` are the ends of its
+    interval.
+    - `spread`: the standard deviation of the fraction over sentences.
+    - `counts`: the expected numbers of sentences by relation.
+    - `chance`: the fraction under uniform attention over all words that the mask allows.
+    - `above`: the probability that the fraction exceeds chance (NaN if chance is 0 or 1).
+    - `top`: the probability that a relation exceeds chance by more than every other relation.
+    - `left_out`: default relations that have no meaning here, with the reason.
     """
 
     slices: tuple[str, ...]
@@ -81,26 +81,34 @@ class Roles(HeadTable):
 
     @property
     def role(self) -> tuple[tuple[str, ...], ...]:
-        """The relation of each head that is most probably the one whose share is most above chance."""
+        """The most probable top relation of each head."""
         return tuple(tuple(self.relations[r] for r in row) for row in self.top.argmax(-1).tolist())
 
     @property
     def probability(self) -> Tensor:
-        """How probable that is, `[slice, head]`."""
+        """The probability of that relation, `[slice, head]`."""
         return self.top.amax(-1)
 
     @property
     def strength(self) -> Tensor:
-        """How far the share of that relation is from chance (0) to all (1), `[slice, head]`."""
+        """The fraction of that relation, rescaled so that 0 is chance and 1 is all attention, `[slice, head]`."""
         mean, chance = self.of_role(self.mean), self.of_role(self.chance)
         return ((mean - chance) / (1 - chance)).nan_to_num(0.0).clamp(0, 1)
 
     def of_role(self, values: Tensor) -> Tensor:
-        """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
+        """The values, `[slice, head, relation]`, at the role of each head: `[slice, head]`."""
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
     def heads_that_read(self, relation: str, minimum: float = 0.5) -> tuple[tuple[int, int], ...]:
-        """The heads, (slice, head), where the lower end of a relation's share is `minimum` or more, greatest first."""
+        """The heads that attend by a relation.
+
+        Args:
+            relation: The relation.
+            minimum: The minimum of the lower end of its interval.
+
+        Returns:
+            (slice, head), in descending order of that lower end.
+        """
         if relation not in self.relations:
             raise unknown_name_error("relation", relation, self.relations)
         low = self.low[..., self.relations.index(relation)]
@@ -113,7 +121,7 @@ class Roles(HeadTable):
         return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
 
     def by_head(self) -> pd.DataFrame:
-        """A row for each head: its role, how probable it is, and what is known of that relation's share."""
+        """A row for each head: its role, the probability of that role, and the posterior of its fraction."""
         table, relations = self.to_dataframe(), len(self.relations)
         rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
         result = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
@@ -127,7 +135,7 @@ class Roles(HeadTable):
 
     @property
     def summary(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
+        """The subject and the method, in one line."""
         slices, heads, _ = self.mean.shape
         names = list(dict.fromkeys(name for name in self.selectors if name))
         states = f", states of {', '.join(names)}" if names else ""
@@ -138,10 +146,10 @@ class Roles(HeadTable):
 
 
 class RelationStatistics:
-    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
+    """Sums over sentences, `[slice, head, relation]`, and posterior samples of `theta`.
 
-    The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
-    Under torchrun each rank has sums over its share of the sentences; the posterior is by those of all.
+    The weights of samples come from random numbers of each sentence, whatever the order of sentences. Under torchrun
+    each rank has the sums of its sentences; the posterior adds those of all ranks.
     """
 
     def __init__(
@@ -156,6 +164,8 @@ class RelationStatistics:
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
         self.num_sentences = 0
         self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
+        # The posterior of a Dirichlet process is again one (Ferguson 1973), with the sentences as further atoms: theta
+        # is a mean of atoms and corners with Dirichlet weights, here as normalised gamma variables (1 is exponential).
         corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
         corners = corners if ranks.is_main_process else np.zeros_like(corners)
         self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
@@ -163,8 +173,14 @@ class RelationStatistics:
     def add(
         self, codes: Tensor, attention: Sequence[Tensor], masks: Sequence[Tensor], sentence_ids: Sequence[int]
     ) -> None:
-        """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
-        `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
+        """Add sentences of one length.
+
+        Args:
+            codes: The relation of each pair of words, `[sentence, i, j]`.
+            attention: `P(j | i)` of each slice, `[head, sentence, i, j]`.
+            masks: Whether word i may attend to word j, for each slice, `[i, j]`.
+            sentence_ids: The numbers of the sentences.
+        """
         one_hot = torch.nn.functional.one_hot(codes, self.shape[2]).double()
         y = torch.stack([torch.einsum("hsij,sijr->sihr", values.double(), one_hot).mean(1) for values in attention])
         by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
@@ -179,7 +195,7 @@ class RelationStatistics:
         self.num_sentences += len(values)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
-        """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
+        """The fields of `Roles` with the posterior, by name."""
         sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
         totals = (self.ranks.all_reduce(torch.from_numpy(local)).numpy() for local in sums)
         total, squares, chance, weight, weighted = totals
@@ -187,6 +203,8 @@ class RelationStatistics:
         relations = self.shape[2]
         prior = self.alpha * relations
         chance = np.broadcast_to(chance[:, None] / count, self.shape)
+        # Mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of the
+        # Beta distribution with the same mean and variance, which is exact if each sentence has a single relation.
         mean = (self.alpha + total) / (prior + count)
         variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
         concentration = mean * (1 - mean) / variance - 1
@@ -221,14 +239,26 @@ def roles(
     draws: int = 2000,
     seed: int = 0,
 ) -> Roles:
-    """What the heads of a net read in sentences: shares of reading relations, with intervals.
+    """What the heads of a net attend to in sentences: fractions of attention by relation, with intervals.
 
-    Of each word that is read the first `relations` that holds counts: by default same (itself), previous, next, first,
-    separator, same token (another word with it), else other. A list names some of ours (also last, earlier, later); a
-    mapping gives a name to a function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or
-    to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
-    choose which families read. A sentence counts once, for words of one are alike; `alpha` is the weight of the prior
-    at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+    The first relation that holds for a pair of words counts; `other` is the relation of pairs without any.
+
+    Args:
+        net: A net with attention over words. sentences: Text, lists, ids or vectors. relations: By default same (the
+            word itself), previous, next, first, separator, same token (another word with the
+            same token). A list names predefined ones (also last, earlier, later). A mapping gives a name to a
+            function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or to a predefined
+            relation.
+        separators: The tokens that are separators; by default the special tokens of the net's tokenizer.
+        role: The role with attention, if a slice has several.
+        slices: `"all"`, or the indices of slices.
+        alpha: The prior weight of each relation; by default all together weigh one sentence.
+        interval: The probability of intervals.
+        draws: The number of posterior samples, which give the probabilities of roles.
+        seed: The seed of the samples.
+
+    Returns:
+        The fractions. Each sentence counts once, since the words of a sentence are dependent.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -277,7 +307,7 @@ def roles(
 def _explain_missing(
     network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
 ) -> dict[str, str]:
-    """What relations cannot be told of these sentences need, and why it is not there."""
+    """The requirements of relations that these sentences do not meet, with the reason."""
     reasons = {}
     name, stacks = nodes.specs[0].group.name, nodes.stacks
     if stacks[0] != stacks[1]:
@@ -292,7 +322,7 @@ def _explain_missing(
 
 
 def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
-    """The tokens that are separators; None for the special ones of the tokenizer."""
+    """The tokens that are separators; None for the special tokens of the tokenizer."""
     if separators is None:
         return None
     known = {word for words in network.vocabularies.values() for word in words}
@@ -306,7 +336,7 @@ def _check_separators(network: Network, separators: Collection[str] | None) -> f
 def _split_tokens(
     network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
 ) -> QueryKeyTokens:
-    """The words that read and those that are read."""
+    """The tokens of the attending and of the attended words."""
     query_stack, key_stack = nodes.stacks
     read = sentence.tokens[key_stack]
     if separators is not None:

@@ -1,6 +1,4 @@
-"""Results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`, the cost of
-ablation.
-"""
+"""The results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`."""
 
 from __future__ import annotations
 
@@ -27,14 +25,20 @@ MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
 def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """`E[xi_nu / sum xi]` and `P(sum xi = 0)`, averaged over draws `[draw, slice, head]` of independent gates.
+    """`E[xi_nu / sum xi]` and `P(sum xi = 0)` of independent gates, averaged over samples.
 
-    `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` of the other gates: a
-    polynomial, so that Gauss and Legendre's rule is exact.
+    Args:
+        rho: The probabilities of the gates, `[draw, slice, head]`.
+
+    Returns:
+        `[slice, head]` and `[slice]`.
 
     >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
     [[0.5, 0.5, 0.0]]
     """
+    # `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` over the other gates is
+    # a polynomial in t of degree heads - 1, which Gauss-Legendre quadrature with heads // 2 + 1 nodes integrates
+    # exactly.
     heads = rho.shape[-1]
     nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(heads // 2 + 1))
     t, weights = (nodes + 1) / 2, weights / 2
@@ -47,23 +51,23 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class HeadTable(ABC):
-    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
+    """A result about heads, shown as a table with a row for each head, below a one-line summary."""
 
     @property
     @abstractmethod
     def summary(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
+        """The subject and the method, in one line."""
 
     @abstractmethod
     def to_dataframe(self) -> pd.DataFrame:
-        """All that is known, in rows."""
+        """All values, in rows."""
 
     def by_head(self) -> pd.DataFrame:
         """A row for each head."""
         return self.to_dataframe()
 
     def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
-        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
+        """A row for each index along some axes, with a column for each axis and each of the fields in `arrays`."""
         import pandas as pd
 
         table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
@@ -79,13 +83,16 @@ class HeadTable(ABC):
 
 @dataclass(frozen=True)
 class Inclusion(HeadTable):
-    """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
+    """The posterior of `rho`, the fraction of sentences in which a head is on, for each head of each slice.
 
-    Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
-    Bayes factor for a head that is in some sentences (`rho` free) against one that never is (`rho = 0`): zero for a
-    head on which nothing hangs. `error`, `importance_error` are Monte Carlo errors. `inclusion[sentence, slice, head]`
-    is the probability of each gate. `interaction[slice, head, other]`, of the exact method, is the mean over sentences
-    of the log odds ratio of two gates: below zero for heads that stand in for each other.
+    Arrays are `[slice, head]`; `slices` has the names of the groups of heads (`a_0`).
+
+    - `log_bayes`: the log Bayes factor of free `rho` against `rho = 0`; zero for a head without effect.
+    - `error`, `importance_error`: Monte Carlo errors.
+    - `inclusion[sentence, slice, head]`: the probability of each gate.
+    - `interaction[slice, head, other]`, of the exact method: the mean over sentences of the log odds ratio of two
+    gates,
+      below zero for heads that substitute for each other.
     """
 
     slices: tuple[str, ...]
@@ -124,19 +131,23 @@ class Inclusion(HeadTable):
 
     @property
     def rank(self) -> Tensor:
-        """The place of each head by its log Bayes factor, 1 for the greatest."""
+        """The rank of each head by its log Bayes factor, 1 for the largest."""
         order = self.log_bayes.flatten().argsort(descending=True, stable=True)
         return (order.argsort() + 1).reshape(self.log_bayes.shape)
 
     @property
     def dead(self) -> tuple[tuple[int, int], ...]:
-        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
-        tried, by more than a millionth of the most that a head changes it by."""
+        """The heads without effect: in every gate setting that was run, their gates change the likelihood of each
+        sentence by less than a millionth of the maximum effect of a head.
+        """
         return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
 
     def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
-        """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
-        log odds ratio of their gates is below `-nats`."""
+        """The pairs of heads of a slice, (slice, head, other), that substitute for each other, strongest first.
+
+        Args:
+            nats: The log odds ratio of their gates is below `-nats`.
+        """
         check_float("nats", nats, above=0)
         if self.interaction is None:
             actual = f"method={self.method!r}, which takes each head by itself"
@@ -147,7 +158,7 @@ class Inclusion(HeadTable):
         return tuple((s, h, o) for s, h, o in sorted(matches, key=lambda at: float(pairs[tuple(at)])))
 
     def slice_index(self, name: str) -> int:
-        """Where a family of heads stands in `slices`."""
+        """The index of a group of heads in `slices`."""
         if name not in self.slices:
             raise unknown_name_error("slice of heads", name, self.slices)
         return self.slices.index(name)
@@ -167,8 +178,12 @@ class Inclusion(HeadTable):
         return pd.DataFrame(columns).corr(method="spearman")
 
     def shares(self) -> tuple[Tensor, Tensor]:
-        """For a new sentence: each head's share of a slice's reading, `E[xi_nu / sum xi]`, `[slice, head]`, and the
-        probability that all heads of a slice are off, `[slice]`."""
+        """The weights of heads for a new sentence.
+
+        Returns:
+            The expected weight of each head in the average of a slice, `E[xi_nu / sum xi]`, `[slice, head]`, and the
+            probability that all heads of a slice are off, `[slice]`.
+        """
         return head_shares(self.rho)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -180,7 +195,7 @@ class Inclusion(HeadTable):
 
     @property
     def summary(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
+        """The subject and the method, in one line."""
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
         details = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
@@ -191,8 +206,11 @@ class Inclusion(HeadTable):
 
 @dataclass(frozen=True)
 class Damage:
-    """What the heads that a measure holds least of are worth: `values[measure, k]`, the nats that a sentence loses on
-    average with k heads off, of sentences that may be others than those of the measure; `error` its standard error."""
+    """The loss of sentences when the heads that rank lowest by a measure are off.
+
+    `values[measure, k]` is the mean loss of a sentence in nats with k heads off, `error` its standard error. The
+    sentences need not be those of the measures.
+    """
 
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
