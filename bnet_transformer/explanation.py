@@ -1,7 +1,7 @@
-"""Which algorithm would answer a question, why, and what it would cost; nothing is computed.
+"""`explain`: which algorithm would answer a question, why, and at what cost; nothing is computed.
 
-`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each
-explainer of a sentence takes the arguments of the method of the same name.
+`explain` is for functions of data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each explainer of a
+sentence takes the arguments of the method of the same name.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
 
-BoundArguments = SimpleNamespace  # the arguments of a question by name
+BoundArguments = SimpleNamespace  # the arguments of a method by name
 
 
 def explain(task: str, *arguments: Any, **options: Any) -> Route:
-    """How a fit or a sweep would be computed: the algorithm, why, joint states and FLOPs; nothing is computed.
+    """How a fit or a sweep would be computed: the algorithm, the reason, joint states and FLOPs; nothing is computed.
 
     Args:
         task: `"fit"` or `"sweep"`. For a question to a sentence there is `Sentence.explain`.
@@ -63,11 +63,11 @@ def explain_query(
     arguments: Sequence[object],
     options: Mapping[str, object],
 ) -> Route:
-    """How a question to a sentence would be answered.
+    """How a method of a sentence would be computed.
 
     Args:
         state: The sentence.
-        methods: The methods of a sentence by name: their signatures say which arguments there are.
+        methods: The methods of a sentence by name, for their signatures.
         question: The name of the method, such as `"posterior"`.
         arguments: The arguments of that method.
         options: The keyword arguments of that method.
@@ -84,7 +84,7 @@ def explain_query(
 def _bind_arguments(
     question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
 ) -> BoundArguments:
-    """The arguments of a method by name, its defaults among them, or the error that names one that it does not take."""
+    """The arguments of a method by name, with its defaults; an error for arguments that it does not have."""
     try:
         bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
@@ -103,7 +103,7 @@ def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
     query = state.posterior_query(bound.name, bound.evidence, bound.budget, bound.atol).without_input_evidence()
     check_nodes(query)
     route = route_posterior(query)
-    if route.algorithm == "compiled":  # it is the node's TPM
+    if route.algorithm == "compiled":  # the posterior is the node's TPM
         tpm = _route_with_flops(state, state.evaluator.distribution_query(query.nodes[0]))
         return replace(tpm, question=route.question)
     return with_cost(query, route)
@@ -119,7 +119,7 @@ def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
 
 
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
-    slices = bound.slice if hasattr(bound, "slice") else bound.slices  # of a tree it is one
+    slices = bound.slice if hasattr(bound, "slice") else bound.slices  # `tan_tree` has one slice
     chosen = parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
     specs = [find_attention_spec(state.model, t, bound.role) for t in chosen]
@@ -185,12 +185,12 @@ def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
 
 
 def _route_slowest(state: SentenceState, specs: Collection[Any]) -> Route:
-    """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
+    """The slowest route of some groups and of the posteriors over which their attention is averaged."""
     if not specs:
         return Route("attention", "graph", "no node reads words")
     queries = [state.evaluator.attention_query(spec) for spec in specs]
     routes = [route_expected_attention(query) for query in queries]
-    for query in queries:  # what is read is averaged over the posterior of the choices
+    for query in queries:  # attention is averaged over the posterior of the choices
         choices = next(iter(query.choices.values()), [])
         routes += [route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))

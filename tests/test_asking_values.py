@@ -211,7 +211,7 @@ def row_for(s, name, seed=0):
     member, index = place(s, name)
     values = next(given for given in member.parents if given.slot == "v.")
     words = reference.find_slot_parents(s.state.model, member, index, values, {})[2]
-    row = torch.zeros(s.ground.word_counts[s.net.network.specs[values.index].group.word_counts], dtype=D)
+    row = torch.zeros(s.ground.word_counts[s.net.network.specs[values.index].group.word_stack], dtype=D)
     row[words] = torch.rand(len(words), generator=torch.Generator().manual_seed(seed), dtype=D) + 0.1
     return Attend(row / row.sum())
 

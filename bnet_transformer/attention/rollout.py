@@ -234,8 +234,7 @@ class Reads(Drawable):
     """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
 
     - `attention[s, t]`: the TPM of slice `slices[t]` in state s of the open choices (`P(j | i)`, averaged over heads
-    unless
-      one is selected).
+      unless one is selected).
     - `weights[s]`: the probability of that state.
     - `chain`: the TPMs with the residual.
     - `head_entropies[t, h]`: the entropies of each head's own TPM.

@@ -234,8 +234,7 @@ class CorpusTan:
     - `information[i, j]`: `I(box i; box j | class)` in nats; `corrected` is the same without its estimated bias, and
       determines the tree.
     - `divergence`: the KL divergence from the corpus to the TAN fitted to it; None with fewer than 10 sentences for
-    each
-      observed joint state of the class and all boxes (`joint_states`), as `no_divergence_reason` explains.
+      each observed joint state of the class and all boxes (`joint_states`), as `no_divergence_reason` explains.
     """
 
     boxes: tuple[str, ...]

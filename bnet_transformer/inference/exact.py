@@ -48,15 +48,18 @@ def log_evidence(
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
     Args:
-        module: The compiled net. evidence: The observed values of node groups, by name. x: The words as vectors,
-            `[batch, word, dim]`; with several stacks a mapping from stack. mask: Which words are present, `[batch,
-            word]`. do: The values of node groups that are set as a whole, by name. patched: Groups of which some nodes
-            are set: the values, and a mask of these nodes, `[batch, *plates, word]`. attention_rows: Attention weights
-            that are set, in the form of `patched`. given: Values of inputs, by name. budget: The maximum number of
-            joint states of the choices on which one value depends. atol: The tolerance of evidence on nodes that are
-            functions of their parents. check: Raise an error for impossible evidence, which waits for an accelerator.
-            Without it, the log probability of
-            impossible evidence is at most -5e29.
+        module: The compiled net.
+        evidence: The observed values of node groups, by name.
+        x: The words as vectors, `[batch, word, dim]`; with several stacks a mapping from stack.
+        mask: Which words are present, `[batch, word]`.
+        do: The values of node groups that are set as a whole, by name.
+        patched: Groups of which some nodes are set: the values, and a mask of these nodes, `[batch, *plates, word]`.
+        attention_rows: Attention weights that are set, in the form of `patched`.
+        given: Values of inputs, by name.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The tolerance of evidence on nodes that are functions of their parents.
+        check: Raise an error for impossible evidence, which waits for an accelerator. Without it, the log probability
+            of impossible evidence is at most -5e29.
         dtype: The type of the result; by default that of log probabilities in the net. float64 keeps differences that
             float32 loses beside a large log likelihood.
 

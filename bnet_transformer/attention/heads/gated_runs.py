@@ -158,17 +158,17 @@ class GatedRuns:
             max_words: The number of words of a part.
             should_keep_values: Whether parts contain the values of the sites and of their side inputs.
         """
-        recorded = [n for site in self.sites for n in (site.name, *site.side_inputs)] if should_keep_values else []
-        names_of_values = dict.fromkeys(recorded)
+        sites = self.sites if should_keep_values else ()
+        site_names = dict.fromkeys(name for site in sites for name in (site.name, *site.side_inputs))
         output = () if self.is_observed else self.targets
-        names, network = (*names_of_values, *output), self.module.network
+        names, network = (*site_names, *output), self.module.network
         for indices, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
             values: list[Tensor] = []
             if names:
                 execution, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
                 outputs = zip(names, plan.outputs, strict=True)
                 values = [self.module.compute_output(execution, *name_and_index) for name_and_index in outputs]
-            site_values = dict(zip(names_of_values, values, strict=False))
+            site_values = dict(zip(site_names, values, strict=False))
             yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
 
     @torch.no_grad()

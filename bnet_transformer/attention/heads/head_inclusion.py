@@ -73,10 +73,11 @@ def inclusion(
     `output` or `sigma` is given, it is a Normal around the output of the full net at the group `output`.
 
     Args:
-        net: A net that sums its heads. sentences: Text, lists, ids or vectors, or pairs with observations. method:
-            `"exact"` sums over all gates of a slice while the other slices are on; `"svi"` takes all slices at once.
-            sigma: The standard deviation around the output of the full net; None for the root mean square distance
-            by which
+        net: A net that sums its heads.
+        sentences: Text, lists, ids or vectors, or pairs with observations.
+        method: `"exact"` sums over all gates of a slice while the other slices are on; `"svi"` takes all slices at
+            once.
+        sigma: The standard deviation around the output of the full net; None for the root mean square distance by which
             that output moves when one head is off.
         output: The group of that output, such as x_6; None for the output of the module.
         role: The role of the heads, such as dec_cross_a, if there are several.

@@ -244,9 +244,10 @@ def roles(
     The first relation that holds for a pair of words counts; `other` is the relation of pairs without any.
 
     Args:
-        net: A net with attention over words. sentences: Text, lists, ids or vectors. relations: By default same (the
-            word itself), previous, next, first, separator, same token (another word with the
-            same token). A list names predefined ones (also last, earlier, later). A mapping gives a name to a
+        net: A net with attention over words.
+        sentences: Text, lists, ids or vectors.
+        relations: By default same (the word itself), previous, next, first, separator, same token (another word with
+            the same token). A list names predefined ones (also last, earlier, later). A mapping gives a name to a
             function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or to a predefined
             relation.
         separators: The tokens that are separators; by default the special tokens of the net's tokenizer.

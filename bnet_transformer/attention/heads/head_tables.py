@@ -91,8 +91,7 @@ class Inclusion(HeadTable):
     - `error`, `importance_error`: Monte Carlo errors.
     - `inclusion[sentence, slice, head]`: the probability of each gate.
     - `interaction[slice, head, other]`, of the exact method: the mean over sentences of the log odds ratio of two
-    gates,
-      below zero for heads that substitute for each other.
+      gates, below zero for heads that substitute for each other.
     """
 
     slices: tuple[str, ...]
