@@ -215,7 +215,7 @@ class BNet(StructureQueries):
 
         Args:
             words: The number of words, or one for each stack; None for a net without words.
-            batch: The number of sentences.
+            batch: How many sentences.
             want: The groups that are computed, as in `module()`.
 
         >>> import bnet_transformer as bt

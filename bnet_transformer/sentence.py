@@ -187,8 +187,8 @@ class Sentence(StructureQueries):
         Args:
             name: A discrete node, or several.
             evidence: Evidence in addition to that of the sentence.
-            budget: The maximum number of joint states: of the choices that one node depends on, for elimination, or of
-                all choices, if one node depends on the choices of several words.
+            budget: How many joint states may be computed: of the choices that one node depends on, which are
+                eliminated, or of all, where choices of words meet.
             atol: The tolerance of evidence on a node that is a function of its parents: no entry may differ by more
                 than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state, and r
                 the rounding of the net's floating type (0 in float64, 2^-12 in float32).
@@ -341,14 +341,14 @@ class Sentence(StructureQueries):
         """`P(source word | output word)` in the Markov chain of attention TPMs over slices (attention rollout).
 
         Args:
-            slices: `"all"`, or consecutive slices.
+            slices: `"all"`, or slices that follow one another.
             evidence: Evidence in addition to that of the sentence. Under a selector the products are averaged over its
                 posterior.
-            residual: The probability that a step stays at its word.
-            head: One head; by default the heads of a plate are averaged.
-            role: The node with attention, if a slice has several.
-            method: `"rollout"`, or `"flow"` for the maximum flow.
-            budget: The maximum number of joint states, as in `posterior`.
+            residual: The share of a step that stays at its word.
+            head: One head; heads of a plate are averaged by default.
+            role: The node that reads, where a slice has several.
+            method: `"rollout"`, or `"flow"`, the greatest flow.
+            budget: How many joint states may be computed, as in `posterior`.
             inclusion: The result of `bt.inclusion`, to average over the heads whose gates are on.
 
         Returns:
@@ -609,13 +609,13 @@ class Sentence(StructureQueries):
 
         Args:
             path: The file.
-            detail: What is unfolded at first: `"words"` (states), `"nodes"` (every slice); by default as much as is
-                legible.
-            posterior: Discrete nodes whose posterior is shown, in addition to the selectors.
+            detail: What is unfolded at first: `"words"` (states alone), `"nodes"` (every slice); by default what can
+                be read.
+            posterior: Discrete nodes whose posterior is shown besides the selectors'.
             inclusion: The result of `bt.inclusion`, or a table of the inclusion probability of each head, `[slice,
                 head]`.
-            slices: The slices whose attention is included.
-            heads: The heads whose attention is included.
+            slices: The slices whose reads are kept.
+            heads: The heads whose reads are kept.
             title: The title; by default the sentence.
             theme: light, dark or auto.
 

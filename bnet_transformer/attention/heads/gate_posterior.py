@@ -80,7 +80,8 @@ def exact_gate_posterior(
         ]
     )
     interaction = _interaction(log_probs, samples[-1][:: max(1, len(rho) // INTERACTION_DRAWS)])
-    return GatePosterior(torch.cat(samples)[:draws], *bayes_factors.unbind(1), inclusion, interaction)
+    log_bayes, error = bayes_factors.unbind(1)
+    return GatePosterior(torch.cat(samples)[:draws], log_bayes, error, inclusion, interaction)
 
 
 def _collapsed_gibbs_sweep(

@@ -75,17 +75,16 @@ def inclusion(
     Args:
         net: A net that sums its heads.
         sentences: Text, lists, ids or vectors, or pairs with observations.
-        method: `"exact"` sums over all gates of a slice while the other slices are on; `"svi"` takes all slices at
-            once.
-        sigma: The standard deviation around the output of the full net; None for the root mean square distance by which
-            that output moves when one head is off.
-        output: The group of that output, such as x_6; None for the output of the module.
-        role: The role of the heads, such as dec_cross_a, if there are several.
+        method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
+        sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
+            when one head is off.
+        output: The family of that output, such as x_6; None for what the module returns.
+        role: Of several kinds of heads those of one role, such as dec_cross_a.
         interval: The probability of intervals.
         draws: The number of posterior samples.
         rounds: The number of rounds of `"svi"`.
-        budget: The maximum number of runs of a slice, sentences x 2^heads, of `"exact"`.
-        seed: The seed of the samples.
+        budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
+        seed: The seed of the draws.
         progress: Show a progress bar: None for only in a terminal.
 
     Returns:
