@@ -86,11 +86,11 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
     parsed = parse_options(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
-    readings = [
+    attention = [
         StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
     ]
     words = {"": range(len(result.tokens))}
-    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, readings, parsed)
+    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, attention, parsed)
     grid = add_legend_and_caption(grid, title="what is read", caption=[result.head, *hidden])
     return to_notebook_picture(replace(grid, theme=parsed.theme))
 

@@ -371,7 +371,7 @@ class Sentence(StructureQueries):
             head=head,
             method=method,
             inclusion=inclusion,
-            answers=None if self.state.evidence else self.state.evaluator,
+            evaluator=None if self.state.evidence else self.state.evaluator,
         )
 
     def tan(

@@ -45,12 +45,12 @@ MAX_PATH_PRODUCTS = 2**28  # products in the search for paths
 FLOW_RESOLUTION = 2**30  # units of which a flow consists, since scipy takes integer capacities
 
 
-def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
+def check_chain(model: GroundModel, specs: Sequence[NodeSpec], slices: Sequence[int]) -> None:
     """Refuse a chain through a set node: what follows it was not computed from what comes before it.
 
     A chain may begin at a set state.
     """
-    path = find_value_path_groups(model, readers, slices)
+    path = find_value_path_groups(model, specs, slices)
     cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in path]
     if cut:
         names = [model.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
@@ -62,23 +62,23 @@ def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequenc
         )
 
 
-def find_value_path_groups(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
+def find_value_path_groups(model: GroundModel, attention_specs: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
     """The groups on value paths between the state that enters the first slice and the state that leaves the last.
 
     Groups that only decide the attention weights (q, k and their ancestors) are not included.
     """
-    specs, stack = model.network.specs, readers[0].group.stack
+    specs, stack = model.network.specs, attention_specs[0].group.stack
     groups = [spec.group for spec in specs]
     enters = {group.index for group in groups if _is_entering_state(group, stack, slices[0])}
     leaves = {group.index for group in groups if _is_entering_state(group, stack, slices[-1] + 1)}
-    above, below = set(leaves), set(enters)
+    ancestors, descendants = set(leaves), set(enters)
     for spec in reversed(specs):
-        if spec.group.index in above - enters:
-            above |= _get_value_parents(spec)
+        if spec.group.index in ancestors - enters:
+            ancestors |= _get_value_parents(spec)
     for spec in specs:
-        if spec.tpm.kind != "discrete" and _get_value_parents(spec) & below:
-            below.add(spec.group.index)
-    return {reader.group.index for reader in readers} | (above & below - enters)
+        if spec.tpm.kind != "discrete" and _get_value_parents(spec) & descendants:
+            descendants.add(spec.group.index)
+    return {reader.group.index for reader in attention_specs} | (ancestors & descendants - enters)
 
 
 def _is_entering_state(group: NodeGroup, stack: str, slice_: int) -> bool:
@@ -293,9 +293,9 @@ class Reads(Drawable):
 
         tokens = list(self.tokens)
         rows = [
-            {"output": i, "output_token": tokens[i], "source": j, "source_token": tokens[j], "share": share}
+            {"output": i, "output_token": tokens[i], "source": j, "source_token": tokens[j], "share": probability}
             for i, row in enumerate(self.matrix.tolist())
-            for j, share in enumerate(row)
+            for j, probability in enumerate(row)
         ]
         return pd.DataFrame(rows)
 
@@ -317,7 +317,7 @@ def compute_reads(
     head: int | None,
     method: str,
     inclusion: Inclusion | None = None,
-    answers: NodeEvaluator | None = None,
+    evaluator: NodeEvaluator | None = None,
 ) -> Reads:
     """From which word of the first state of some slices each word of their last state was computed.
 
@@ -330,7 +330,7 @@ def compute_reads(
         head: One head; None for the mean.
         method: `"rollout"` or `"flow"`.
         inclusion: The posterior of gates, which weights the heads.
-        answers: An evaluator of this sentence without evidence.
+        evaluator: An evaluator of this sentence without evidence.
 
     Returns:
         The chain and its matrix.
@@ -342,18 +342,18 @@ def compute_reads(
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
     model = query.model
-    readers = [find_attention_spec(model, t, role) for t in slices]
-    check_chain(model, readers, slices)
-    average = _build_head_average(readers, head, inclusion)
+    specs = [find_attention_spec(model, t, role) for t in slices]
+    check_chain(model, specs, slices)
+    average = _build_head_average(specs, head, inclusion)
     choices, states, probs = compute_choice_posterior(query, slices, role)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for chunk, tables in iter_attention_by_state(query, choices, states, slices, role, answers):
+    for chunk, tables in iter_attention_by_state(query, choices, states, slices, role, evaluator):
         by_slice = [_select_heads(model, table.double(), t, head) for t, table in zip(slices, tables, strict=True)]
         steps.append(torch.stack([average(k, table) for k, table in enumerate(by_slice)], 1))
         by_head = [torch.einsum("s,shi->hi", probs[chunk], torch.special.entr(table).sum(-1)) for table in by_slice]
         entropies = entropies + torch.stack(by_head)
     attention = torch.cat(steps)
-    stack = readers[0].group.stack
+    stack = specs[0].group.stack
     state = find_state_group(model.network, stack)
     chain = add_residual(attention, residual)
     return Reads(
@@ -367,13 +367,13 @@ def compute_reads(
         _describe_heads(model, choices, head, inclusion),
         method,
         entropies,
-        torch.from_numpy(np.stack([compute_read_mask(model, spec) for spec in readers])),
+        torch.from_numpy(np.stack([compute_read_mask(model, spec) for spec in specs])),
         join_stem(stack, "x" if state is None else state.role),
     )
 
 
 def _build_head_average(
-    readers: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
+    specs: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
     """A function from a slice's `P(j | i)` of each head, `[state, head, word, word]`, to the average over heads.
 
@@ -385,14 +385,16 @@ def _build_head_average(
         raise BNetError("inclusion", expected="what bt.inclusion found", actual=inclusion)
     if head is not None:
         raise BNetError("head", expected="None, with inclusion=, which weighs all heads", actual=head)
-    indices = [inclusion.slice_index(spec.group.name) for spec in readers]
-    shares, all_off = inclusion.shares()
+    indices = [inclusion.slice_index(spec.group.name) for spec in specs]
+    head_weights, all_off = inclusion.shares()
 
     def average(k: int, attention: Tensor) -> Tensor:
-        if attention.shape[1] != shares.shape[1]:
-            raise BNetError("inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=shares.shape[1])
+        if attention.shape[1] != head_weights.shape[1]:
+            raise BNetError(
+                "inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=head_weights.shape[1]
+            )
         identity = torch.eye(attention.shape[-1], dtype=attention.dtype)
-        return torch.einsum("h,shij->sij", shares[indices[k]], attention) + all_off[indices[k]] * identity
+        return torch.einsum("h,shij->sij", head_weights[indices[k]], attention) + all_off[indices[k]] * identity
 
     return average
 
@@ -437,7 +439,7 @@ def iter_attention_by_state(
     states: Tensor,
     slices: Sequence[int],
     role: str | None,
-    answers: NodeEvaluator | None = None,
+    evaluator: NodeEvaluator | None = None,
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
 
@@ -447,27 +449,27 @@ def iter_attention_by_state(
         states: A state of each choice, `[S, choice]`.
         slices: The slices.
         role: The role with attention, if a slice has several.
-        answers: An evaluator of this sentence, used if no choice is open.
+        evaluator: An evaluator of this sentence, used if no choice is open.
     """
-    model, readers = query.model, [find_attention_spec(query.model, t, role) for t in slices]
-    answers = answers or NodeEvaluator(query.module, model, {})
+    model, specs = query.model, [find_attention_spec(query.model, t, role) for t in slices]
+    evaluator = evaluator or NodeEvaluator(query.module, model, {})
     if not open_choices:
-        answers.prefetch_attention(readers)
-        yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
+        evaluator.prefetch_attention(specs)
+        yield slice(0, 1), [evaluator.attention(t, role)[None] for t in slices]
         return
     module, first = with_sentence_scope(query.module), dict(zip(open_choices, states[:1].unbind(1), strict=True))
-    is_one_batch = answers.with_batched_states(first, module).find_table_fault("attention", readers, ()) is None
-    for chunk in iter_chunks(model, len(states), {reader.group.index for reader in readers}):
+    is_one_batch = evaluator.with_batched_states(first, module).find_table_fault("attention", specs, ()) is None
+    for chunk in iter_chunks(model, len(states), {spec.group.index for spec in specs}):
         if is_one_batch:
-            batch = answers.with_batched_states(dict(zip(open_choices, states[chunk].unbind(1), strict=True)), module)
-            batch.prefetch_attention(readers)
+            batch = evaluator.with_batched_states(dict(zip(open_choices, states[chunk].unbind(1), strict=True)), module)
+            batch.prefetch_attention(specs)
             yield chunk, [batch.attention(t, role) for t in slices]
         else:  # the compiled net refuses this batch: each state has its own route
             rows = []
             for row in states[chunk]:
                 row_model = replace(model, do={**model.do, **dict(zip(open_choices, row, strict=True))})
-                evaluator = NodeEvaluator(module, row_model, {})
-                rows.append([evaluator.attention(t, role) for t in slices])
+                row_evaluator = NodeEvaluator(module, row_model, {})
+                rows.append([row_evaluator.attention(t, role) for t in slices])
             yield chunk, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 
 

@@ -94,7 +94,7 @@ def build_factors(
     network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_evidence_groups(network, evidence, do)
-    forms = {name: _classify_evidence(observed, patched.get(name)) for name, observed in evidence.items()}
+    forms = {name: _classify_evidence(item, patched.get(name)) for name, item in evidence.items()}
     problem = build_elimination_problem(module, forms, target, do, {**patched, **rows})
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
@@ -119,15 +119,15 @@ def build_factors(
         if index in problem.enumerated:
             factors.append(Factor(spec, log_prior(execution, index, spec)))
         if spec.group.name in evidence:
-            observed = align_evidence(execution, spec, evidence[spec.group.name])
+            aligned = align_evidence(execution, spec, evidence[spec.group.name])
             if index in problem.deferred_attention:
-                log_probs = deferred_log_likelihood(execution, plan, spec, observed.value, observed.observed)
+                log_probs = deferred_log_likelihood(execution, plan, spec, aligned.value, aligned.observed)
                 table = log_probs.clamp(min=LOG_ZERO)
-                factors.append(Factor(spec, table, observed, is_summed=True))
+                factors.append(Factor(spec, table, aligned, is_summed=True))
                 continue
             log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            log_probs = log_prob_fn(execution, index, spec, observed, atol)
-            factors.append(Factor(spec, mask_unobserved(observed, log_probs), observed))
+            log_probs = log_prob_fn(execution, index, spec, aligned, atol)
+            factors.append(Factor(spec, mask_unobserved(aligned, log_probs), aligned))
     return execution, factors
 
 
@@ -222,15 +222,15 @@ def _find_plate_fault(
 
 def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
     """Refuse evidence on unknown groups, inputs and set groups, and values that are no `Evidence`."""
-    for name, observed in evidence.items():
+    for name, item in evidence.items():
         spec = network.get_spec(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
         if spec.tpm.kind == "input":
             expected = "evidence on a node that is not given with the sentence"
             raise EvidenceError(name, expected=expected, actual="a given one")
-        if not isinstance(observed, Evidence):
-            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=observed)
+        if not isinstance(item, Evidence):
+            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=item)
 
 
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
@@ -241,16 +241,16 @@ def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) 
     real = isinstance(evidence.value, Tensor) and evidence.value.is_floating_point()
     if patch is None or evidence.observed is None:
         return evidence.observed is None, real
-    value, which = patch
-    return bool((evidence.observed | which).all()) and value.is_floating_point() == real, real
+    value, is_set = patch
+    return bool((evidence.observed | is_set).all()) and value.is_floating_point() == real, real
 
 
 def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> Tensor:
     """The states of all nodes of a group: the observed and the set ones."""
     if patch is None:
         return evidence.value
-    value, which = patch
-    return torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, evidence.value)
+    value, is_set = patch
+    return torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, evidence.value)
 
 
 def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tuple[bool, bool]]) -> bool:
@@ -276,16 +276,16 @@ def _check_evidence_shapes(
     """Refuse evidence whose shape, type or number of sentences does not fit its group."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
-    values = {f"evidence[{name!r}]": (network.get_spec(name), observed) for name, observed in evidence.items()}
+    values = {f"evidence[{name!r}]": (network.get_spec(name), item) for name, item in evidence.items()}
     per_sentence = {m.group.index: (s, e.value) for s, (m, e) in values.items() if m.scope != "corpus"}
     batch = infer_batch_size(network, per_sentence, batch)
-    for subject, (spec, observed) in values.items():
+    for subject, (spec, item) in values.items():
         sentences = None if spec.scope == "corpus" else batch
-        check_value(network, spec, subject, observed.value, word_counts=words, batch=sentences, like=like)
-        if observed.observed is not None:
+        check_value(network, spec, subject, item.value, word_counts=words, batch=sentences, like=like)
+        if item.observed is not None:
             shape = get_plate_sizes(network, spec, words)
             shapes = [shape, (1, *shape), shape if sentences is None else (batch, *shape)]
-            mask = observed.observed
+            mask = item.observed
             if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
                 actual = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else mask
                 expected = f"booleans of shape {shapes[-1]}, true where it was seen"
@@ -341,10 +341,10 @@ def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
         return table
     # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
     # vector whatever its state is, and the delta is at state 0.
-    value, which = execution.patched[index]
-    state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
+    value, is_set = execution.patched[index]
+    state = torch.zeros_like(is_set, dtype=torch.long) if value.is_floating_point() else value
     delta = torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype)
-    return torch.where(which, delta, table)
+    return torch.where(is_set, delta, table)
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:

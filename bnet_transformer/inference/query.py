@@ -107,7 +107,7 @@ def group_evidence(
     """
     states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
     groups = group_values(model, evidence, states=states)
-    return {name: Evidence(value, None if bool(which.all()) else which) for name, (value, which) in groups.items()}
+    return {name: Evidence(value, None if bool(mask.all()) else mask) for name, (value, mask) in groups.items()}
 
 
 def group_interventions(model: GroundModel, relevant: Collection[int] | None = None) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def group_interventions(model: GroundModel, relevant: Collection[int] | None = N
     """
     full: dict[str, Tensor] = {}
     patched: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (value, which) in group_values(model, model.do, relevant).items():
-        if bool(which.all()) and model.network.get_spec(name).tpm.kind != "input":
+    for name, (value, mask) in group_values(model, model.do, relevant).items():
+        if bool(mask.all()) and model.network.get_spec(name).tpm.kind != "input":
             full[name] = value
         else:
-            patched[name] = value, which
+            patched[name] = value, mask
     return {"do": full, "patched": patched, "attention_rows": group_values(model, model.attention_rows, relevant)}
 
 
@@ -151,11 +151,11 @@ def group_values(
         shape, positions = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
         first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
         flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
-        which = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
+        mask = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
         flat[:, positions] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
-        which[positions] = True
+        mask[positions] = True
         name = model.network.specs[index].group.name
-        groups[name] = flat.reshape(-1, *shape, *first.shape[1:]), which.reshape(1, *shape)
+        groups[name] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
     return groups
 
 

@@ -119,7 +119,7 @@ def _log_bayes_factor(
     update_progress(1)
     rows = torch.stack(samples)
     by_population = zip(rows.chunk(NUM_POPULATIONS, 1), log_integrals.chunk(NUM_POPULATIONS, 1), strict=True)
-    bridges = torch.stack([_bridge_sampling(one.flatten(), other.flatten()) for one, other in by_population])
+    bridges = torch.stack([_bridge_sampling(off.flatten(), free.flatten()) for off, free in by_population])
     # Given the other rho, the integral I of the conditional density over rho_nu, relative to its value at 0, is a Bayes
     # factor. Its mean over the posterior with rho_nu = 0 is the Bayes factor of the head; so is one over the mean of
     # 1 / I over the posterior with free rho_nu. Both are bridged (Bennett 1976, Efficient estimation of free energy
@@ -160,11 +160,11 @@ def _interaction(log_probs: Tensor, rho: Tensor) -> Tensor:
         log = log_probs + prior
         for a in range(heads):
             for b in range(a):
-                off, one, other, both = (
+                off, only_a, only_b, both = (
                     log[:, (bits[:, a] == x) & (bits[:, b] == y)].logsumexp(1)
                     for x, y in ((0, 0), (1, 0), (0, 1), (1, 1))
                 )
-                result[a, b] += (both + off - one - other).mean() / len(rho)
+                result[a, b] += (both + off - only_a - only_b).mean() / len(rho)
     return result + result.T
 
 
