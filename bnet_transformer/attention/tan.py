@@ -74,11 +74,11 @@ class Tan(Drawable):
 
 @dataclass(frozen=True)
 class TanTree(Drawable):
-    """The maximum spanning arborescence of a slice's attention: the best parent of each word (-1: a root), with the
-    state as class.
+    """The maximum spanning arborescence of a slice's attention: a TAN with the state as class.
 
-    `mass` is the fraction of the attention between different words that lies on the tree,
-    `sum P(pa(i) | i) / sum (1 - P(i | i))`: how tree-like the attention is.
+    - `parents[i]`: the best parent of word i (-1: a root); `weights[i]` is its attention to the parent.
+    - `mass`: the fraction of the attention between different words that lies on the tree,
+      `sum P(pa(i) | i) / sum (1 - P(i | i))`: how tree-like the attention is.
     """
 
     parents: tuple[int, ...]
@@ -343,8 +343,9 @@ def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, fl
 def learn_tan_from_sentences(
     states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
 ) -> CorpusTan:
-    """The TAN of sentences of one length: boxes are words, and the code of a word is the word with its maximum
-    attention.
+    """The TAN of sentences of one length.
+
+    Boxes are words, and the code of a word is the word with its maximum attention.
 
     Args:
         states: The sentences; ranks share them.

@@ -36,8 +36,9 @@ class Zero:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a node's values in other sentences; without sentences, of its group's values over the words of this
-    one.
+    """The mean of a node's values in other sentences.
+
+    Without sentences, the mean of its group's values over the words of this sentence.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Mean
@@ -77,8 +78,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention weights in place of `P(j | i)`: a probability for each word that the node may attend to, or for all
-    words.
+    """Attention weights in place of `P(j | i)`, for all words or for those that the node may attend to.
 
     The node still depends on its values v (and its residual), but no longer on q and k.
 

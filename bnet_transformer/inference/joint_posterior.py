@@ -285,13 +285,7 @@ def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelecti
         for spec in specs
         if spec.has_word_attention and spec.tpm.has_attention and ground.is_selected(spec.group, selection)
     }
-    evaluator.prefetch_attention(
-        [
-            attention_query.spec
-            for attention_query in queries.values()
-            if evaluator.route(attention_query).algorithm == "compiled"
-        ]
-    )
+    evaluator.prefetch_attention([q.spec for q in queries.values() if evaluator.route(q).algorithm == "compiled"])
     rows, weights = {}, dict[tuple[int, int], float]()
     for index, attention_query in queries.items():
         table = to_numpy(expected_group_attention(query, attention_query))

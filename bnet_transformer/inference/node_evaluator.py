@@ -352,8 +352,9 @@ class NodeEvaluator:
         return replace(self.model, do={**reference.get_fixed(self.model, self.evidence), **self.model.do})
 
     def _find_fixed_groups(self, ancestral_set: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
-        """The groups with known values, those of which some nodes are known, and the fault of a group that mixes states
-        and tensors.
+        """The groups with known values, those of which some nodes are known, and a fault.
+
+        The fault is that of a group in which some nodes have states and others vectors.
         """
         graph, known = self.model.network.graph, self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}

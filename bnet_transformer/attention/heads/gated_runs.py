@@ -32,8 +32,12 @@ WORDS_PER_PART = 4096  # words in one batch: enough to use all of a processor
 
 @dataclass(frozen=True)
 class HeadSite:
-    """The heads of one slice: their group, and the side inputs: groups that the heads do not change and that their
-    descendants read.
+    """The heads of one slice.
+
+    Args:
+        spec: The group of the heads.
+        side_inputs: Groups that the heads do not change, and that their needed descendants read.
+        plate_sizes: The sizes of the plates of heads.
     """
 
     spec: NodeSpec
@@ -92,7 +96,7 @@ def _is_summed(network: Network, spec: NodeSpec) -> bool:
 
 
 def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
-    """The groups that depend on the words, and that needed descendants of a group read without descending from it."""
+    """The groups that needed descendants of a group read, that depend on the words and do not descend from it."""
     graph, descendants = network.graph, {index}
     order = [i for component in graph.components for i in component if i in needed]
     for i in order:
@@ -117,8 +121,13 @@ def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """Sentences of one length: their indices, the batch, the values of the sites with all heads on, and the full
-    output.
+    """Sentences of one length.
+
+    Args:
+        indices: Their indices.
+        batch: The sentences.
+        site_values: The values of the sites and side inputs with all heads on, by name.
+        full_output: The output with all heads on; None with observations.
     """
 
     indices: Tensor

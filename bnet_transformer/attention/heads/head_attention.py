@@ -100,8 +100,9 @@ def _get_attended_parent(spec: NodeSpec) -> ParentSpec:
 
 
 def _find_selector(network: Network, spec: NodeSpec) -> int | None:
-    """The choice whose states are the heads: the topmost choice that decides the attention of a slice, given its
-    words.
+    """The choice whose states are the heads, if there is one.
+
+    It is the topmost choice that decides the attention of a slice, given its words.
     """
     if spec.group.plates:
         return None
@@ -111,11 +112,15 @@ def _find_selector(network: Network, spec: NodeSpec) -> int | None:
     visited: set[int] = set()
     while stack:
         index = stack.pop()
-        group, ancestors_x = network.specs[index].group, [edge.parent for edge in network.graph.in_edges[index]]
+        group, parent_indices = network.specs[index].group, [edge.parent for edge in network.graph.in_edges[index]]
         if index not in visited and not network.is_word_state(group):
             visited.add(index)
             choices |= {index} if network.specs[index].tpm.kind == "discrete" else set()
-            stack.extend(i for i in ancestors_x if network.specs[i].group.stem != group.stem)  # no selector's own past
+            stack.extend(
+                i for i in parent_indices if network.specs[i].group.stem != group.stem
+            )  # not the selector's own past
+    # Given the words, the topmost choice decides the head; choices below it (atoms) are averaged for each of its
+    # states.
     tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
         names = ", ".join(network.specs[i].group.name for i in tops)
@@ -183,7 +188,7 @@ def _compute_attention_part(
     ancestors = network.graph.ancestors(indices)
     choices = {i for i in ancestors if network.specs[i].tpm.kind == "discrete"}
     discrete = {m.group.index for m in nodes.specs if m.tpm.kind == "discrete"}
-    parents = {given.index for i in discrete for given in network.specs[i].parents}
+    parents = {parent.index for i in discrete for parent in network.specs[i].parents}
     given = {name: torch.stack([s.given[name] for s in sentences]).to(device) for name in sentences[0].given}
     filled = {network.get_spec(name).group.word_stack for name in given}
     request = ExecutionRequest(

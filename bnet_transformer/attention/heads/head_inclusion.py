@@ -163,7 +163,7 @@ def _infer_exactly(
     dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
     posterior = GatePosterior(
         **{
-            name: torch.stack([getattr(posterior_of_site, name) for posterior_of_site in posteriors], dim)
+            name: torch.stack([getattr(slice_posterior, name) for slice_posterior in posteriors], dim)
             for name, dim in dims.items()
         }
     )
@@ -242,8 +242,8 @@ def damage(
     counts = range(heads + 1) if counts is None else counts
     numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
-        expected_counts = f"numbers of heads that are off, at most the {heads} that there are"
-        raise BNetError("counts", expected=expected_counts, actual=counts)
+        expected = f"numbers of heads that are off, at most the {heads} that there are"
+        raise BNetError("counts", expected=expected, actual=counts)
     order = {name: rank_heads(result.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *result.log_bayes.shape, dtype=result.network.dtype)
     for m, ranked in enumerate(order.values()):
@@ -264,7 +264,7 @@ def damage(
         all_losses = ranks.all_gather(losses)
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
-    mean, error = (log_probs.reshape(shape) for log_probs in mean_and_error(all_losses))
+    mean, error = (values.reshape(shape) for values in mean_and_error(all_losses))
     return Damage(("measure", "heads off"), labels, mean, error, len(all_losses), order)
 
 

@@ -136,8 +136,10 @@ class Inclusion(HeadTable):
 
     @property
     def dead(self) -> tuple[tuple[int, int], ...]:
-        """The heads without effect: in every gate setting that was run, their gates change the likelihood of each
-        sentence by less than a millionth of the maximum effect of a head.
+        """The heads without effect.
+
+        In every gate setting that was run, their gates change the likelihood of each sentence by less than a
+        millionth of the maximum effect of a head.
         """
         return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
 
