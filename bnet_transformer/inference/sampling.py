@@ -94,8 +94,8 @@ def sample(query: Query, n: int, seed: int) -> Samples:
     samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
     target = replace(query, nodes=tuple(node for node in order if node in choices))
-    # Choices above evidence are sampled from their exact joint posterior. Given its parents, every other random node is
-    # independent of the evidence, so that its TPM is its posterior (ancestral sampling).
+    # Choices above evidence are sampled from their exact joint posterior. No evidence is below any other random node:
+    # given its parents it is independent of the evidence, so that its TPM is its posterior (ancestral sampling).
     if choices:
         samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
     module = with_sentence_scope(query.module)
@@ -168,8 +168,9 @@ def _should_use_chain_rule(query: Query) -> bool:
 def _find_sampling_fault(
     module: CompiledModule, model: GroundModel, indices: Sequence[int], samples: NodeSamples
 ) -> Fault | None:
-    """Why the nodes of some groups cannot be sampled in one batch: they are parents of each other, or a table has a
-    fault.
+    """Why the nodes of some groups cannot be sampled in one batch.
+
+    They may be parents of each other, or the compiled net may not compute their parameters.
     """
     specs = [model.network.specs[index] for index in indices]
     for spec in specs:

@@ -227,6 +227,7 @@ def gibbs_step(log_probs: Tensor, rho: Tensor, generator: torch.Generator) -> Te
         ratio = log_likelihood_ratio(*half, drop_head(rho, head))
         probs = torch.sigmoid(ratio + torch.logit(rho[:, head])[:, None])
         num_on = (torch.rand(probs.shape, generator=generator, dtype=torch.float64) < probs).sum(1)
+        # A sample of Beta(1 + on, 1 + off) as a ratio of gamma variables, which take the generator.
         counts = (1.0 + num_on.double(), 1.0 + (len(log_probs) - num_on).double())
         on, off = (torch._standard_gamma(count, generator=generator) for count in counts)
         rho[:, head] = (on / (on + off)).clamp(MIN_RHO, 1 - MIN_RHO)
