@@ -201,7 +201,8 @@ def test_planted_duplicates_are_found_where_ablation_sees_nothing():
 @pytest.mark.slow
 def test_intervals_hold_planted_shares(monkeypatch):
     """Gates drawn by shares that are drawn from the prior, and y by the gates: 90% of 90%. No Bayes factor is asked."""
-    monkeypatch.setattr("bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *told: torch.zeros(2, dtype=D))
+    name = "bnet_transformer.attention.heads.gate_posterior._log_bayes_factor"
+    monkeypatch.setattr(name, lambda *arguments: torch.zeros(2, dtype=D))
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):
