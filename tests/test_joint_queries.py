@@ -228,7 +228,7 @@ def _row(s, name):
     "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2}, {"attention": "marginal"}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
-    monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "MAX_JOINT_STATES", few)
+    monkeypatch.setattr(import_module("bnet_transformer.inference.sampling"), "MAX_JOINT_STATES", few)
     s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     samples = s.sample(n, evidence, seed=5)

@@ -367,7 +367,9 @@ def heads(
     if read is not None:
         beside = read[["slice", "head", "role", "mean", "chance"]].rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(beside, on=["slice", "head"], how="left")
-    told = {name: getattr(found, name) for name in ("told", "sentences", "method", "likelihood", "sigma", "interval")}
+    told = {"told": found.summary} | {
+        name: getattr(found, name) for name in ("sentences", "method", "likelihood", "sigma", "interval")
+    }
     told["table"] = found.to_dataframe()
     told["agreement"] = {one: dict(column) for one, column in found.agreement().items()}
     duplicates = None if found.interaction is None else found.duplicates()
@@ -377,7 +379,7 @@ def heads(
         if show == "intervals"
         else {}
     )
-    lines = [found.told, *output.format_rows(table)]
+    lines = [found.summary, *output.format_rows(table)]
     if found.dead:
         lines.append("nothing hangs on: " + ", ".join(f"{found.slices[s]}_{h}" for s, h in found.dead))
     if duplicates:

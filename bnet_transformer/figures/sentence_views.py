@@ -39,9 +39,9 @@ from bnet_transformer.figures.options import (
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
+from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.inference.joint_posterior import expected_group_attention
 from bnet_transformer.inference.selection import find_state_group
-from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.reference.node_tables import compute_read_mask
 
 MAX_UNFOLDED_ARROWS = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked

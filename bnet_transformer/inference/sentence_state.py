@@ -1,16 +1,10 @@
-"""What is known of one sentence: its tensors, its interventions, its evidence, and what follows from them.
-
-Before it what `do` takes: nodes by name, family, role or pattern; zeros, means, noise, attention rows, others' values.
-"""
+"""The state of one sentence: its tensors, its interventions, its evidence, and the model and values that follow."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,15 +13,22 @@ from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_int, check_mapping, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, suggest_do
+from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
-from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.graph.queries import parse_names
+from bnet_transformer.inference.intervention_values import (
+    RelativeValues,
+    expand_patterns,
+    is_relative,
+    match_nodes,
+    resolve_value,
+)
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.selection import parse_indices, parse_slices, parse_words
-from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel, find_slot_parents, locate_node
+from bnet_transformer.reference import ATOL, BUDGET, AttentionRow, GroundModel
 from bnet_transformer.reference.node_tables import check_discrete_node
 from bnet_transformer.tpm import Attention
 
@@ -252,17 +253,17 @@ def _build_attention_row(model: GroundModel, node: int, weights: Tensor) -> Atte
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SentenceState:
-    """The state of a `Sentence`, which every function that answers a question about it receives.
+    """The state of a `Sentence`, which every function that answers a query about it receives.
 
-    Frozen: `with_interventions` and `with_evidence` return a new state. What follows from the fields (`model`,
-    `evaluator`) is computed once, on first use.
+    Frozen: `with_interventions` and `with_evidence` return a new state. `model` and `evaluator`, which follow from the
+    fields, are computed on first use.
 
     Args:
         module: The compiled net, in evaluation mode.
         encoded: The sentence as tensors.
-        interventions: The value, or the row of attention, that `do` sets each node to, by ground id.
+        interventions: The value, or the attention row, that `do` sets each node to, by ground id.
         evidence: The observed value of each node, by ground id.
-        previous: The answers of the sentence before its last `do`; values that this `do` does not change come from them.
+        previous: The evaluator before the last `do`; values that this `do` does not change come from it.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state
@@ -293,48 +294,48 @@ class SentenceState:
 
     @cached_property
     def model(self) -> GroundModel:
-        """The ground graph, the given values and the interventions: the model after surgery."""
+        """The ground model after surgery: ground graph, inputs, interventions."""
         ground = GroundGraph(self.network.graph, self.encoded.word_counts)
         return GroundModel(self.network, ground, self.encoded.given).surgery(self.interventions)
 
     @cached_property
     def evaluator(self) -> NodeEvaluator:
-        """The values of nodes; each family is computed once."""
+        """The evaluator of nodes; it computes each group once."""
         values = self.network.parameters.values()
         if values and all(value.is_meta for value in values):
             raise BNetError("net", expected="parameters with values", actual="a net on the device meta, which has none")
         return NodeEvaluator(self.module, self.model, self.evidence, self.previous)
 
     def resolve_interventions(self, nodes: Mapping[str, object]) -> dict[int, Tensor | AttentionRow]:
-        """What each node is set to, by ground id.
+        """The values that nodes are set to, by ground id.
 
         Args:
-            nodes: For each name, family, role or pattern what `Sentence.do` takes.
+            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
 
         Returns:
-            A value or a row of attention for each node.
+            A value or an attention row for each node.
         """
-        wanted = expand_patterns(self.ground, nodes)
-        own = {node: value for node, value in wanted.items() if is_relative(value)}
-        result = {n: resolve_value(self.model, n, value) for n, value in wanted.items() if n not in own}
-        if own:
+        requested = expand_patterns(self.ground, nodes)
+        relative = {node: value for node, value in requested.items() if is_relative(value)}
+        result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
+        if relative:
             # Noise and Mean() use a node's value after all other interventions of the same call.
             evidence = {node: value for node, value in self.evidence.items() if node not in result}
             state = replace(
                 self, interventions={**self.interventions, **result}, evidence=evidence, previous=self.evaluator
             )
-            own_value = RelativeValues(state.model, state.evaluator.value)
-            result |= {node: own_value(node, value) for node, value in own.items()}
+            resolve_relative = RelativeValues(state.model, state.evaluator.value)
+            result |= {node: resolve_relative(node, value) for node, value in relative.items()}
         return result
 
     def with_interventions(self, nodes: Mapping[str, object]) -> SentenceState:
         """The state after `do`.
 
         Args:
-            nodes: For each name, family, role or pattern what `Sentence.do` takes.
+            nodes: Name, group, role or pattern -> a value that `Sentence.do` accepts.
 
         Returns:
-            A state with these interventions besides those of this one; of two on one node the later counts.
+            A state with these interventions and those of this state; on the same node the new one counts.
 
         Raises:
             EvidenceError: A node has evidence.
@@ -344,10 +345,10 @@ class SentenceState:
         return replace(self, interventions={**self.interventions, **interventions}, previous=self.evaluator)
 
     def without_interventions(self, names: Collection[str] = ()) -> SentenceState:
-        """The state before `do`.
+        """The state without some interventions.
 
         Args:
-            names: Names, families, roles or patterns of the nodes whose interventions go; all, where there are none.
+            names: Names, groups, roles or patterns of the nodes whose interventions are removed; all if empty.
 
         Raises:
             BNetError: No intervention is on these nodes.
@@ -355,8 +356,8 @@ class SentenceState:
         nodes = {node for name in names for node in match_nodes(self.ground, name)} or set(self.interventions)
         if not nodes & self.interventions.keys():
             raise BNetError("undo", expected="a node that do set", actual=", ".join(names) or "none is set")
-        rest = {node: value for node, value in self.interventions.items() if node not in nodes}
-        return replace(self, interventions=rest, previous=None)
+        interventions = {node: value for node, value in self.interventions.items() if node not in nodes}
+        return replace(self, interventions=interventions, previous=None)
 
     def with_evidence(self, nodes: Mapping[str, object] | None) -> SentenceState:
         """The state with more evidence.
@@ -365,7 +366,7 @@ class SentenceState:
             nodes: For each node a value, a state or a label; None for no more.
 
         Returns:
-            A state with this evidence besides that of this one.
+            A state with this evidence and that of this state.
 
         Raises:
             EvidenceError: An intervention, or another value, is on the same node.
@@ -375,8 +376,8 @@ class SentenceState:
         evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
-                got = f"{value.tolist()} beside {self.evidence[node].tolist()}"
-                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=got)
+                actual = f"{value.tolist()} beside {self.evidence[node].tolist()}"
+                raise EvidenceError(self.ground.name(node), expected="one piece of evidence for a node", actual=actual)
         state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
         vars(state)["model"] = self.model  # evidence changes no arrow: the cached property holds for both
         return state
@@ -387,11 +388,11 @@ class SentenceState:
             raise EvidenceError(self.ground.name(node), expected="do or evidence on a node, not both", actual="both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
-        """A question about probabilities, given the evidence of this state.
+        """A query about probabilities, given the evidence of this state.
 
         Args:
-            nodes: The ground ids of the nodes that are asked for.
-            budget: The most joint states of choices that are computed.
+            nodes: The requested nodes, by ground id.
+            budget: The maximum number of joint states of choices.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
         limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
@@ -402,11 +403,11 @@ class SentenceState:
 
         Args:
             name: A discrete node, or several.
-            evidence: Evidence besides that of this state.
-            budget: The most joint states of choices that are computed.
+            evidence: Evidence in addition to that of this state.
+            budget: The maximum number of joint states of choices.
             atol: The tolerance of evidence on nodes that are functions of their parents.
         """
-        nodes = [self.ground.id(each) for each in parse_names("name", name)]
+        nodes = [self.ground.id(item) for item in parse_names("name", name)]
         if not nodes:
             raise BNetError("name", expected="a node, or several", actual="none")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
@@ -425,37 +426,37 @@ class SentenceState:
         """A part of the ground graph.
 
         Args:
-            weights: Whether selectors and weights are in it.
-            slices: The slices that are in it; all where None.
-            words: The words that are in it, by number or as words, or a mapping from stacks to them; all where None.
-            heads: The heads that are in it; all where None.
+            weights: Whether selectors and weights are included.
+            slices: The included slices; None for all.
+            words: The included words, by index or as words, or a mapping from stacks to them; None for all.
+            heads: The included heads; None for all.
         """
         chosen = None if slices is None else parse_slices(slices, self.network)
-        sizes, plates, kept = self.network.graph.plate_sizes, {}, {}
+        sizes, plates, selected_words = self.network.graph.plate_sizes, {}, {}
         if heads is not None:
             if "head" not in sizes:
                 raise BNetError("heads", expected="a net with a plate of heads", actual="a net without one")
             plates["head"] = parse_indices("heads", heads, sizes["head"])
         by_stack = words if isinstance(words, Mapping) else dict.fromkeys(self.tokens, words)
-        for stack, wanted in by_stack.items():
+        for stack, selected in by_stack.items():
             if stack not in self.tokens:
                 raise unknown_name_error("stack", stack, self.tokens)
-            if wanted is not None:
-                kept[stack] = parse_words(self.tokens[stack], wanted)
-        return NodeSelection(chosen, kept, plates, weights)
+            if selected is not None:
+                selected_words[stack] = parse_words(self.tokens[stack], selected)
+        return NodeSelection(chosen, selected_words, plates, weights)
 
     def labels(self, node: int) -> tuple[str, ...] | None:
-        """What the states of a node are called (labels, or words of the sentence or of the vocabulary), or None.
+        """The labels of a node's states (labels, words of the sentence or words of the vocabulary), or None.
 
         Args:
             node: A ground id.
         """
-        network, member = self.network, self.model.spec(node)
-        if member.tpm.kind != "discrete":
+        network, spec = self.network, self.model.spec(node)
+        if spec.tpm.kind != "discrete":
             return None
-        if member.tpm.states is None:
-            return tuple(self.tokens[network.get_source_stack(member)])
-        found = getattr(member.tpm, "labels", None)
-        if found is None and not network.graph.out_edges[member.group.index]:
-            found = network.vocabularies.get(member.group.stack)
-        return None if found is None or len(found) != member.tpm.states else tuple(found)
+        if spec.tpm.states is None:
+            return tuple(self.tokens[network.get_source_stack(spec)])
+        labels = getattr(spec.tpm, "labels", None)
+        if labels is None and not network.graph.out_edges[spec.group.index]:
+            labels = network.vocabularies.get(spec.group.stack)
+        return None if labels is None or len(labels) != spec.tpm.states else tuple(labels)

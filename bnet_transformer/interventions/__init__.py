@@ -5,4 +5,4 @@ patching, ablation, mediation), `circuits` searches the arrows that a metric nee
 node would have been under other interventions, given the evidence.
 """
 
-from bnet_transformer.inference.sentence_state import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero
+from bnet_transformer.inference.intervention_values import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero

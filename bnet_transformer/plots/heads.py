@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.head_attention import OTHER
-from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
 from bnet_transformer.attention.heads.head_roles import Roles
+from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
 from bnet_transformer.plots.heat_maps import (
     FloatArray,

@@ -14,8 +14,8 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.checks import check_names
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
-from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
 from bnet_transformer.attention.heads.head_roles import Roles
+from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import Samples

@@ -23,8 +23,8 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.query import Route
-from bnet_transformer.inference.sentence_state import Mean, Noise, Zero
+from bnet_transformer.inference.intervention_values import Mean, Noise, Zero
+from bnet_transformer.inference.routing import Route
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, parse_cells
 from bnet_transformer.interventions.sweeps.engine import SweepBatch, estimate_cells, run_cells

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.inference.sentence_state import (
+from bnet_transformer.inference.intervention_values import (
     Mean,
     Noise,
     RelativeValues,

@@ -21,7 +21,7 @@ from bnet_transformer._core.naming import SLICE, WORD, split_name
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.sentence_state import match_nodes
+from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import compute_read_mask

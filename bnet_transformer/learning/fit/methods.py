@@ -33,7 +33,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
-from bnet_transformer.inference.query import Route
+from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.head_summary import (
     align_heads,
