@@ -13,7 +13,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
 from bnet_transformer.learning.fit.restarts import RestartOptimizer
-from bnet_transformer.learning.training import alone
+from bnet_transformer.learning.training import single_process
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -166,7 +166,7 @@ def apart(folder):
         except bt.BNetError as error:
             refused.append(str(error))
     if RANK == 0:
-        with alone():
+        with single_process():
             found["by itself"] = [f.responsibilities(vectors(5))]
     for relations in ({"mine": failing}, None) if WORLD > 1 else ():  # the second question has no group any more
         try:

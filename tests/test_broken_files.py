@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
     bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
 
     def checkpoint(path):
-        found = training.kept(decoder(), path)
+        found = training.load_checkpoint(decoder(), path)
         return found.losses, found.steps, dict(found.net.parameters)
 
     def net(path):

@@ -14,7 +14,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
-from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, alone, compute_digest
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, compute_digest, single_process
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
@@ -166,9 +166,9 @@ def test_a_digest_stays_when_a_class_of_the_package_moves(monkeypatch):
 def test_by_itself_a_process_waits_for_nobody(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
-    with alone(), parallel.distributed_context(torch.device("cpu")) as here:
+    with single_process(), parallel.distributed_context(torch.device("cpu")) as here:
         assert here.world_size == 1
-    with alone():
+    with single_process():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
 
 
@@ -177,7 +177,8 @@ def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, 
     f, asked = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: asked.append(1) or torch.zeros(1))
-    for others, count in ((alone, 1), (alone, 1), (nullcontext, once), (nullcontext, once), (alone, once)):
+    one, all_ranks = (single_process, 1), (nullcontext, once)
+    for others, count in (one, one, all_ranks, all_ranks, (single_process, once)):
         with others():
             f.log_likelihoods  # noqa: B018
         assert len(asked) == count

@@ -110,7 +110,8 @@ class DistributedContext:
                     f"torchrun, {each[0]['question']}",
                     expected="the same on every rank",
                     actual=f"{got} on rank {rank}",
-                    allowed="the same script and data for all; training.alone() for what one rank asks by itself",
+                    allowed="the same script and data for all; training.single_process() for what one rank asks by "
+                    "itself",
                 )
 
     def barrier(self) -> None:
@@ -175,11 +176,11 @@ def distributed_context(device: torch.device) -> Iterator[DistributedContext]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def single_process() -> Iterator[None]:
     """What one process asks by itself under torchrun: nothing is shared, and no other rank is waited for.
 
     >>> from bnet_transformer.learning import training
-    >>> with training.alone():
+    >>> with training.single_process():
     ...     print("only here")
     only here
     """
@@ -202,7 +203,7 @@ _PROCESS_GROUP = _ProcessGroup()
 
 
 def is_distributed() -> bool:
-    """True where this process works with others: not inside `alone`."""
+    """True where this process works with others: not inside `single_process`."""
     if _IS_SINGLE_PROCESS.get() or not distributed.is_available():
         return False
     if distributed.is_initialized():
@@ -228,7 +229,8 @@ def _join_process_group(device: torch.device) -> DistributedContext:
                 "torchrun",
                 expected=f"{names} in the environment, as torchrun sets them",
                 actual=str(error).partition(". ")[0],
-                allowed="torchrun --nproc-per-node 2 script.py; training.alone(); no WORLD_SIZE, for one process",
+                allowed="torchrun --nproc-per-node 2 script.py; training.single_process(); no WORLD_SIZE, for one "
+                "process",
             ) from error
         # The store of torchrun outlives ranks that were killed, and still has their addresses.
         store = PrefixStore(f"restart {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

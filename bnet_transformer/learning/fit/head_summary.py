@@ -169,7 +169,7 @@ class Comparison:
 
     `match[h]` is the head of the other fit that answers for what head h answers for (-1 where it has none left),
     `agreement` the adjusted Rand index of the most responsible heads, `gain` the mean log likelihood of a sentence
-    under this fit less that under the other, with its standard error (`judged_by` says which likelihood). `A` and
+    under this fit less that under the other, with its standard error (`criterion` says which likelihood). `A` and
     `OV` are cosines of matched heads.
     """
 
@@ -180,7 +180,7 @@ class Comparison:
     gain_error: float
     A: dict[str, Tensor] = field(repr=False)
     OV: dict[str, Tensor] = field(repr=False)
-    judged_by: str = "log likelihood"
+    criterion: str = "log likelihood"
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each head of this fit."""
@@ -194,7 +194,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         told = f"ARI {self.agreement:.3f}; {self.gain:+.4f} ± {self.gain_error:.4f} nats a sentence"
-        told += f" by {self.judged_by}"
+        told += f" by {self.criterion}"
         return f"<p>{html.escape(told)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
 
 

@@ -457,7 +457,7 @@ def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
     if len(chosen.corpus) < len(problem.corpus) and is_finished:
         last, is_finished = _continue_on_all(problem, method, best)
         best, bounds = last.best[2], [*bounds, *last.bounds]
-    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "judged_by": run.criterion}
+    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "criterion": run.criterion}
     return build_fit(problem, method, best, judged_on, restart=restart, finished=is_finished, **found)
 
 

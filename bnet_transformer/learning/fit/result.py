@@ -38,7 +38,7 @@ from bnet_transformer.inference.factors import Factor, check_elimination_budget,
 from bnet_transformer.learning.fit import head_summary as heads
 from bnet_transformer.learning.fit.head_summary import Comparison, Heads, find_selectors, samples_to_parameters
 from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
-from bnet_transformer.learning.training import alone
+from bnet_transformer.learning.training import single_process
 from bnet_transformer.learning.training.loop import N
 from bnet_transformer.reference import BUDGET
 
@@ -51,9 +51,10 @@ SENTENCES_PER_PART = 1024
 MISSING_OPTION = "bt.fit(..., missing=True)"  # its questions take NaN as it does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
-    *("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate"),
+    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate"),
     *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
 )
+FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # numbers of a table of log likelihoods that is still made
 
 
@@ -89,7 +90,7 @@ class Fit(Generic[N]):
     *shape]`, tables as probabilities; `matched` names the selectors whose heads are in one order in all draws, those of
     which no order is likelier than another. `statistics` is what NUTS tells of each draw, `[chain, draw]`. `bounds` is
     the objective by step, per sentence. `measured` holds what the fit was judged by, per sentence, as `(step, restart,
-    value)`, on the sentences `judged_on`. `judged_by` says what that is: of `map` and `em` the log evidence of held-out
+    value)`, on the sentences `evaluated_on`. `criterion` says what that is: of `map` and `em` the log evidence of held-out
     sentences, else the log posterior density (the log prior up to a constant), which is the log evidence where there is
     no prior. `choices` is the approximate posterior of every choice, `[sentence, *plates, word, state]`, where they
     were sampled. `effective_sample_size` is that of the weights of importance sampling. `approximate` says what is not
@@ -99,7 +100,7 @@ class Fit(Generic[N]):
     net: N
     method: str
     sentences: int
-    judged_on: str
+    evaluated_on: str
     restart: int = 0
     finished: bool = True
     approximate: str | None = None
@@ -114,7 +115,7 @@ class Fit(Generic[N]):
     data: Batch | None = field(default=None, repr=False, compare=False)
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     matched: tuple[str, ...] = field(default=(), repr=False)
-    judged_by: str = LOG_EVIDENCE
+    criterion: str = LOG_EVIDENCE
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -353,22 +354,23 @@ class Fit(Generic[N]):
         for part in ("samples", "choices", "statistics"):
             values = getattr(self, part).items()
             tensors |= {f"{part}/{name}": value.detach().cpu().contiguous() for name, value in values}
-        with alone():  # files are written by one rank
+        with single_process():  # files are written by one rank
             known = self.log_likelihoods
         if known is not None:
             tensors["log_likelihoods"] = known.detach().cpu().contiguous()
-        head = {"format": FORMAT, "version": VERSION, "told": {name: getattr(self, name) for name in HEADER_FIELDS}}
+        header = {FILE_KEYS.get(name, name): getattr(self, name) for name in HEADER_FIELDS}
+        head = {"format": FORMAT, "version": VERSION, "told": header}
         files.write_tensors(path, head, tensors)
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row for each measure of each restart."""
         import pandas as pd
 
-        return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.judged_by} of a sentence"])
+        return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.criterion} of a sentence"])
 
     def _repr_html_(self) -> str:
         told = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
-        told += f", judged on {self.judged_on} by the {self.judged_by}" + ("" if self.finished else ", interrupted")
+        told += f", judged on {self.evaluated_on} by the {self.criterion}" + ("" if self.finished else ", interrupted")
         told += "" if self.approximate is None else f"; approximate: {self.approximate}"
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             own = ", ".join(name for name in self.selectors if name not in self.matched)
@@ -552,7 +554,10 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
     where = files.as_path(path)
     head, tensors = files.read_tensors(where, FILE_DESCRIPTION, FORMAT, VERSION)
     with files.wrap_read_errors(where, FILE_DESCRIPTION):
-        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()}
+        names = {key: name for name, key in FILE_KEYS.items()}
+        told: dict[str, Any] = {
+            names.get(k, k): tuple(v) if isinstance(v, list) else v for k, v in head["told"].items()
+        }
         parts: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
         for name, value in tensors.items():
             part, _, own = name.partition("/")

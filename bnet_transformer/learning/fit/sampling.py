@@ -277,7 +277,7 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         measured=tuple(run.measured),
         samples=to_network_devices(network, samples),
         choices={name[7:]: v.softmax(-1) for name, v in learned.items() if name.startswith("choice/")},
-        judged_by=run.criterion,
+        criterion=run.criterion,
     )
 
 

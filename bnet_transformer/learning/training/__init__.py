@@ -4,11 +4,11 @@ Both work on any declaration. `configs` has the options that belong together, `r
 the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
 """
 
-from bnet_transformer._core.distributed import alone
+from bnet_transformer._core.distributed import single_process
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
-from bnet_transformer.learning.training.loop import Trained, kept, train
+from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
 
 __all__ = [
     "AdamW",
@@ -16,10 +16,10 @@ __all__ = [
     "Execution",
     "Generated",
     "Trained",
-    "alone",
     "generate",
     "iterate",
-    "kept",
+    "load_checkpoint",
+    "single_process",
     "train",
     "windows",
 ]

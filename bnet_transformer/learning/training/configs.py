@@ -105,9 +105,9 @@ class EarlyStopping:
         if self.bound is not None:
             set_frozen(self, bound=check_float("bound", self.bound))
 
-    def is_valid(self, loss: float, length: float = 0.0) -> bool:
+    def is_valid(self, loss: float, grad_norm: float = 0.0) -> bool:
         """True for a loss, with the length of its gradient, that training may go on from."""
-        return math.isfinite(loss + length) and (self.bound is None or loss <= self.bound)
+        return math.isfinite(loss + grad_norm) and (self.bound is None or loss <= self.bound)
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def train(
     return _build_result(net, found, run.losses, run.held_out, run.step)
 
 
-def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
+def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
     network, path = as_network(net), as_path(folder)
     check_choice("best", best, (True, False))
@@ -213,7 +213,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
         if has_checkpoint:
             trainer.restore(path, changeable=loop.checkpoints.changeable)
         if trainer.step > steps:
-            got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
+            got, allowed = f"{steps}", "training.load_checkpoint(net, folder), for the net of the checkpoint"
             raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=got, allowed=allowed)
     trainer.ranks.barrier()
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
