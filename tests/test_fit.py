@@ -15,7 +15,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import restarts as ascent
-from bnet_transformer.learning.fit.head_summary import match_heads
+from bnet_transformer.learning.fit.comparison import match_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, init_restarts
 from bnet_transformer.tpm import Categorical, Normal

@@ -162,11 +162,11 @@ class TrainConfig:
         """Refuse what does not go with the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
             raise BNetError("smoothing", expected="0, for a readout is real-valued", actual=self.smoothing)
-        precision, own = self.execution.precision, task.network.dtype
-        wanted = PRECISIONS.get(precision or "")
-        if wanted not in (None, torch.bfloat16, own):
-            allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError("precision", expected=f"that of the net, {own}", actual=precision, allowed=allowed)
+        precision, dtype = self.execution.precision, task.network.dtype
+        requested = PRECISIONS.get(precision or "")
+        if requested not in (None, torch.bfloat16, dtype):
+            allowed = f"net.to({requested}), or precision='bfloat16'"
+            raise BNetError("precision", expected=f"that of the net, {dtype}", actual=precision, allowed=allowed)
 
 
 @dataclass(frozen=True)
@@ -211,19 +211,19 @@ class LoopConfig:
 @contextmanager
 def defer_interrupt() -> Iterator[list[int]]:
     """Whether Ctrl-C came: the step is finished first. A second one is not waited for."""
-    asked: list[int] = []
+    interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupts
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(number)
+        interrupts.append(number)
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -238,14 +238,14 @@ def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim:
     factor = AdamW(rate, kind).highest_rate
     if kind == "noam":
         if warmup < 1 or dim is None:
-            got = f"warmup={warmup}, dim={dim}"
-            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=got)
+            actual = f"warmup={warmup}, dim={dim}"
+            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=actual)
         return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
-    def followed(step: int) -> float:
-        risen = min(1.0, step / warmup) if warmup else 1.0
+    def schedule(step: int) -> float:
+        warmup_factor = min(1.0, step / warmup) if warmup else 1.0
         if kind == "constant" or step <= warmup:
-            return factor * risen
+            return factor * warmup_factor
         return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
 
-    return followed
+    return schedule

@@ -96,33 +96,37 @@ def generate(
     """
     network = as_network(network)
     network.check_single_dtype()
-    places = sorted({str(value.device) for value in network.parameters.values()})
-    if len(places) > 1:
-        raise BNetError("generate", expected="a net on one device", actual=", ".join(places))
+    devices = sorted({str(value.device) for value in network.parameters.values()})
+    if len(devices) > 1:
+        raise BNetError("generate", expected="a net on one device", actual=", ".join(devices))
     check_choice("method", method, DECODING_METHODS)
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
-    temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
+    temperature, top_p, penalty = (
+        None if option is None else float(option) for option in (temperature, top_p, penalty)
+    )
     seed = check_seed(seed)
     check_has_words(network, "generate")
     task = infer_trainable_task(network, is_generation=True)
     _, stack = find_next_word_readout(task)
     x, mask, prompts = _encode_prompts(task, stack, prompt, check_int("length", length), start, stop)
     task.encoders[stack].check_length(prompts.max_length, is_prefix=True)
-    told = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
-    check_memory("generate", 8 * told * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
-    place = network.device
+    rows = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
+    check_memory("generate", 8 * rows * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
+    device = network.device
     with torch.inference_mode():
         module = CompiledModule(network).eval()
-        begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
-        speaker = IncrementalDecoder(module, task, begun, mask, prompts.max_length)
+        prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
+        decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length)
         if method == "beam":
-            ids, scores = beam_search(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
+            ids, scores = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
             pick = (
-                sample_greedily if method == "greedy" else create_sampler(temperature or 1.0, top_k, top_p, seed, place)
+                sample_greedily
+                if method == "greedy"
+                else create_sampler(temperature or 1.0, top_k, top_p, seed, device)
             )
-            ids, scores = decode_words(speaker, prompts, pick)
+            ids, scores = decode_words(decoder, prompts, pick)
     words = tuple(task.encoders[stack].decode(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
@@ -138,9 +142,9 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
             check_float(name, value, minimum=0)
         elif check_float(name, value, above=0) > 1 and name == "top_p":
             raise BNetError(name, expected="a share above 0, at most 1", actual=value)
-        wanted = "beam" if name in ("beams", "penalty") else "sample"
-        if method != wanted:
-            allowed = f"method={wanted!r}"
+        owner = "beam" if name in ("beams", "penalty") else "sample"
+        if method != owner:
+            allowed = f"method={owner!r}"
             raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
 
 
@@ -148,32 +152,34 @@ def _encode_prompts(
     task: Task, stack: str, prompt: object, length: int, start: object, stop: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
     """The words of every stack as a batch, and the prompts of the one that is told."""
-    others = [name for name in task.stacks if name != stack]
+    other_stacks = [name for name in task.stacks if name != stack]
     prompts = {} if prompt is None else split_by_stack("prompt", prompt, task.stacks, stack)
-    said = {name: _to_batch(value) for name, value in prompts.items()}
-    of = task.encoders[stack]
-    batch = max((len(rows) for rows in said.values()), default=1)
-    if start is None and stack not in said and task.network.tokenizer is not None:
+    batches = {name: _to_batch(value) for name, value in prompts.items()}
+    encoder = task.encoders[stack]
+    batch = max((len(rows) for rows in batches.values()), default=1)
+    if start is None and stack not in batches and task.network.tokenizer is not None:
         start = task.network.tokenizer.start_token_id  # where the model says with which word its outputs start
-    begin = [] if start is None else [of.id(start)]
-    rows = [[*begin, *of.encode(row).tolist()] for row in said.get(stack, [])] or [begin]
+    begin = [] if start is None else [encoder.id(start)]
+    rows = [[*begin, *encoder.encode(row).tolist()] for row in batches.get(stack, [])] or [begin]
     if not rows[0]:
         raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", actual="none")
     rows = rows * batch if len(rows) == 1 else rows
-    for name in others:
-        if len(said.get(name, [])) != batch or len(rows) != batch:
-            got = {name: len(said.get(name, [])), stack: len(rows)}
-            raise BNetError("prompt", expected="as many sentences in every stack", actual=got)
-    words = {name: [task.encoders[name].encode(row) for row in said[name]] for name in others}
-    for name in others:
+    for name in other_stacks:
+        if len(batches.get(name, [])) != batch or len(rows) != batch:
+            actual = {name: len(batches.get(name, [])), stack: len(rows)}
+            raise BNetError("prompt", expected="as many sentences in every stack", actual=actual)
+    words = {name: [task.encoders[name].encode(row) for row in batches[name]] for name in other_stacks}
+    for name in other_stacks:
         task.encoders[name].check_length(max(len(row) for row in words[name]))
-    told = [torch.tensor(row) for row in rows]
-    made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
+    targets = [torch.tensor(row) for row in rows]
+    padded = pad_examples(
+        task, [Example({n: words[n][k] for n in other_stacks} | {stack: targets[k]}, {}) for k in range(batch)]
+    )
     device = task.network.device
-    mask = {name: value.to(device) for name, value in (made.mask or {}).items() if name != stack}
-    end = None if stop is None else of.id(stop)
-    ids, lengths = made.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
-    return {name: made.x[name] for name in others}, mask or None, Prompts(ids, lengths, length, end)
+    mask = {name: value.to(device) for name, value in (padded.mask or {}).items() if name != stack}
+    end = None if stop is None else encoder.id(stop)
+    ids, lengths = padded.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
+    return {name: padded.x[name] for name in other_stacks}, mask or None, Prompts(ids, lengths, length, end)
 
 
 def _to_batch(value: object) -> Sequence[object]:
@@ -212,10 +218,12 @@ class Prompts:
         if not bool(inside.any()):
             return log_probs
         column = self.ids[:, min(position, self.ids.shape[1] - 1)]
-        own = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
-        own.scatter_(1, column[:, None], 0.0)
+        forced = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
+        forced.scatter_(1, column[:, None], 0.0)
         shape = (-1, *[1] * (log_probs.dim() - 1))
-        return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
+        return torch.where(
+            inside.reshape(shape), forced.reshape(len(forced), *[1] * (log_probs.dim() - 2), -1), log_probs
+        )
 
     def is_stop_word(self, words: Tensor, position: int) -> Tensor:
         """Where the stop word, chosen at a place, ends a row: `words` are the words chosen."""
@@ -231,14 +239,14 @@ def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sam
     done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
     length = torch.full_like(prompts.lengths, prompts.max_new_words)
     chosen: list[Tensor] = []
-    for place in range(prompts.min_length, prompts.max_length):
-        log_probs = prompts.force_prompt_words(decoder.log_probs, place)
+    for position in range(prompts.min_length, prompts.max_length):
+        log_probs = prompts.force_prompt_words(decoder.log_probs, position)
         word = sample_word(log_probs)
         score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
         chosen.append(word)
-        said = prompts.is_stop_word(word, place) & ~done
-        length = torch.where(said, place - prompts.lengths, length)
-        done = done | said | (place - prompts.lengths + 1 >= prompts.max_new_words)
+        has_stopped = prompts.is_stop_word(word, position) & ~done
+        length = torch.where(has_stopped, position - prompts.lengths, length)
+        done = done | has_stopped | (position - prompts.lengths + 1 >= prompts.max_new_words)
         if bool(done.all()):
             break
         decoder.step(word)
@@ -273,18 +281,18 @@ def beam_search(
         ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
         length = torch.where(better, n - stop_length, length)
 
-    for place in range(first, prompts.max_length):
-        n = place - prompts.lengths + 1
+    for position in range(first, prompts.max_length):
+        n = position - prompts.lengths + 1
         live = ~done & (n >= 1)
-        found = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), place)
-        reached = score[:, :, None] + found
+        log_probs = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), position)
+        reached = score[:, :, None] + log_probs
         if prompts.stop_id is not None:
             offer(live, reached[:, :, prompts.stop_id], words, n, 1)
             reached[:, :, prompts.stop_id].masked_fill_((n >= 1)[:, None], -torch.inf)
         score, flat = reached.flatten(1).topk(beams, 1)
         parent, word = flat // states, flat % states
         words = words.gather(1, parent[:, :, None].expand_as(words))
-        words[:, :, place - first] = word
+        words[:, :, position - first] = word
         offer(live & (n == prompts.max_new_words), score, words, n, 0)
         done = (
             done
@@ -321,13 +329,13 @@ def create_sampler(
     def sample_word(log_probs: Tensor) -> Tensor:
         tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
         if top_k is not None and top_k < tempered.shape[-1]:
-            least = tempered.topk(top_k, -1).values[:, -1:]
-            tempered = tempered.masked_fill(tempered < least, -torch.inf).log_softmax(-1)
+            kth = tempered.topk(top_k, -1).values[:, -1:]
+            tempered = tempered.masked_fill(tempered < kth, -torch.inf).log_softmax(-1)
         if top_p is not None:
-            ordered, places = tempered.sort(-1, descending=True)
+            ordered, order = tempered.sort(-1, descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
             past = (before >= top_p) & (before > 0)  # never the likeliest, however small the share
-            tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
+            tempered = tempered.masked_fill(past.gather(1, order.argsort(-1)), -torch.inf)
         return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
 
     return sample_word

@@ -55,27 +55,29 @@ class IncrementalDecoder:
         needed = self.network.ancestral_specs(self.readout)
         decided = find_deciding_stacks(self.network, needed)
         self.per_word_specs = [m for m in needed if self.stack in decided[m.group.index]]
-        self.per_word_indices = {member.group.index for member in self.per_word_specs}
+        self.per_word_indices = {spec.group.index for spec in self.per_word_specs}
         _check_incremental(self.per_word_specs, self.stack, self.per_word_indices, self.network.specs)
         self.input_index = next(m.group.index for m in self.per_word_specs if m.tpm.kind == "input")
-        inputs = [(member, given) for member in self.per_word_specs for given in member.parents]
+        inputs = [(spec, parent) for spec in self.per_word_specs for parent in spec.parents]
         self.cached_indices = {
             g.index for _, g in inputs if g.index in self.per_word_indices and g.reach.kind != "same"
         }
-        fixed = {given.index for _, given in inputs if given.index not in self.per_word_indices}
-        want = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
+        fixed = {parent.index for _, parent in inputs if parent.index not in self.per_word_indices}
+        names = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
-        course, _ = module.run(ExecutionRequest((*want, self.readout.group.name), x, mask))
-        self.execution, self.layout = course, course.layout
-        at, parents = gather_parents(course, self.readout)
-        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word_dim, words - 1))
+        state, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask))
+        self.execution, self.layout = state, state.layout
+        context, parents = gather_parents(state, self.readout)
+        self.log_probs = _log_softmax(
+            self.readout.tpm.logits(context, *parents).select(self.layout.word_dim, words - 1)
+        )
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
-        self.static_values = {index: course.values[index] for index in fixed}
+        self.static_values = {index: state.values[index] for index in fixed}
         for index in self.cached_indices:
-            self._write_cache(index, course.values[index], 0)
-        self.positions = torch.arange(self.state.max_length, device=course.device)
-        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=course.device)
+            self._write_cache(index, state.values[index], 0)
+        self.positions = torch.arange(self.state.max_length, device=state.device)
+        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=state.device)
         self._operations: list[Operation] | None = None
 
     def repeat(self, times: int) -> None:
@@ -91,9 +93,9 @@ class IncrementalDecoder:
 
     def reorder(self, rows: Tensor) -> None:
         """Row r becomes what row `rows[r]` was."""
-        axis, there = self.layout.word_dim, self.state.word + 1
+        axis, length = self.layout.word_dim, self.state.word + 1
         for value in self.state.kv_cache.values():
-            part = value.narrow(axis, 0, there)
+            part = value.narrow(axis, 0, length)
             part.copy_(part.index_select(0, rows))
 
     def step(self, ids: Tensor) -> Tensor:
@@ -121,24 +123,24 @@ class IncrementalDecoder:
     def _compile_operations(self) -> list[Operation]:
         """One operation for each family, or for several maps of one vector."""
         done: set[int] = set()
-        found: list[Operation] = []
-        for member in self.per_word_specs:
-            index = member.group.index
-            if index in done or member.tpm.kind == "input":
+        operations: list[Operation] = []
+        for spec in self.per_word_specs:
+            index = spec.group.index
+            if index in done or spec.tpm.kind == "input":
                 continue
-            together = self._find_sibling_maps(member) if self._is_linear_map(member) else []
-            if together:
-                found.append(self._fuse_maps(together))
-                done |= {each.group.index for each in together}
+            siblings = self._find_sibling_maps(spec) if self._is_linear_map(spec) else []
+            if siblings:
+                operations.append(self._fuse_maps(siblings))
+                done |= {sibling.group.index for sibling in siblings}
             else:
-                found.append(self._create_operation(member))
-            for each in together or [member]:
-                if each.group.index in self.cached_indices:
-                    found.append(self._create_cache_operation(each.group.index))
+                operations.append(self._create_operation(spec))
+            for sibling in siblings or [spec]:
+                if sibling.group.index in self.cached_indices:
+                    operations.append(self._create_cache_operation(sibling.group.index))
         return (
-            [self._create_cache_operation(self.input_index), *found]
+            [self._create_cache_operation(self.input_index), *operations]
             if self.input_index in self.cached_indices
-            else found
+            else operations
         )
 
     def _create_cache_operation(self, index: int) -> Operation:
@@ -146,13 +148,13 @@ class IncrementalDecoder:
 
     def _create_operation(self, spec: NodeSpec) -> Operation:
         index, tpm = spec.group.index, spec.tpm
-        readers = [self._create_reader(given) for given in spec.parents]
+        readers = [self._create_reader(parent) for parent in spec.parents]
         fast = self._fuse_attention(spec) or self._fuse_concat(spec)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
         parameters = build_context(self.execution, spec).parameters
         fixed = {g.slot: self._static_read_indices(g) for g in spec.parents if g.over and not self._is_growing(g)}
-        grow = [given.slot for given in spec.parents if self._is_growing(given)]
+        grow = [parent.slot for parent in spec.parents if self._is_growing(parent)]
         dtype, rank = self.execution.dtype, self.layout.rank + len(spec.shape)
         make = tpm.logits if tpm.kind == "discrete" else tpm.value
         rank += tpm.kind == "discrete"
@@ -162,12 +164,12 @@ class IncrementalDecoder:
                 grow, self.positions[: state.word + 1]
             )
             mask = {slot: pair[1] for slot, pair in fixed.items()}
-            for given in spec.parents:
-                if given.slot in grow:
-                    mask[given.slot] = self._growing_mask(given, state.word)
-            place = self.positions[state.word : state.word + 1]
+            for parent in spec.parents:
+                if parent.slot in grow:
+                    mask[parent.slot] = self._growing_mask(parent, state.word)
+            position = self.positions[state.word : state.word + 1]
             value = make(
-                EvalContext(parameters, place, read, mask, False, dtype), *[reader(state) for reader in readers]
+                EvalContext(parameters, position, read, mask, False, dtype), *[reader(state) for reader in readers]
             )
             state.values[index] = value.reshape(*[1] * (rank - value.dim()), *value.shape)
 
@@ -175,10 +177,10 @@ class IncrementalDecoder:
 
     def _growing_mask(self, parent: ParentSpec, word: int) -> Tensor:
         """Who is read among the words up to this one."""
-        places, reach = self.positions[None, : word + 1], parent.reach
+        positions, reach = self.positions[None, : word + 1], parent.reach
         if reach.kind == "mask":
-            return torch.tensor([reach.table[word][: word + 1]], device=places.device)
-        return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, places, word + 1)
+            return torch.tensor([reach.table[word][: word + 1]], device=positions.device)
+        return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, positions, word + 1)
 
     def _is_growing(self, parent: ParentSpec) -> bool:
         return WORD in parent.over and parent.index in self.per_word_indices
@@ -220,12 +222,12 @@ class IncrementalDecoder:
             size = self.network.graph.plate_sizes[parent.over[-1]]
             return torch.arange(size, device=self.execution.device), self.full_mask.new_ones(size)
         stack = self.network.specs[parent.index].group.word_stack or ""
-        many = self.execution.word_counts[stack]
-        mask = self.full_mask.new_ones(1, many)
+        count = self.execution.word_counts[stack]
+        mask = self.full_mask.new_ones(1, count)
         if stack in self.execution.present:
             present = self.execution.present[stack]
-            mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, many)
-        return torch.arange(many, device=self.execution.device), mask
+            mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, count)
+        return torch.arange(count, device=self.execution.device), mask
 
     # fewer and larger products, where a family's TPM is one of the package's
 
@@ -233,39 +235,39 @@ class IncrementalDecoder:
         if not isinstance(spec.tpm, Linear | Affine) or spec.tpm.dim is not None or len(spec.parents) != 2:
             return False
         W, x = spec.parents
-        alone = W.index not in self.per_word_indices and self.static_values[W.index].shape[0] == 1 and not W.over
-        return alone and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
+        is_static = W.index not in self.per_word_indices and self.static_values[W.index].shape[0] == 1 and not W.over
+        return is_static and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
 
     def _find_sibling_maps(self, spec: NodeSpec) -> list[NodeSpec]:
         """The maps of the same vector, whose plates it has not."""
         source = spec.parents[1].index
         plates = self.network.specs[source].group.plates
-        beside = [
+        siblings = [
             other for other in self.per_word_specs if self._is_linear_map(other) and other.parents[1].index == source
         ]
-        return beside if not plates else []
+        return siblings if not plates else []
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
         """`[W_q W_k W_v] x` as one product, the weights put together once."""
         spread, biases = [], []
-        for member in specs:
-            W = self.static_values[member.parents[0].index]
-            lead = [self.network.graph.plate_sizes[p] if p in member.group.plates else 1 for p in self.layout.plates]
-            spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
-            held, shape = build_context(self.execution, member).parameters.get("bias"), spread[-1].shape[:-1]
-            biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
+        for spec in specs:
+            W = self.static_values[spec.parents[0].index]
+            plates = [self.network.graph.plate_sizes[p] if p in spec.group.plates else 1 for p in self.layout.plates]
+            spread.append(W.expand(1, *plates, 1, *W.shape[-2:]))
+            bias, shape = build_context(self.execution, spec).parameters.get("bias"), spread[-1].shape[:-1]
+            biases.append(W.new_zeros(shape) if bias is None else bias.expand(shape))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
         b_all = torch.cat([b.reshape(-1) for b in biases])
-        plain = all(not isinstance(member.tpm, Affine) for member in specs)
+        plain = all(not isinstance(spec.tpm, Affine) for spec in specs)
         sizes = [W.shape[:-1].numel() for W in spread]
         shapes = [(-1, *W.shape[1:-1]) for W in spread]
-        indices = [member.group.index for member in specs]
+        indices = [spec.group.index for spec in specs]
         source = specs[0].parents[1].index
 
         def operation(state: DecodingState) -> None:
             x = state.values[source]
-            made = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if plain else b_all)
-            for index, part, shape in zip(indices, made.split(sizes, -1), shapes, strict=True):
+            outputs = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if plain else b_all)
+            for index, part, shape in zip(indices, outputs.split(sizes, -1), shapes, strict=True):
                 state.values[index] = part.reshape(shape)
 
         return operation
@@ -299,10 +301,10 @@ class IncrementalDecoder:
         tpm = spec.tpm
         if not isinstance(tpm, Concat) or not tpm.mapped or spec.group.plates:
             return None
-        held = spec.parents[0].index
-        if held in self.per_word_indices or self.static_values[held].shape[0] != 1:
+        weight_index = spec.parents[0].index
+        if weight_index in self.per_word_indices or self.static_values[weight_index].shape[0] != 1:
             return None
-        W_o = tpm.concat_weights(self._align_plates(spec.parents[0], self.static_values[held]))
+        W_o = tpm.concat_weights(self._align_plates(spec.parents[0], self.static_values[weight_index]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = build_context(self.execution, spec).parameters["bias"] if tpm.bias else None
 
@@ -315,18 +317,18 @@ class IncrementalDecoder:
 
 def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
     """The readout that tells the next word, and its stack; or the error that says why there is none."""
-    wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
+    expected = "a net whose one readout tells the next word, so that words can be chosen one by one"
     if task.next_word is not None and task.encoders[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
-        stack, told = readout.group.word_stack, readout.tpm.states
+        stack, states = readout.group.word_stack, readout.tpm.states
         arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
-        if stack is not None and arrow is not None and told is not None and told == task.encoders[stack].states:
-            raise BNetError("generate", expected=wanted, actual=f"one that reads later words: {arrow}",
+        if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
+            raise BNetError("generate", expected=expected, actual=f"one that reads later words: {arrow}",
                             allowed="mask='causal'")  # fmt: skip
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
-    got = f"the readouts {names}" if names else "no readout"
-    raise BNetError("generate", expected=wanted, actual=got, allowed="iterate, of a net whose words are vectors")
+    actual = f"the readouts {names}" if names else "no readout"
+    raise BNetError("generate", expected=expected, actual=actual, allowed="iterate, of a net whose words are vectors")
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
@@ -338,21 +340,23 @@ def _check_incremental(
     per_word_specs: list[NodeSpec], stack: str, per_word_indices: set[int], specs: tuple[NodeSpec, ...]
 ) -> None:
     """Refuse what cannot be computed word by word."""
-    for member in per_word_specs:
-        name = member.group.name
-        if member.tpm.kind == "input" and not member.tpm.is_index_valued:
+    for spec in per_word_specs:
+        name = spec.group.name
+        if spec.tpm.kind == "input" and not spec.tpm.is_index_valued:
             raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
-        for given in member.parents:
-            read = specs[given.index].group
-            if given.pick:
+        for parent in spec.parents:
+            read = specs[parent.index].group
+            if parent.pick:
                 raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
-            apart = given.index not in per_word_indices and read.word_stack is not None
-            if apart and not (given.reach.kind == "first" or (given.reach.kind == "every" and WORD in given.over)):
-                wanted = "every word of the other stack to be read, or its first"
-                raise BNetError(name, expected=wanted, actual=f"{read.name} by reach {given.reach}")
-            if given.reach.kind == "earlier" and not member.tpm.can_read_empty:
+            is_static = parent.index not in per_word_indices and read.word_stack is not None
+            if is_static and not (
+                parent.reach.kind == "first" or (parent.reach.kind == "every" and WORD in parent.over)
+            ):
+                expected = "every word of the other stack to be read, or its first"
+                raise BNetError(name, expected=expected, actual=f"{read.name} by reach {parent.reach}")
+            if parent.reach.kind == "earlier" and not spec.tpm.can_read_empty:
                 raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
-    if sum(member.tpm.kind == "input" for member in per_word_specs) != 1:
+    if sum(spec.tpm.kind == "input" for spec in per_word_specs) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
 
 

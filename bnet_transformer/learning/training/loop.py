@@ -146,40 +146,43 @@ def train(
     check_has_words(network, "train", "bt.fit")
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
     given = read_dataset(reader, data, batch, seed, words)
-    held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
+    validation = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
     total = _count_steps(steps, epochs, given)
-    measured = [] if held is None else held.in_order()
+    measured = [] if validation is None else validation.in_order()
     patience = early_stopping.patience
     if patience is not None and not measured:
         raise BNetError("patience", expected="held_out= data to measure", actual="none")
-    settings, place = get_resume_settings(config, reader, given, held, loss, total), resolve_device(device, network)
+    settings, device = (
+        get_resume_settings(config, reader, given, validation, loss, total),
+        resolve_device(device, network),
+    )
     with (
         translate_memory_errors("train"),
-        distributed_context(place) as here,
-        fork_torch_rng(here.device),
-        lock_checkpoints(loop.checkpoints, here.is_main_process),
+        distributed_context(device) as ranks,
+        fork_torch_rng(ranks.device),
+        lock_checkpoints(loop.checkpoints, ranks.is_main_process),
     ):
-        if here.world_size > 1:
+        if ranks.world_size > 1:
             first = given(0)
-            alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
-            here.assert_same(
-                "train", **alike, steps=total, loop=(loop.shared_settings, early_stopping), execution=execution
+            shared = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
+            ranks.assert_same(
+                "train", **shared, steps=total, loop=(loop.shared_settings, early_stopping), execution=execution
             )
-        run = Trainer(reader.task, config, total, here, loss, settings)
-        _run_steps(run, given, measured, loop, total)
-        found = run.best if patience is not None and run.best else run.parameters()
-    return _build_result(net, found, run.losses, run.held_out, run.step)
+        trainer = Trainer(reader.task, config, total, ranks, loss, settings)
+        _run_steps(trainer, given, measured, loop, total)
+        parameters = trainer.best if patience is not None and trainer.best else trainer.parameters()
+    return _build_result(net, parameters, trainer.losses, trainer.held_out, trainer.step)
 
 
 def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
     """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
     network, path = as_network(net), as_path(folder)
     check_choice("best", best, (True, False))
-    found = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
-    parameters = found.get_tensors("best" if best else "net")
+    saved = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
+    parameters = saved.get_tensors("best" if best else "net")
     if not parameters:
         raise BNetError("best", expected="a checkpoint of a run with patience=", actual="one of a run without")
-    return _build_result(net, parameters, found.losses, found.held_out, found.step)
+    return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
 
 
 def _build_result(
@@ -187,17 +190,17 @@ def _build_result(
 ) -> Trained[N]:
     """The result with its net as the caller holds it, the parameters on the devices where they were."""
     network = as_network(net)
-    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
-    made = network.with_parameters(home)
-    held = made if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made)
-    return Trained(cast(N, held), tuple(losses), tuple(held_out), steps)
+    local = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    trained = network.with_parameters(local)
+    trained_net = trained if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(trained)
+    return Trained(cast(N, trained_net), tuple(losses), tuple(held_out), steps)
 
 
 def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:
     """How many steps there are in all."""
     if (steps is None) == (epochs is None):
-        got = f"steps={steps}, epochs={epochs}"
-        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=got)
+        actual = f"steps={steps}, epochs={epochs}"
+        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=actual)
     if steps is not None:
         return check_int("steps", steps)
     if dataset.epoch is None:
@@ -213,15 +216,15 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
         if has_checkpoint:
             trainer.restore(path, changeable=loop.checkpoints.changeable)
         if trainer.step > steps:
-            got, allowed = f"{steps}", "training.load_checkpoint(net, folder), for the net of the checkpoint"
-            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=got, allowed=allowed)
+            actual, allowed = f"{steps}", "training.load_checkpoint(net, folder), for the net of the checkpoint"
+            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=actual, allowed=allowed)
     trainer.ranks.barrier()
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
     batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
-    with bar, defer_interrupt() as asked:
+    with bar, defer_interrupt() as interrupts:
         while trainer.step < steps and not stop and not _should_stop_early(trainer):
             batch = dataset(trainer.step)
-            trainer.compute_gradients(trainer.prepare_batch(batch, bool(asked)))
+            trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
             stop = _drain_losses(trainer, path, all=path is not None and due)
             if path is not None and due:
                 trainer.save(path)
@@ -230,7 +233,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
             if not bar.disable and trainer.losses:
                 bar.set_postfix(loss=f"{trainer.losses[-1]:.4f}", refresh=False)
             stop, due = (
-                stop or (trainer.ranks.world_size == 1 and bool(asked)),
+                stop or (trainer.ranks.world_size == 1 and bool(interrupts)),
                 loop.is_evaluation_step(trainer.step, steps),
             )
             if held_out and not stop and due:
@@ -250,10 +253,10 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
 def _drain_losses(trainer: Trainer, path: Path | None, *, all: bool = False) -> bool:
     """Read the losses that are there, or `all`; a bad one ends the run. True where some process is to stop."""
     stop = False
-    for loss, length, asked in trainer.drain_losses(all=all):
-        if not trainer.config.early_stopping.is_valid(loss, length):
-            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {length:g}", path)
-        stop = stop or asked
+    for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
+        if not trainer.config.early_stopping.is_valid(loss, grad_norm):
+            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {grad_norm:g}", path)
+        stop = stop or should_stop
     return stop
 
 
@@ -277,7 +280,7 @@ def _should_stop_early(trainer: Trainer) -> bool:
 def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
     """The error of a loss that is not valid, with the checkpoint that is left and what to change."""
     bound = trainer.config.early_stopping.bound
-    wanted = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
+    expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
     rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
-    ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    return divergence_error(len(trainer.losses) + 1, wanted, received, ways, path, trainer.saved_step)
+    remedies = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
+    return divergence_error(len(trainer.losses) + 1, expected, received, remedies, path, trainer.saved_step)

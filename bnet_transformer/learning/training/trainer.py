@@ -41,18 +41,18 @@ class TrainingLoss(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The sum; divided by `count` it is the mean."""
         if self.loss_fn is not None:
-            found = self.loss_fn(self.module, batch)
-            if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
-                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=found)
-            if torch.is_grad_enabled() and not found.requires_grad:
-                wanted = "a tensor that follows from parameters that training changes"
-                raise BNetError("loss", expected=wanted, actual="one without a gradient")
-            return found * len(batch)
-        course, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
+            loss = self.loss_fn(self.module, batch)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=loss)
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                expected = "a tensor that follows from parameters that training changes"
+                raise BNetError("loss", expected=expected, actual="one without a gradient")
+            return loss * len(batch)
+        state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed
         parts = [
-            _negative_log_likelihood(course, readout, observed[name], smoothing)
+            _negative_log_likelihood(state, readout, observed[name], smoothing)
             for name, readout in zip(self.readout_names, self.task.readouts, strict=True)
         ]
         return torch.stack(parts).sum()
@@ -64,20 +64,20 @@ class TrainingLoss(nn.Module):
 
 def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
     """`- sum log P(y)` of a readout over what is observed of it."""
-    at, parents = gather_parents(state, readout)
+    context, parents = gather_parents(state, readout)
     index = readout.group.index
     if readout.tpm.kind == "discrete":
-        logits, target = readout.tpm.logits(at, *parents), lay_out_value(state, index, observed)
-        lead = torch.broadcast_shapes(logits.shape[:-1], target.shape)
-        flat = logits.expand(*lead, logits.shape[-1]).reshape(-1, logits.shape[-1])
+        logits, target = readout.tpm.logits(context, *parents), lay_out_value(state, index, observed)
+        dims = torch.broadcast_shapes(logits.shape[:-1], target.shape)
+        flat = logits.expand(*dims, logits.shape[-1]).reshape(-1, logits.shape[-1])
         return functional.cross_entropy(
-            flat, target.expand(lead).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
+            flat, target.expand(dims).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
         )
-    here = is_observed(observed)
-    value = observed.masked_fill(~here[..., None], 0.0)
-    log_prob = readout.tpm.log_prob(at, lay_out_value(state, index, value), *parents)
-    there = lay_out_value(state, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
-    return -(log_prob * there).sum()
+    is_known = is_observed(observed)
+    value = observed.masked_fill(~is_known[..., None], 0.0)
+    log_prob = readout.tpm.log_prob(context, lay_out_value(state, index, value), *parents)
+    weight = lay_out_value(state, index, is_known.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
+    return -(log_prob * weight).sum()
 
 
 class PreparedBatch(NamedTuple):
@@ -108,9 +108,9 @@ class Trainer:
         optimizer = config.optimizer
         network = task.network
         network.check_single_dtype()
-        own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
+        parameters = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
         self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
-        self.module = CompiledModule(network.with_parameters(own))
+        self.module = CompiledModule(network.with_parameters(parameters))
         if loss is None:
             read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
             for name, value in self.module.store.items():
@@ -168,17 +168,17 @@ class Trainer:
             self.ddp_module.train()
         mean = self._summed_loss(prepared.batch).double() / prepared.divisor
         (mean * self.ranks.world_size).backward()  # several processes average their gradients
-        loss, asked = self.ranks.all_reduce(torch.stack([mean.detach(), prepared.should_stop]))
+        loss, should_stop = self.ranks.all_reduce(torch.stack([mean.detach(), prepared.should_stop]))
         parameters = [value for _, value in self.trainable_parameters]
-        length = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        grad_norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
         if self.config.optimizer.clip is not None:
-            clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
-        self.deferred_scalars.append(torch.stack([loss, length.double(), asked]))
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip, grad_norm)
+        self.deferred_scalars.append(torch.stack([loss, grad_norm.double(), should_stop]))
 
     def update_parameters(self) -> None:
         """Change the parameters along the gradient."""
-        rate, most = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
-        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > most:
+        rate, max_value = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
+        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > max_value:
             raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", actual=rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -191,16 +191,16 @@ class Trainer:
 
         They are those that are there without waiting, or `all` of them.
         """
-        for loss, length, asked in self.deferred_scalars.pop_ready(all=all):
-            yield loss, length, asked > 0
+        for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
+            yield loss, grad_norm, should_stop > 0
             self.losses.append(loss)
 
     def evaluate(self, batches: list[Batch]) -> float:
         """The mean loss of held-out data, without dropout and without smoothing."""
         self.ddp_module.eval()
         with torch.no_grad():
-            found = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
-        total = float(self.ranks.all_reduce(torch.stack(found).sum()))
+            losses = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
+        total = float(self.ranks.all_reduce(torch.stack(losses).sum()))
         return total / sum(map(self.training_loss.count_terms, batches))
 
     def _summed_loss(self, batch: Batch) -> Tensor:
@@ -208,8 +208,8 @@ class Trainer:
         with torch.autocast(
             self.ranks.device.type, torch.bfloat16, enabled=self.config.execution.precision == "bfloat16"
         ):
-            found: Tensor = self.ddp_module(batch)
-        return found
+            loss: Tensor = self.ddp_module(batch)
+        return loss
 
     def parameters(self) -> dict[str, Tensor]:
         """The parameters as they are."""
@@ -235,12 +235,12 @@ class Trainer:
 
     def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
         """Go on where a checkpoint stands; settings that are `changeable` may be others than those that it was made with."""
-        found = checkpoint.read_checkpoint(path, self.network)
-        checkpoint.check_settings(path, found, self.settings, changeable)
+        saved = checkpoint.read_checkpoint(path, self.network)
+        checkpoint.check_settings(path, saved, self.settings, changeable)
         with torch.no_grad():
-            for name, value in found.get_tensors("net").items():
+            for name, value in saved.get_tensors("net").items():
                 self.module.store[name.replace(".", "/")].copy_(value)
-        first, second, count = (found.get_tensors(heading) for heading in ("first", "second", "count"))
+        first, second, count = (saved.get_tensors(heading) for heading in ("first", "second", "count"))
         for name, value in self.trainable_parameters:
             if name in first:
                 self.optimizer.state[value] = {
@@ -248,9 +248,9 @@ class Trainer:
                     "exp_avg": _copy_with_layout(first[name], value),
                     "exp_avg_sq": _copy_with_layout(second[name], value),
                 }
-        self.losses, self.held_out = list(found.losses), list(found.held_out)
-        self.step = self.saved_step = found.step
-        self.best = {name: value.to(self.ranks.device) for name, value in found.get_tensors("best").items()}
+        self.losses, self.held_out = list(saved.losses), list(saved.held_out)
+        self.step = self.saved_step = saved.step
+        self.best = {name: value.to(self.ranks.device) for name, value in saved.get_tensors("best").items()}
 
 
 def get_resume_settings(
@@ -272,16 +272,16 @@ def _copy_with_layout(value: Tensor, like: Tensor) -> Tensor:
 
 def _is_stochastic(spec: NodeSpec) -> bool:
     """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
-    own = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return not own or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
+    is_builtin = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_builtin or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
 
 
 def get_state_width(network: Network) -> int | None:
     """The width of the states, for Noam's schedule: of the last stack whose state is a vector."""
     for stack in reversed(network.declaration.stacks):
-        for member in reversed(network.specs):
-            if member.group.stack == stack.name and member.group.role in stack.states and len(member.shape) == 1:
-                return member.shape[0]
+        for spec in reversed(network.specs):
+            if spec.group.stack == stack.name and spec.group.role in stack.states and len(spec.shape) == 1:
+                return spec.shape[0]
     return None
 
 
@@ -295,5 +295,5 @@ def create_optimizer(
     matrices = [value for name, value in trainable_parameters if len(forms[name]) >= 2]
     vectors = [value for name, value in trainable_parameters if len(forms[name]) < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    kept = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(kept, lr=0.0, betas=options.betas, eps=options.eps, fused=True)
+    non_empty = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(non_empty, lr=0.0, betas=options.betas, eps=options.eps, fused=True)
