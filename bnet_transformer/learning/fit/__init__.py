@@ -1,9 +1,9 @@
 """Fitting nets with choices: MAP, EM, SVI and NUTS over one objective, the exact log evidence.
 
-Data flows through these modules: `methods` (`fit`: checks, the table of methods, `explain_fit`), `problem` (the objective
-and the config of each method), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (guides, chains),
-`result` (`Fit`). A `Fit` answers by `predictive` (predictions, posterior predictive checks), `head_summary` (heads and
-their invariants) and `comparison` (two fits, heads of draws aligned). `from_pyro` creates a `Fit` from a result of Pyro.
+Data flows through these modules: `methods` (`fit`: checks, the table of methods, `explain_fit`), `problem` (objective
+and configs of the methods), `restarts` with `adam` (MAP, EM: many restarts at once) or `sampling` (guides, chains),
+`result` (`Fit`). A `Fit` uses `predictive` (predictions, posterior predictive checks), `head_summary` (heads and their
+invariants) and `comparison` (two fits compared, heads of draws aligned). `from_pyro` creates a `Fit` from Pyro.
 """
 
 from bnet_transformer.learning.fit.comparison import Comparison

@@ -246,9 +246,8 @@ def interval(network: Network, samples: Mapping[str, Tensor], name: str, probabi
     for draw in invariants_by_draw(network, by_name[name], sets):
         draws.append(draw[name])
         if count * draws[0].numel() > MAX_INTERVAL_NUMEL:
-            raise BNetError(
-                name, expected=f"at most {MAX_INTERVAL_NUMEL:,} numbers", actual=f"{count} draws of it", allowed="fewer"
-            )
+            expected = f"at most {MAX_INTERVAL_NUMEL:,} numbers"
+            raise BNetError(name, expected=expected, actual=f"{count} draws of it", allowed="fewer")
     return _quantile_bounds(torch.stack(draws), probability)
 
 

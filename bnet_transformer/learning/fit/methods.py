@@ -255,9 +255,8 @@ def _check_corpus_choices(problem: FitProblem) -> None:
     if not problem.objective.has_corpus_choice:
         return
     if problem.batch is not None and problem.batch < len(problem.corpus):
-        expected = (
-            f"all {len(problem.corpus)} sentences at each step: they share one draw, and a part of them is biased"
-        )
+        count = len(problem.corpus)
+        expected = f"all {count} sentences at each step: they share one draw, and a part of them is biased"
         raise BNetError("batch", expected=expected, actual=problem.batch, allowed="per='sentence'")
     note = "per='corpus' is model selection, not a mixture: its log odds grow with the data, and one head takes all"
     warnings.warn(note, stacklevel=6)
@@ -274,9 +273,8 @@ def _check_spread(objective: FitObjective, method: Method) -> None:
         allowed = "spread=1.0, say"
         if learned.tables:
             allowed += f"; learn={[*learned.tables]}, which leaves the weights as they are"
-        raise BNetError(
-            "spread", expected="a prior on the weights: their standard deviation", actual=actual, allowed=allowed
-        )
+        expected = "a prior on the weights: their standard deviation"
+        raise BNetError("spread", expected=expected, actual=actual, allowed=allowed)
 
 
 def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:

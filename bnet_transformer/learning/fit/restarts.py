@@ -95,18 +95,16 @@ class RestartOptimizer(ABC):
         self.checkpoint_path: Path | None = None  # where checkpoints are written
         self.saved_step: int | None = None  # the step of the checkpoint on disk
         self.corpus_parts = self.split_full_pass(corpus)
-        self.validation_parts = (
-            self.corpus_parts if self.validation is corpus else self.split_full_pass(self.validation)
-        )
+        held_out = problem.held_out
+        self.validation_parts = self.corpus_parts if held_out is None else self.split_full_pass(held_out)
         for part in (corpus, self.validation):
             if part.mask is not None:
                 objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
         objective.check_values = False  # the rest was checked when the corpus was created
         for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
             objective.cache_factors(part)
-        self.batch_size = (
-            len(corpus) if objective.has_corpus_choice else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-        )
+        batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
+        self.batch_size = min(batch, len(corpus))
 
     @abstractmethod
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:

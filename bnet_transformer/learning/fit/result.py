@@ -199,9 +199,9 @@ class Fit(Generic[N]):
         # that rank skip it while the others wait. So there is one entry for each of the two cases.
         shared = is_distributed()
         if shared not in self._likelihood_cache:
-            self._likelihood_cache[shared] = (
-                self._likelihood_cache[True] if True in self._likelihood_cache else self._compute_log_likelihoods()
-            )
+            is_known = True in self._likelihood_cache  # then the same holds for one process
+            value = self._likelihood_cache[True] if is_known else self._compute_log_likelihoods()
+            self._likelihood_cache[shared] = value
         return self._likelihood_cache[shared]
 
     def _compute_log_likelihoods(self) -> Tensor | None:

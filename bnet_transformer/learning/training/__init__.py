@@ -1,7 +1,8 @@
-"""Training by gradient, decoding and rollout: `train`, `generate` and `iterate`.
+"""Training by gradient, text generation and forecasts: `train`, `generate` and `iterate`, for any declaration.
 
-Both work on any declaration. `configs` has the options that belong together, `run` the objective and a step, `loop`
-the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
+`configs` has the options, `trainer` the loss and one step, `loop` (`train`) all steps with evaluation and checkpoints.
+`incremental_decoding` computes one word at a time with a KV cache; `generate` chooses the words. `forecast` (`iterate`)
+continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process

@@ -1,8 +1,10 @@
-"""One word at a time: the readout of each new word, with what later words read of it kept (for attention, k and v).
+"""Incremental decoding: the readout of one new word after another, with a KV cache.
 
-What is kept follows from the declaration: the families of the stack that a word reads at other words than itself.
-Everything else is computed for the new word alone; what no word of the stack decides is computed once.
+The cache follows from the declaration: it holds the node groups of the stack that a word reads at other words (k and v
+of attention). All other groups are computed for the new word only; those that no word of the stack decides, once.
 """
+# Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
+# A step computes the groups of one word from cached values, O(n) for attention, where a full pass takes O(n^2).
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Li
 
 @dataclass
 class DecodingState:
-    """What is there while one word is computed: its index, its values, and what is kept of the words before it."""
+    """The state of a step: the index of the word, its values, and the cache `[rows, ..., max_length, ...]` by group."""
 
     max_length: int
     word: int = 0
@@ -37,9 +39,10 @@ Reader = Callable[[DecodingState], Tensor]
 
 
 class IncrementalDecoder:
-    """Evaluates the readout of one new word after another, for a batch of rows.
+    """Computes the readout of one new word after another, for a batch of rows.
 
-    It begins with a prompt `[batch, word]`, all its words at once; `log_probs` is `[rows, states]` of the last word.
+    The constructor runs the compiled net once on the prompts `[batch, word]`, which fills the cache. `log_probs`,
+    `[rows, states]`, are those of the word after the last one.
     """
 
     def __init__(
@@ -58,30 +61,27 @@ class IncrementalDecoder:
         self.per_word_indices = {spec.group.index for spec in self.per_word_specs}
         _check_incremental(self.per_word_specs, self.stack, self.per_word_indices, self.network.specs)
         self.input_index = next(m.group.index for m in self.per_word_specs if m.tpm.kind == "input")
-        inputs = [(spec, parent) for spec in self.per_word_specs for parent in spec.parents]
-        self.cached_indices = {
-            g.index for _, g in inputs if g.index in self.per_word_indices and g.reach.kind != "same"
-        }
-        fixed = {parent.index for _, parent in inputs if parent.index not in self.per_word_indices}
+        inputs = [parent for spec in self.per_word_specs for parent in spec.parents]
+        self.cached_indices = {p.index for p in inputs if p.reach.kind != "same"} & self.per_word_indices
+        fixed = {parent.index for parent in inputs} - self.per_word_indices
         names = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
-        state, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask))
-        self.execution, self.layout = state, state.layout
-        context, parents = gather_parents(state, self.readout)
-        self.log_probs = _log_softmax(
-            self.readout.tpm.logits(context, *parents).select(self.layout.word_dim, words - 1)
-        )
+        execution, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask))
+        self.execution, self.layout = execution, execution.layout
+        context, parents = gather_parents(execution, self.readout)
+        logits = self.readout.tpm.logits(context, *parents)
+        self.log_probs = _log_softmax(logits.select(self.layout.word_dim, words - 1))
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
-        self.static_values = {index: state.values[index] for index in fixed}
+        self.static_values = {index: execution.values[index] for index in fixed}
         for index in self.cached_indices:
-            self._write_cache(index, state.values[index], 0)
-        self.positions = torch.arange(self.state.max_length, device=state.device)
-        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=state.device)
+            self._write_cache(index, execution.values[index], 0)
+        self.positions = torch.arange(self.state.max_length, device=execution.device)
+        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=execution.device)
         self._operations: list[Operation] | None = None
 
     def repeat(self, times: int) -> None:
-        """Each row `times` times, one after the other."""
+        """Repeat each row `times` times, for beam search: row r becomes rows `r * times` to `(r + 1) * times - 1`."""
         self.static_values |= {
             i: value.repeat_interleave(times, 0) for i, value in self.static_values.items() if value.shape[0] > 1
         }
@@ -92,14 +92,14 @@ class IncrementalDecoder:
         self.batch_size, self._operations = self.batch_size * times, None
 
     def reorder(self, rows: Tensor) -> None:
-        """Row r becomes what row `rows[r]` was."""
+        """Replace row r by row `rows[r]`."""
         axis, length = self.layout.word_dim, self.state.word + 1
         for value in self.state.kv_cache.values():
             part = value.narrow(axis, 0, length)
             part.copy_(part.index_select(0, rows))
 
     def step(self, ids: Tensor) -> Tensor:
-        """The log probabilities of the readout of a new word, `[rows]` ids."""
+        """Append a word, `ids` is `[rows]`; return the log probabilities of the next one, `[rows, states]`."""
         if self._operations is None:
             self._operations = self._compile_operations()
         state = self.state
@@ -118,10 +118,10 @@ class IncrementalDecoder:
             caches[index] = value.new_zeros(shape)
         caches[index].narrow(axis, word, value.shape[axis]).copy_(value)
 
-    # the operations of a step
+    # The operations of a step.
 
     def _compile_operations(self) -> list[Operation]:
-        """One operation for each family, or for several maps of one vector."""
+        """The operations of a step, in topological order: one for each node group, or for all maps of one vector."""
         done: set[int] = set()
         operations: list[Operation] = []
         for spec in self.per_word_specs:
@@ -137,11 +137,9 @@ class IncrementalDecoder:
             for sibling in siblings or [spec]:
                 if sibling.group.index in self.cached_indices:
                     operations.append(self._create_cache_operation(sibling.group.index))
-        return (
-            [self._create_cache_operation(self.input_index), *operations]
-            if self.input_index in self.cached_indices
-            else operations
-        )
+        if self.input_index in self.cached_indices:
+            operations.insert(0, self._create_cache_operation(self.input_index))
+        return operations
 
     def _create_cache_operation(self, index: int) -> Operation:
         return lambda state: self._write_cache(index, state.values[index], state.word)
@@ -160,23 +158,21 @@ class IncrementalDecoder:
         rank += tpm.kind == "discrete"
 
         def operation(state: DecodingState) -> None:
-            read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(
-                grow, self.positions[: state.word + 1]
-            )
+            known = self.positions[: state.word + 1]
+            read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(grow, known)
             mask = {slot: pair[1] for slot, pair in fixed.items()}
             for parent in spec.parents:
                 if parent.slot in grow:
                     mask[parent.slot] = self._growing_mask(parent, state.word)
             position = self.positions[state.word : state.word + 1]
-            value = make(
-                EvalContext(parameters, position, read, mask, False, dtype), *[reader(state) for reader in readers]
-            )
+            context = EvalContext(parameters, position, read, mask, False, dtype)
+            value = make(context, *[reader(state) for reader in readers])
             state.values[index] = value.reshape(*[1] * (rank - value.dim()), *value.shape)
 
         return operation
 
     def _growing_mask(self, parent: ParentSpec, word: int) -> Tensor:
-        """Who is read among the words up to this one."""
+        """The mask of the words up to this one that are read, `[1, word + 1]`."""
         positions, reach = self.positions[None, : word + 1], parent.reach
         if reach.kind == "mask":
             return torch.tensor([reach.table[word][: word + 1]], device=positions.device)
@@ -186,23 +182,21 @@ class IncrementalDecoder:
         return WORD in parent.over and parent.index in self.per_word_indices
 
     def _create_reader(self, parent: ParentSpec) -> Reader:
-        """How the value in a slot is found, aligned with the word's own."""
+        """A function that returns the value in a slot, aligned with the values of the new word."""
         axis, index, reach = self.layout.word_dim, parent.index, parent.reach.kind
         if index not in self.per_word_indices:
             value = self._align_static(parent, self.static_values[index])
             return lambda state: value
-        if reach in ("same", "rest"):  # the first word is never a new one
+        if reach in ("same", "rest"):  # a new word is never the first one
             return lambda state: self._align_plates(parent, state.values[index])
         if reach == "first":
             return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, 0, 1))
         if reach == "before":
             return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, state.word - 1, 1))
-        return lambda state: self._align_plates(
-            parent, state.kv_cache[index].narrow(axis, 0, state.word + 1).unsqueeze(axis)
-        )
+        return lambda s: self._align_plates(parent, s.kv_cache[index].narrow(axis, 0, s.word + 1).unsqueeze(axis))
 
     def _align_static(self, parent: ParentSpec, value: Tensor) -> Tensor:
-        """A value that no word of the stack decides: of the first word, of all words, or as it is."""
+        """Align a value that no word of the stack decides: that of the first word, of all words, or without words."""
         axis = self.layout.word_dim
         if parent.reach.kind == "first":
             value = value.narrow(axis, 0, 1)
@@ -217,7 +211,7 @@ class IncrementalDecoder:
         return value
 
     def _static_read_indices(self, parent: ParentSpec) -> tuple[Tensor, Tensor]:
-        """Who is read, of a collection that does not grow."""
+        """The indices and the mask of the entries that are read, for a dim that does not grow."""
         if WORD not in parent.over:
             size = self.network.graph.plate_sizes[parent.over[-1]]
             return torch.arange(size, device=self.execution.device), self.full_mask.new_ones(size)
@@ -229,7 +223,8 @@ class IncrementalDecoder:
             mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, count)
         return torch.arange(count, device=self.execution.device), mask
 
-    # fewer and larger products, where a family's TPM is one of the package's
+    # Fusions for TPMs of the package: a step has one word, so its time goes to launching small products; fewer and
+    # larger ones give the same numbers.
 
     def _is_linear_map(self, spec: NodeSpec) -> bool:
         if not isinstance(spec.tpm, Linear | Affine) or spec.tpm.dim is not None or len(spec.parents) != 2:
@@ -239,16 +234,14 @@ class IncrementalDecoder:
         return is_static and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
 
     def _find_sibling_maps(self, spec: NodeSpec) -> list[NodeSpec]:
-        """The maps of the same vector, whose plates it has not."""
+        """All linear maps of the same vector; none if the vector has plates."""
         source = spec.parents[1].index
-        plates = self.network.specs[source].group.plates
-        siblings = [
-            other for other in self.per_word_specs if self._is_linear_map(other) and other.parents[1].index == source
-        ]
-        return siblings if not plates else []
+        if self.network.specs[source].group.plates:
+            return []
+        return [s for s in self.per_word_specs if self._is_linear_map(s) and s.parents[1].index == source]
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
-        """`[W_q W_k W_v] x` as one product, the weights put together once."""
+        """`[W_q W_k W_v] x` as one product; the weights are concatenated once."""
         spread, biases = [], []
         for spec in specs:
             W = self.static_values[spec.parents[0].index]
@@ -273,7 +266,7 @@ class IncrementalDecoder:
         return operation
 
     def _fuse_attention(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`softmax(q k) v` of the words so far; None for attention with more to it."""
+        """`softmax(q k) v` over the words so far; None for attention with other options."""
         tpm = spec.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
             return None
@@ -297,7 +290,7 @@ class IncrementalDecoder:
         return value
 
     def _fuse_concat(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`W_o [a^1 a^2 ...]`, the matrices put side by side once; None for another TPM."""
+        """`W_o [a^1 a^2 ...]` as one product; the matrices are concatenated once. None for another TPM."""
         tpm = spec.tpm
         if not isinstance(tpm, Concat) or not tpm.mapped or spec.group.plates:
             return None
@@ -316,7 +309,7 @@ class IncrementalDecoder:
 
 
 def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
-    """The readout that tells the next word, and its stack; or the error that says why there is none."""
+    """Find the readout that predicts the next word, and its stack; raise an error that says why if there is none."""
     expected = "a net whose one readout tells the next word, so that words can be chosen one by one"
     if task.next_word is not None and task.encoders[task.next_word].states is not None:
         return task.readouts[0], task.next_word
@@ -332,14 +325,14 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
-    """Words `[row, word]` up to the number that a table asks for: no earlier word reads those behind it."""
+    """Pad words `[row, word]` to the length that a table requires: no earlier word reads the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
 
 
 def _check_incremental(
     per_word_specs: list[NodeSpec], stack: str, per_word_indices: set[int], specs: tuple[NodeSpec, ...]
 ) -> None:
-    """Refuse what cannot be computed word by word."""
+    """Raise an error for a net that cannot be computed word by word."""
     for spec in per_word_specs:
         name = spec.group.name
         if spec.tpm.kind == "input" and not spec.tpm.is_index_valued:
@@ -348,10 +341,9 @@ def _check_incremental(
             read = specs[parent.index].group
             if parent.pick:
                 raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
-            is_static = parent.index not in per_word_indices and read.word_stack is not None
-            if is_static and not (
-                parent.reach.kind == "first" or (parent.reach.kind == "every" and WORD in parent.over)
-            ):
+            is_other = parent.index not in per_word_indices and read.word_stack is not None
+            kind = parent.reach.kind
+            if is_other and not (kind == "first" or (kind == "every" and WORD in parent.over)):
                 expected = "every word of the other stack to be read, or its first"
                 raise BNetError(name, expected=expected, actual=f"{read.name} by reach {parent.reach}")
             if parent.reach.kind == "earlier" and not spec.tpm.can_read_empty:
