@@ -83,11 +83,7 @@ class Heads:
         return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
 
     def _matrices(self) -> list[tuple[str, str, Tensor]]:
-        return [
-            (kind, name, value)
-            for kind, matrices in (("A", self.A), ("OV", self.OV))
-            for name, value in matrices.items()
-        ]
+        return [("A", *item) for item in self.A.items()] + [("OV", *item) for item in self.OV.items()]
 
 
 def cosine_matrix(a: Tensor, b: Tensor) -> Tensor:

@@ -150,9 +150,9 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
             check_float(name, value, minimum=0)
         elif check_float(name, value, above=0) > 1 and name == "top_p":
             raise BNetError(name, expected="a share above 0, at most 1", actual=value)
-        owner = "beam" if name in ("beams", "penalty") else "sample"
-        if method != owner:
-            allowed = f"method={owner!r}"
+        required = "beam" if name in ("beams", "penalty") else "sample"
+        if method != required:
+            allowed = f"method={required!r}"
             raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
 
 
@@ -179,8 +179,8 @@ def _encode_prompts(
     words = {name: [task.encoders[name].encode(row) for row in batches[name]] for name in other_stacks}
     for name in other_stacks:
         task.encoders[name].check_length(max(len(row) for row in words[name]))
-    targets = [torch.tensor(row) for row in rows]
-    examples = [Example({n: words[n][k] for n in other_stacks} | {stack: targets[k]}, {}) for k in range(batch)]
+    prompt_ids = [torch.tensor(row) for row in rows]
+    examples = [Example({n: words[n][k] for n in other_stacks} | {stack: prompt_ids[k]}, {}) for k in range(batch)]
     padded = pad_examples(task, examples)
     device = task.network.device
     mask = {name: value.to(device) for name, value in (padded.mask or {}).items() if name != stack}

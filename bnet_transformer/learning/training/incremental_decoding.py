@@ -242,24 +242,24 @@ class IncrementalDecoder:
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
         """`[W_q W_k W_v] x` as one product; the weights are concatenated once."""
-        spread, biases = [], []
+        weights, biases, sizes_by_plate = [], [], self.network.graph.plate_sizes
         for spec in specs:
             W = self.static_values[spec.parents[0].index]
-            plates = [self.network.graph.plate_sizes[p] if p in spec.group.plates else 1 for p in self.layout.plates]
-            spread.append(W.expand(1, *plates, 1, *W.shape[-2:]))
-            bias, shape = build_context(self.execution, spec).parameters.get("bias"), spread[-1].shape[:-1]
+            plate_sizes = [sizes_by_plate[p] if p in spec.group.plates else 1 for p in self.layout.plates]
+            weights.append(W.expand(1, *plate_sizes, 1, *W.shape[-2:]))
+            bias, shape = build_context(self.execution, spec).parameters.get("bias"), weights[-1].shape[:-1]
             biases.append(W.new_zeros(shape) if bias is None else bias.expand(shape))
-        W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
+        W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in weights])
         b_all = torch.cat([b.reshape(-1) for b in biases])
-        plain = all(not isinstance(spec.tpm, Affine) for spec in specs)
-        sizes = [W.shape[:-1].numel() for W in spread]
-        shapes = [(-1, *W.shape[1:-1]) for W in spread]
+        is_linear = all(not isinstance(spec.tpm, Affine) for spec in specs)
+        sizes = [W.shape[:-1].numel() for W in weights]
+        shapes = [(-1, *W.shape[1:-1]) for W in weights]
         indices = [spec.group.index for spec in specs]
         source = specs[0].parents[1].index
 
         def operation(state: DecodingState) -> None:
             x = state.values[source]
-            outputs = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if plain else b_all)
+            outputs = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if is_linear else b_all)
             for index, part, shape in zip(indices, outputs.split(sizes, -1), shapes, strict=True):
                 state.values[index] = part.reshape(shape)
 
@@ -270,8 +270,8 @@ class IncrementalDecoder:
         tpm = spec.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
             return None
-        plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
-        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in spec.parents[1:3]):
+        is_plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+        if not is_plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in spec.parents[1:3]):
             return None
         key = spec.parents[1]
         mask = None if self._is_growing(key) else self._static_read_indices(key)[1]

@@ -145,14 +145,14 @@ def train(
         raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
     check_has_words(network, "train", "bt.fit")
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
-    given = read_dataset(reader, data, batch, seed, words)
+    dataset = read_dataset(reader, data, batch, seed, words)
     validation = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
-    total = _count_steps(steps, epochs, given)
-    measured = [] if validation is None else validation.in_order()
+    total = _count_steps(steps, epochs, dataset)
+    validation_batches = [] if validation is None else validation.in_order()
     patience = early_stopping.patience
-    if patience is not None and not measured:
+    if patience is not None and not validation_batches:
         raise BNetError("patience", expected="held_out= data to measure", actual="none")
-    settings = get_resume_settings(config, reader, given, validation, loss, total)
+    settings = get_resume_settings(config, reader, dataset, validation, loss, total)
     with (
         translate_memory_errors("train"),
         distributed_context(resolve_device(device, network)) as ranks,
@@ -160,12 +160,12 @@ def train(
         lock_checkpoints(loop.checkpoints, ranks.is_main_process),
     ):
         if ranks.world_size > 1:
-            first = given(0)
+            first = dataset(0)
             shared = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
             around = (loop.shared_settings, early_stopping)
             ranks.assert_same("train", **shared, steps=total, loop=around, execution=execution)
         trainer = Trainer(reader.task, config, total, ranks, loss, settings)
-        _run_steps(trainer, given, measured, loop, total)
+        _run_steps(trainer, dataset, validation_batches, loop, total)
         parameters = trainer.best if patience is not None and trainer.best else trainer.parameters()
     return _build_result(net, parameters, trainer.losses, trainer.held_out, trainer.step)
 
@@ -198,8 +198,8 @@ def _build_result(
 ) -> Trained[N]:
     """Create the result, with a net of the caller's type and the parameters on the devices of that net."""
     network = as_network(net)
-    local = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
-    trained = network.with_parameters(local)
+    values = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    trained = network.with_parameters(values)
     trained_net = trained if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(trained)
     return Trained(cast(N, trained_net), tuple(losses), tuple(held_out), steps)
 

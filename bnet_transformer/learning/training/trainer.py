@@ -68,10 +68,10 @@ def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed:
     index = readout.group.index
     if readout.tpm.kind == "discrete":
         logits, target = readout.tpm.logits(context, *parents), lay_out_value(state, index, observed)
-        dims = torch.broadcast_shapes(logits.shape[:-1], target.shape)
-        flat = logits.expand(*dims, logits.shape[-1]).reshape(-1, logits.shape[-1])
+        shape = torch.broadcast_shapes(logits.shape[:-1], target.shape)
+        flat = logits.expand(*shape, logits.shape[-1]).reshape(-1, logits.shape[-1])
         return functional.cross_entropy(
-            flat, target.expand(dims).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
+            flat, target.expand(shape).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
         )
     is_known = is_observed(observed)
     value = observed.masked_fill(~is_known[..., None], 0.0)
