@@ -140,7 +140,7 @@ def read_checkpoint(path: Path, network: Network) -> Checkpoint:
     """
     location = str(path)
     header, tensors = read_tensors(path, EXPECTED, FORMAT, VERSION)
-    if header["version"] < VERSION:  # its hashes name modules that classes have left since
+    if header["version"] < VERSION:  # version 1 hashed the module of a class, and classes have moved
         actual = "one of an earlier version of the library"
         raise FileError(
             location, expected=f"a checkpoint of format version {VERSION}", actual=actual, allowed="another folder"

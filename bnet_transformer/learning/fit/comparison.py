@@ -182,13 +182,13 @@ def align_heads(
     # the pivot by its responsibilities. A selector whose heads are not exchangeable is left as it is.
     network, shape = objective.network, log_density.shape
     part = corpus if objective.has_corpus_choice else corpus.take(slice(0, MATCHING_SENTENCES))
-    sets, top, aligned = samples_to_parameters(network, samples), int(log_density.argmax()), []
+    sets, pivot, aligned = samples_to_parameters(network, samples), int(log_density.argmax()), []
     for selector in find_selectors(network):
         dims = {name: dim for name in network.parameters if (dim := head_dim(network, selector, name)) is not None}
-        if not _is_exchangeable(objective, part, {name: value[top] for name, value in sets.items()}, dims):
+        if not _is_exchangeable(objective, part, {name: value[pivot] for name, value in sets.items()}, dims):
             continue
         probs, present = responsibilities(objective, part, sets, selector), get_present_words(selector, part)
-        orders = [torch.tensor(match_heads(count_overlap(probs[top], draw, present))) for draw in probs]
+        orders = [torch.tensor(match_heads(count_overlap(probs[pivot], draw, present))) for draw in probs]
         for name in sets.keys() & dims.keys():
             pairs = zip(sets[name], orders, strict=True)
             sets[name] = torch.stack([draw.index_select(dims[name], order.to(draw.device)) for draw, order in pairs])

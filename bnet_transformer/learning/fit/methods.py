@@ -357,8 +357,7 @@ def analyse_choices(
 
 def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
     """The FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
-    objective, corpus = problem.objective, problem.corpus
-    network = objective.network
+    objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     names = (*elimination.outputs, *(network.specs[index].group.name for index in elimination.factor_groups))
     known = frozenset(network.graph.get_group(name).index for name in elimination.fixed)
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}

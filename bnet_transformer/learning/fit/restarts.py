@@ -205,7 +205,7 @@ class RestartOptimizer(ABC):
 
     def evaluate_restarts(self) -> None:
         """Score every restart and keep the best parameters; at a pruning step, drop the worse half."""
-        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, go on.
+        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
         scores = self.scores()
         for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
             self.measured.append((self.step, restart, score))

@@ -397,8 +397,7 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
     Raises:
         BNetError: If `batch` is smaller than the number of sentences.
     """
-    objective, corpus = problem.objective, problem.corpus
-    network = objective.network
+    objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     if problem.batch is not None and problem.batch < len(corpus):
         expected = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
         raise BNetError("batch", expected=expected, actual=problem.batch, allowed="svi")

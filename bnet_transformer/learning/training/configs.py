@@ -34,8 +34,8 @@ class AdamW:
         schedule: `"constant"`, `"cosine"` (to 0 at the last step) or `"noam"`.
         warmup: Steps in which the rate rises.
         dim: The width of the states, for `"noam"`; None for that of the net.
-        betas: How long the two moments last.
-        eps: What keeps the division by the second moment finite.
+        betas: The decay rates of the first and second moment.
+        eps: A term added to the denominator, which keeps the division finite.
         weight_decay: The decay of matrices and tables; biases and gains do not decay.
         clip: The greatest length of the gradient; None for any.
 

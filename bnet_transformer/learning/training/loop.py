@@ -58,7 +58,7 @@ class Trained(Generic[N]):
     steps: int
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each step: `loss`, and `held_out` where it was measured."""
+        """One row for each step: `loss`, and `held_out` at the steps with an evaluation."""
         import pandas as pd
 
         rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
@@ -110,16 +110,16 @@ def train(
         steps: Steps in all; exactly one of `steps` and `epochs`.
         epochs: How many times each example is in a batch.
         batch: Examples of a step, over all processes.
-        loss: A function `loss(module, batch)` that gives a mean, in place of the likelihood.
+        loss: A function `loss(module, batch)` that returns a mean, instead of the negative log likelihood.
         smoothing: The share of each label that is spread over all states.
         optimizer: The optimizer and its schedule.
         words: Words of a window, where data is one stream of tokens.
         start: A word before each sentence, where next words are predicted.
         stop: A word behind each sentence, where next words are predicted.
-        held_out: Data in the forms of `data`, whose loss is measured.
+        held_out: Data in the forms of `data`, for the held-out loss.
         every: Steps from one held-out loss, and checkpoint, to the next; None for ten in a run.
         early_stopping: When training ends before its steps.
-        checkpoints: Where checkpoints go, and whether the run goes on from one; a folder alone begins a new run.
+        checkpoints: The folder of checkpoints, and whether the run resumes from one; a path alone starts a new run.
         execution: Precision and compilation of a step.
         seed: The seed of the order of examples and of dropout.
         device: Where to train; None for where the net is.

@@ -143,7 +143,7 @@ class Trainer:
     def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
         """Move this process's shard of a batch to the device, with the divisor of the summed loss.
 
-        The batch is checked here, on the host. `should_stop` tells the other processes that this one must stop.
+        The batch is checked here, on the host. `should_stop` is shared with the other processes.
         """
         count, device = self.training_loss.count_terms(batch), self.ranks.device
         if not count:
