@@ -268,7 +268,7 @@ def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
     loaded = bt.load(tmp_path / "f.safetensors")
     with pytest.raises(bt.BNetError, match=r"loaded.*data="):
         loaded.compare(g)
-    assert loaded.compare(g, data).judged_by == "log likelihood of the data told"
+    assert loaded.compare(g, data).criterion == "log likelihood of the data told"
 
 
 def test_own_statistics_see_what_was_observed():

@@ -12,7 +12,7 @@ from bnet_transformer._core import torch_context as late
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
-from bnet_transformer.learning.training import kept
+from bnet_transformer.learning.training import load_checkpoint
 from bnet_transformer.learning.training.configs import TrainConfig
 from bnet_transformer.learning.training.trainer import Trainer, TrainingLoss
 from bnet_transformer.tpm import Normal

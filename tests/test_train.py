@@ -375,7 +375,7 @@ def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
         flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
-    before = training.kept(net, tmp_path)
+    before = training.load_checkpoint(net, tmp_path)
     calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
     result = flat_options.train(net, ids, resume="changed", **calmer)
     assert result.steps == 60 and result.losses[: before.steps] == before.losses
@@ -398,9 +398,9 @@ def test_what_a_checkpoint_holds(tmp_path):
         != min(result.held_out)[1]
     )
     with pytest.raises(bt.BNetError, match="checkpoint of this net"):
-        training.kept(small(bias=False), tmp_path)
+        training.load_checkpoint(small(bias=False), tmp_path)
     with pytest.raises(bt.FileError, match="no such file"):
-        training.kept(small(), tmp_path / "none")
+        training.load_checkpoint(small(), tmp_path / "none")
 
 
 def test_a_resumed_run_has_the_same_aim(kept):

@@ -227,12 +227,14 @@ def _check_splits_text(net: BNet, observed: str) -> None:
 
 def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     """What is told of a fit; the fitted net or the whole fit, by suffix."""
+    from bnet_transformer.learning.fit.result import FILE_KEYS
+
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
-    names = ("method", "sentences", "judged_on", "judged_by", "restart", "finished", "approximate", "learned")
-    told = {name: getattr(fitted, name) for name in (*names, "divergent", "bounds", "measured")}
+    names = ("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "learned")
+    told = {FILE_KEYS.get(name, name): getattr(fitted, name) for name in (*names, "divergent", "bounds", "measured")}
     told["heads"] = {name: each.to_dataframe().reset_index() for name, each in heads.items()}
     told["effective"] = {name: each.effective for name, each in heads.items()}
-    judged = f"judged on {fitted.judged_on} by the {fitted.judged_by}"
+    judged = f"judged on {fitted.evaluated_on} by the {fitted.criterion}"
     said = [f"{fitted.sentences} sentences, {OBSERVED_DESCRIPTIONS[observed]}, by {fitted.method}; {judged}"]
     if fitted.bounds:
         said.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")

@@ -201,8 +201,10 @@ def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         kept = restart == result.restart
         style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
         other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        _draw_points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    canvas.style_curve_axes(ax, "step", f"{result.judged_by} of a sentence, nats", 7)
+        _draw_points(
+            canvas, ax, steps, values, f"{result.evaluated_on},\nrestart {restart}" if kept else other, **style
+        )
+    canvas.style_curve_axes(ax, "step", f"{result.criterion} of a sentence, nats", 7)
     canvas.add_legend(ax, loc="best")
 
 
