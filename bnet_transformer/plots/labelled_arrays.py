@@ -151,13 +151,13 @@ def plot_array(
     low: object = None,
     high: object = None,
     error: object = None,
-    what: str = "",
+    value_label: str = "",
     top: int = 20,
     sort: bool | None = None,
 ) -> None:
     """An array or tensor, by the names of its axes."""
     plot_labelled_array(
-        make_labelled_array(result, axes, labels=labels, low=low, high=high, error=error, value_label=what),
+        make_labelled_array(result, axes, labels=labels, low=low, high=high, error=error, value_label=value_label),
         canvas,
         top=top,
         sort=sort,

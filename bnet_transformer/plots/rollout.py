@@ -48,19 +48,19 @@ HIDDEN_PARENT = -2  # the parent of a word whose arrow is not drawn
 
 
 def plot_reads(
-    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, least: float | None = None
+    result: Reads, canvas: Canvas, *, show: str | None = None, word: int | None = None, min_weight: float | None = None
 ) -> None:
     """`P(source word | output word)`; the flow from one output `word` over the slices; or entropies.
 
-    Of the flows those of at least `least` are drawn; where none is told, the strongest that a page bears.
+    `min_weight` draws all flows of at least this weight; without it, only the strongest flows are drawn, as many as fit on a page.
     """
     show = show if show is not None else "flow" if word is not None else "matrix"
     check_choice("show", show, ROLLOUT_VIEWS)
     n = len(result.tokens)
     if word is not None and show != "flow":
         raise BNetError("word", expected="a word with show='flow' alone", actual=word)
-    if least is not None and not 0 <= check_float("least", least) < 1:
-        raise BNetError("least", expected="a share from 0 to 1", actual=least)
+    if min_weight is not None and not 0 <= check_float("min_weight", min_weight) < 1:
+        raise BNetError("min_weight", expected="a share from 0 to 1", actual=min_weight)
     where = f"slice {result.slices[0]}" if len(result.slices) == 1 else f"slices {result.slices[0]}–{result.slices[-1]}"
     told = f"Chain of attention TPMs, residual share {result.residual:g}, {result.head}; no posterior of the bnet."
     if show == "matrix":
@@ -81,7 +81,7 @@ def plot_reads(
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
         best = result.paths(at)[0]
         canvas.add_note(f"{told} Red: the most probable path ({format_fraction(best.probability)}).")
-        draw_flow(canvas, result, at, best.words, least)
+        draw_flow(canvas, result, at, best.words, min_weight)
         canvas.set_title(f"What '{format_token(result.tokens[at], 14)}' reads over {where}")
         return
     canvas.add_note(told)
