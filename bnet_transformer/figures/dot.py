@@ -57,9 +57,9 @@ def _render_cluster(
 ) -> Iterator[str]:
     """The lines of the nodes directly in a cluster, then those of its subclusters."""
     clusters = {k: (frame, names) for k, (frame, parent, names) in cluster_tree.items() if parent == parent_id}
-    deeper = {name for _, names in clusters.values() for name in names}
+    nested = {name for _, names in clusters.values() for name in names}
     for box in boxes:
-        if box.name not in deeper:
+        if box.name not in nested:
             yield indent + _quote_name(box.name) + _render_box(box, colours)
     for k, (frame, names) in clusters.items():
         yield f"{indent}subgraph cluster_{k} {{"
@@ -108,8 +108,8 @@ def _build_cluster_tree(picture: Picture) -> ClusterTree:
     tree: ClusterTree = {}
     for k, frame, names in sorted(groups, key=lambda group: -len(group[2])):
         if frame.kind != "line" and names and all(names <= other or not names & other for *_, other in tree.values()):
-            around = [outer for outer, (*_, other) in tree.items() if names <= other]
-            tree[k] = frame, around[-1] if around else None, names
+            parents = [outer for outer, (*_, other) in tree.items() if names <= other]
+            tree[k] = frame, parents[-1] if parents else None, names
     return tree
 
 

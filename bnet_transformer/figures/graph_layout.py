@@ -309,14 +309,14 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
     for name, group in groups.items():
         frame = _bounding_frame(group, 8.0, "box", name)
         frame = replace(frame, height=frame.height + 8.0)
-        strays = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
-        if strays:
-            received = f"{strays[0]} among the nodes of {name}"
+        outside = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
+        if outside:
+            received = f"{outside[0]} among the nodes of {name}"
             allowed = "s.shrink(boxes).draw(path), or s.tan(boxes).draw(path), which draw the shrunk graph"
             raise BNetError("boxes", expected="boxes whose nodes stand side by side", actual=received, allowed=allowed)
         frames.append(frame)
-        spot = frame.x + 7.0, frame.y + frame.height - 7.0
-        texts.append(TextLine(*spot, text_to_label(format_token(name).replace("_", " ")), "start", 8.0, "accent"))
+        position = frame.x + 7.0, frame.y + frame.height - 7.0
+        texts.append(TextLine(*position, text_to_label(format_token(name).replace("_", " ")), "start", 8.0, "accent"))
     return frames, texts
 
 

@@ -179,11 +179,11 @@ class Grid:
         y = 0.0
         for row in range(1 + max((item.row for item in self.items), default=0)):
             row_height = max((item.box.height for item in self.items if item.row == row), default=0.0)
-            rails = len(self._weights_above(row))
+            num_weights = len(self._weights_above(row))
             gap = max(
                 self.spacing.row_gap if row else 0.0,
                 min(self.spacing.reach_factor * reach[row], 120.0),
-                WEIGHT_SPACING * rails + 30.0 if rails else 0.0,
+                WEIGHT_SPACING * num_weights + 30.0 if num_weights else 0.0,
             )
             self.rows[row] = (y + gap, y + gap + row_height)
             y += gap + row_height
@@ -200,21 +200,17 @@ class Grid:
         right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
         width = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
-            rails = self._weights_above(row)
+            row_weights = self._weights_above(row)
             bottom = self.rows[row][0] - 30.0
-            for k, weight in enumerate(reversed(rails)):
+            for k, weight in enumerate(reversed(row_weights)):
                 y = bottom - WEIGHT_SPACING * k
                 self.boxes[weight.box.name] = replace(weight.box, x=right - width / 2, y=y)
         top = min((box.bounds[1] for box in self.boxes.values()), default=0.0)
         x = right - width - 20.0
         for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
             x -= weight.box.width / 2
-            targets = [
-                arrow.target
-                for arrow in self.arrows
-                if arrow.source == weight.box.name and arrow.target in self.weights_by_name
-            ]
-            children = [self.boxes[name] for name in targets]
+            targets = [arrow.target for arrow in self.arrows if arrow.source == weight.box.name]
+            children = [self.boxes[name] for name in targets if name in self.weights_by_name]
             y = top - weight.box.height / 2 - 6.0
             if weight.has_slice and children:
                 y = sum(box.y for box in children) / len(children)
@@ -232,9 +228,8 @@ class Grid:
     @cached_property
     def remote_weights(self) -> dict[str, int]:
         """The number of the lane of each weight that feeds a row other than the one below it."""
-        return {
-            name: k for k, name in enumerate(sorted({arrow.source for arrow in self.arrows if self._is_remote(arrow)}))
-        }
+        sources = {arrow.source for arrow in self.arrows if self._is_remote(arrow)}
+        return {name: k for k, name in enumerate(sorted(sources))}
 
     @cached_property
     def _left_edge(self) -> float:
@@ -246,10 +241,11 @@ class Grid:
         """The end of each arrow into the top of a box: side by side, sorted by the side that they come from."""
         incoming: dict[str, list[int]] = defaultdict(list)
         for k, arrow in enumerate(self.arrows):
-            if arrow.target in self.items_by_name and (
-                k in self.lane_by_arrow or not self._is_between_neighbours(arrow)
-            ):
+            if arrow.target not in self.items_by_name:
+                continue
+            if k in self.lane_by_arrow or not self._is_between_neighbours(arrow):
                 incoming[arrow.target].append(k)
+        # Sorted by the x from which they arrive, the last pieces of the arrows into one box do not cross.
         ports = {}
         for name, arrows in incoming.items():
             box = self.boxes[name]
@@ -292,9 +288,9 @@ class Grid:
         end = self._port_points[k]
         if not self._is_remote(arrow):
             return rounded_polyline([out, (end[0], source.y), end])
-        number = self.remote_weights[arrow.source]
-        lane = self._left_edge - 8.0 - 5.0 * number
-        y = end[1] - 9.0 - 3.0 * (number % 3)
+        lane_idx = self.remote_weights[arrow.source]
+        lane = self._left_edge - 8.0 - 5.0 * lane_idx
+        y = end[1] - 9.0 - 3.0 * (lane_idx % 3)
         return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 
     def _route_by_lane(self, k: int, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:

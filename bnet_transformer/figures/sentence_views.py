@@ -75,8 +75,8 @@ def _choose_view(state: SentenceState, options: FigureOptions) -> str:
     if _omitted_highlights(state, FigureOptions(highlight=options.highlight), "nodes"):
         return "folded" if _can_draw_all(state, options, "folded") else "nodes"
     max_arrows = MAX_UNFOLDED_ARROWS if options.limit is None else min(MAX_UNFOLDED_ARROWS, options.limit)
-    in_grid = _can_draw_all(state, replace(options, weights=True), "words")  # no weight is in the reading grid
-    if not in_grid or state.ground.count_arrows(select_nodes(state, options)) <= max_arrows:
+    can_use_grid = _can_draw_all(state, replace(options, weights=True), "words")  # no weight is in the reading grid
+    if not can_use_grid or state.ground.count_arrows(select_nodes(state, options)) <= max_arrows:
         return "nodes"
     if _can_draw_grid(state, select_nodes(state, options)):
         return "words"
@@ -127,8 +127,8 @@ def _suggest_options(state: SentenceState, options: FigureOptions, view: str) ->
     unused = options.unused(view)
     parts = [name for name in FILTER_OPTIONS if name in options.non_default and name not in unused]
     for dropped in (unused, [*unused, *parts]):
-        fewer = replace(options, detail=None, **{name: defaults[name] for name in dropped})
-        if not _omitted_highlights(state, fewer, view):
+        reduced = replace(options, detail=None, **{name: defaults[name] for name in dropped})
+        if not _omitted_highlights(state, reduced, view):
             without = ", ".join(f"{name}=" for name in dropped)
             return f"detail={view!r}" + (f" without {without}" if dropped else "")
     return ""
@@ -136,9 +136,9 @@ def _suggest_options(state: SentenceState, options: FigureOptions, view: str) ->
 
 def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bool:
     """Whether a selection has a node that a name or a pattern matches."""
-    for form in name_variants(name):
+    for variant in name_variants(name):
         try:
-            nodes = match_nodes(ground, form) if "*" in form else [ground.id(form)]
+            nodes = match_nodes(ground, variant) if "*" in variant else [ground.id(variant)]
         except BNetError:
             continue
         for group in {ground.group_of(node) for node in nodes}:
@@ -229,10 +229,11 @@ def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
     """Options that leave nodes out, the mildest first."""
     heads = {"heads": 0} if "head" in ground.template.plate_sizes else {}
     prefixes = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
-    tries: list[dict[str, Any]] = [{"slices": 0}, heads, *prefixes, {"slices": 0, **heads}]
-    tries += [{"slices": 0, **item} for item in prefixes] + [{"slices": 0, **heads, **item} for item in prefixes]
-    tries += [{"weights": False, **item} for item in tries]
-    return [filters for filters in tries if filters]
+    candidates: list[dict[str, Any]] = [{"slices": 0}, heads, *prefixes, {"slices": 0, **heads}]
+    candidates += [{"slices": 0, **filters} for filters in prefixes]
+    candidates += [{"slices": 0, **heads, **filters} for filters in prefixes]
+    candidates += [{"weights": False, **filters} for filters in candidates]
+    return [filters for filters in candidates if filters]
 
 
 def _select_strongest(state: SentenceState, weights: ArrowWeights, options: FigureOptions) -> ArrowWeights:

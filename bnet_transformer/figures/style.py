@@ -92,14 +92,11 @@ def _role_letter(role: str) -> str:
 
 def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
     """An arrow without a route yet; `weight`, its probability, sets width and opacity."""
-    style = (
-        (0.9, 1.0)
-        if weight is None
-        else (ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight)
-    )
-    return PictureArrow(
-        source, target, (), colour, *style, dash=ROLE_DASHES.get(colour, "solid"), weight=weight, title=title
-    )
+    style = 0.9, 1.0
+    if weight is not None:
+        style = ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight
+    dash = ROLE_DASHES.get(colour, "solid")
+    return PictureArrow(source, target, (), colour, *style, dash=dash, weight=weight, title=title)
 
 
 def border_colour(box: NodeBox) -> str:
@@ -156,12 +153,12 @@ def collect_legend(
         entries.append((_sample_box(mark=role), role))
     colours = {arrow.colour for arrow in arrows}
     entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
-    heads = any(arrow.has_head for arrow in arrows)
+    has_heads = any(arrow.has_head for arrow in arrows)
     if "accent" in colours:
-        entries.append((replace(_sample_arrow("accent"), has_head=heads), "from a word to its reader"))
+        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from a word to its reader"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        entries.append((replace(sample, width=2.6, has_head=heads), "P(j | i): wide and dark is likely"))
+        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i): wide and dark is likely"))
     return entries
 
 

@@ -155,9 +155,9 @@ def _fmt(value: float) -> str:
 def _render_box(box: NodeBox, colours: SvgColours) -> str:
     left, top, _, _ = box.bounds
     faded = f' opacity="{FADED_OPACITY}"' if box.is_faded else ""
-    named = f' id={quoteattr(box.name)} class="node"' if box.name else ""
+    attrs = f' id={quoteattr(box.name)} class="node"' if box.name else ""
     line = "accent" if box.mark else "ink"
-    parts = [f"<g{named}{faded}>"]
+    parts = [f"<g{attrs}{faded}>"]
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
@@ -179,19 +179,19 @@ def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
     points, head = split_arrow_head(arrow)
     path = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
     dash = DASH_PATTERNS[arrow.dash]
-    dashed = f' stroke-dasharray="{" ".join(_fmt(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
-    ends = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
-    named = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
+    dashes = f' stroke-dasharray="{" ".join(_fmt(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
+    cap = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
+    attrs = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
     weight = "" if arrow.weight is None else f' data-weight="{arrow.weight:.4g}"'
-    opened = f"<g{named}{weight}>" if arrow.source else "<g>"
+    start_tag = f"<g{attrs}{weight}>" if arrow.source else "<g>"
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
-    faint = f' opacity="{_fmt(arrow.opacity)}"' if arrow.opacity < 1 else ""
-    line = f'<path d="{path}"{colours.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashed}{ends}{faint}/>'
+    opacity = f' opacity="{_fmt(arrow.opacity)}"' if arrow.opacity < 1 else ""
+    line = f'<path d="{path}"{colours.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
     point = ""
     if head:
         tip, left, right = map(_format_point, head)
-        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{faint}/>'
-    return f"{opened}{title}{line}{point}</g>"
+        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{opacity}/>'
+    return f"{start_tag}{title}{line}{point}</g>"
 
 
 @lru_cache(maxsize=2**14)

@@ -132,8 +132,8 @@ def _escape_letter(letter: str) -> str:
         return letter
     base, *marks = tuple(unicodedata.normalize("NFD", letter))
     if len(marks) == 1 and marks[0] in LATEX_ACCENTS and base.isascii() and base.isalpha():
-        letter_body = {"i": r"\i", "j": r"\j"}.get(base, base) if marks[0] != "\u0327" else base
-        return f"\\{LATEX_ACCENTS[marks[0]]}{{{letter_body}}}"
+        base_letter = {"i": r"\i", "j": r"\j"}.get(base, base) if marks[0] != "\u0327" else base
+        return f"\\{LATEX_ACCENTS[marks[0]]}{{{base_letter}}}"
     return f"\\bnetletter{{{ord(letter):04X}}}"
 
 

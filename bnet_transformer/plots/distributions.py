@@ -35,23 +35,23 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
     names = list(result.states)
     if node is None and len(names) != 1:
         raise BNetError("node", expected="one of the nodes that were drawn", actual=None, allowed=", ".join(names[:12]))
-    chosen = node if node is not None else names[0]
-    if chosen not in result.states:
-        raise unknown_name_error("node", chosen, names)
-    samples = result.states[chosen]
+    name = node if node is not None else names[0]
+    if name not in result.states:
+        raise unknown_name_error("node", name, names)
+    samples = result.states[name]
     if not samples.is_floating_point():
-        labels = result.labels.get(chosen)
+        labels = result.labels.get(name)
         fractions = torch.bincount(samples.flatten().long(), minlength=len(labels or ())).double() / result.n
         text = f"share of {result.n:,} draws"
-        array = make_labelled_array(fractions, chosen, labels=_axis_labels(labels, chosen), value_label=text)
+        array = make_labelled_array(fractions, name, labels=_axis_labels(labels, name), value_label=text)
         plot_labelled_array(array, canvas, top=top)
         return
     ax = canvas.add_axes(4.2, 2.4)
     for k, values in enumerate(samples.flatten(1).unbind(1) if samples.dim() > 1 else [samples]):
         colour = canvas.head_colours[k % len(canvas.head_colours)]
-        name = f"{chosen}[{k}]" if samples.dim() > 1 else chosen
-        ax.hist(to_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=name)
-    canvas.set_axis_labels(ax, chosen, f"of {result.n:,} draws")
+        label = f"{name}[{k}]" if samples.dim() > 1 else name
+        ax.hist(to_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=label)
+    canvas.set_axis_labels(ax, name, f"of {result.n:,} draws")
     if samples.dim() > 1 and samples[0].numel() <= 8:
         canvas.add_legend(ax)
 

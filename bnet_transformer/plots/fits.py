@@ -239,15 +239,15 @@ def _draw_curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) ->
     """Plot a value for each step, counted from 1; a long curve pale, with its running mean."""
     steps = np.arange(1, len(values) + 1)
     numbers = np.asarray(values, dtype=float)
-    tint = canvas.colours["accent"]
+    colour = canvas.colours["accent"]
     if len(values) <= MAX_UNSMOOTHED_STEPS:
-        ax.plot(steps, numbers, color=tint, linewidth=1.3, label=name)
+        ax.plot(steps, numbers, color=colour, linewidth=1.3, label=name)
         return
     window = max(5, len(values) // 40) | 1
-    ax.plot(steps, numbers, color=tint, linewidth=0.6, alpha=0.3, label=name)
+    ax.plot(steps, numbers, color=colour, linewidth=0.6, alpha=0.3, label=name)
     inner = np.convolve(numbers, np.ones(window) / window, mode="valid")
     middle = steps[window // 2 : window // 2 + len(inner)]
-    ax.plot(middle, inner, color=tint, linewidth=1.4, label=f"mean of {window} steps")
+    ax.plot(middle, inner, color=colour, linewidth=1.4, label=f"mean of {window} steps")
 
 
 def _draw_points(

@@ -64,8 +64,8 @@ def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top:
     """
     check_choice("show", show, (*MEASURES, "intervals"))
     check_int("top", top)
-    s = "s" * (result.sentences != 1)
-    source = f"by {result.sentences:,} sentence{s}"
+    plural = "s" * (result.sentences != 1)
+    source = f"by {result.sentences:,} sentence{plural}"
     if show == "intervals":
         _plot_forest(result, canvas, top)
         canvas.set_title(f"Heads that matter, {source}")
@@ -185,16 +185,16 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
     height = max(1.0, 0.19 * len(names))
     ax = canvas.add_axes(min(PAGE_WIDTH, 4.6 + tick_label_width(names)), height + 0.8)
     _, height = canvas.panel_size(ax, (0.0, height))
-    at = np.arange(len(names))
+    y = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")
-    ax.hlines(at, low, high, color=colour, linewidth=1.5, label="interval")
-    ax.plot(mean, at, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
+    ax.hlines(y, low, high, color=colour, linewidth=1.5, label="interval")
+    ax.plot(mean, y, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
     step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * height)))
     for k in range(0, len(names), step):
         error_text = f" ±{format_short(error[k])}" if error[k] >= 0.005 else ""
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
-        canvas.add_text(ax, 1.04, at[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
+        canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)
     ax.set_ylim(len(names) - 0.4, -0.6)
     canvas.set_tick_labels(ax, "y", names, height)
@@ -220,13 +220,13 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
     values, errors = to_float_array("loss", result.values), to_float_array("errors", result.error)
     ax = canvas.add_axes(4.8, 2.8)
     marker_step = max(1, len(x) // 10)
-    for k, (measure, (colour, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
-        tint = canvas.colours[colour]
+    for k, (measure, (name, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
+        colour = canvas.colours[name]
         offset = (k * marker_step // len(measures), marker_step)
         style: Any = {"linestyle": line, "marker": marker, "markevery": offset, "markersize": 4, "linewidth": 1.3}
-        ax.plot(x, values[k], color=tint, label=measure, zorder=3, **style)
+        ax.plot(x, values[k], color=colour, label=measure, zorder=3, **style)
         if not np.isnan(errors[k]).all():
-            ax.fill_between(x, values[k] - errors[k], values[k] + errors[k], color=tint, alpha=0.16, linewidth=0)
+            ax.fill_between(x, values[k] - errors[k], values[k] + errors[k], color=colour, alpha=0.16, linewidth=0)
     magnitudes = np.abs(values[values != 0])
     smallest, largest = (float(f(magnitudes)) for f in (np.min, np.max)) if len(magnitudes) else (1.0, 1.0)
     if largest > LOG_SCALE_RATIO * float(np.median(magnitudes) if len(magnitudes) else 1.0) if log is None else log:
@@ -236,8 +236,8 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     canvas.style_curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
     canvas.add_legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL_FONT_SIZE)
-    s = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{s}")
+    plural = "s" * (result.sentences != 1)
+    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{plural}")
     canvas.add_note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
 
 
@@ -262,8 +262,8 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     used_roles = {name for row in result.role for name in row}
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
     canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
-    s = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{s}")
+    plural = "s" * (result.sentences != 1)
+    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{plural}")
     canvas.add_note("In each cell the relation whose share of the reading is most above chance, over that share.")
     canvas.add_note(
         f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {CONFIDENT_PROBABILITY:.0%}."

@@ -215,15 +215,15 @@ def _draw_words(
     canvas: Canvas, ax: Axes, result: Reads, word_weights: FloatArray, rows: Sequence[int], word: int
 ) -> None:
     """Draw the source words with their weights at the left, and the output word at the right."""
-    shares = [format_fraction(float(word_weights[i])) if word_weights[i] > 0 else "–" for i in rows]
-    offset = max(28.0, 12 + max(text_width(share, SMALL_FONT_SIZE + 0.5) for share in shares))
-    for k, (i, share) in enumerate(zip(rows, shares, strict=True)):
+    texts = [format_fraction(float(word_weights[i])) if word_weights[i] > 0 else "–" for i in rows]
+    offset = max(28.0, 12 + max(text_width(text, SMALL_FONT_SIZE + 0.5) for text in texts))
+    for k, (i, text) in enumerate(zip(rows, texts, strict=True)):
         (line,), fonts = canvas.format_texts([result.tokens[i]], 14)
         style: dict[str, Any] = {"va": "center_baseline", "fontfamily": fonts, "fontsize": SMALL_FONT_SIZE + 0.5}
         style |= {"textcoords": "offset points", "parse_math": False}
         colour = canvas.colours["ink" if word_weights[i] >= 0.005 else "grey"]
         ax.annotate(line, (0, k), (-offset, 0), ha="right", color=colour, **style)
-        ax.annotate(share, (0, k), (-6, 0), ha="right", color=colour, **style)
+        ax.annotate(text, (0, k), (-6, 0), ha="right", color=colour, **style)
         if i == word:
             ax.annotate(line, (len(result.slices), k), (6, 0), ha="left", color=canvas.colours["q"], **style)
 

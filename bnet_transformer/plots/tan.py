@@ -27,8 +27,8 @@ def plot_tan(result: Tan, canvas: Canvas) -> None:
     counts[*positions[result.quotient.arrows].T] = result.quotient.counts
     data = HeatMapData(counts, tuple(boxes), tuple(boxes))
     draw_heat_map(canvas, data, value_label="arrows", x="to box", y="from box", square=True)
-    nearly_text = f" (nearly {result.nearly})" if result.nearly != result.kind else ""
-    canvas.set_title(f"{result.kind}{nearly_text}")
+    nearly = f" (nearly {result.nearly})" if result.nearly != result.kind else ""
+    canvas.set_title(f"{result.kind}{nearly}")
 
 
 def plot_tan_tree(result: TanTree, canvas: Canvas, *, min_weight: float | None = None, top: int | None = None) -> None:
@@ -53,11 +53,11 @@ def plot_corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True
     data = HeatMapData(values, result.boxes, result.boxes)
     value_label = "information given the class, nats" + (", corrected" if corrected else "")
     ax = draw_heat_map(canvas, data, value_label=value_label, x="box", y="box", square=True)
-    for i, p in enumerate(result.parents):
-        for row, column in ((i, p), (p, i)) if p >= 0 else ():
+    for i, parent in enumerate(result.parents):
+        for row, column in ((i, parent), (parent, i)) if parent >= 0 else ():
             frame_cell(canvas, ax, row, column)
-    divergence_text = "" if result.divergence is None else f", {result.divergence:.3g} nats from the TAN"
-    canvas.set_title(f"{result.sentences:,} sentences{divergence_text}")
+    distance = "" if result.divergence is None else f", {result.divergence:.3g} nats from the TAN"
+    canvas.set_title(f"{result.sentences:,} sentences{distance}")
     canvas.add_note("Red frames: the arrows of the tree.")
 
 
@@ -104,16 +104,16 @@ def draw_arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: in
     width = max(3.0, min(PAGE_WIDTH, 0.55 * n + 0.4))
     ax = canvas.add_axes(width, min(4.0, 0.75 + tick_label_width(tokens) + 0.16 * span))
     panel_width, _ = canvas.panel_size(ax, (width - 0.3, 0.0))
-    for i, (parent, share) in enumerate(zip(parents, tree.weights, strict=True)):
+    for i, (parent, weight) in enumerate(zip(parents, tree.weights, strict=True)):
         if parent == HIDDEN_PARENT:
             continue
         if parent < 0:
             ax.plot([i], [0.0], marker="s", markersize=4.5, color=canvas.colours["q"], zorder=3, clip_on=False)
             continue
         curvature = (-1 if parent < i else 1) * (0.5 if abs(parent - i) > 1 else 0.9)
-        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * share}
+        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * weight}
         style |= {"connectionstyle": f"arc3,rad={curvature}", "arrowstyle": "-|>,head_length=4,head_width=2"}
-        style |= {"linewidth": 0.6 + 2.4 * share, "shrinkA": 3, "shrinkB": 4, "gid": f"arc_{parent}_{i}"}
+        style |= {"linewidth": 0.6 + 2.4 * weight, "shrinkA": 3, "shrinkB": 4, "gid": f"arc_{parent}_{i}"}
         ax.add_patch(FancyArrowPatch((parent, 0), (i, 0), **style))
     ax.plot(range(n), [0] * n, linestyle="", marker="o", markersize=3, color=canvas.colours["ink"])
     ax.set_xlim(-0.6, n - 0.4)
