@@ -160,7 +160,7 @@ def layout_template_graph(network: Network, graph: nx.MultiDiGraph) -> Picture:
 def _plate_frames(
     network: Network, boxes: Sequence[NodeBox], node_groups: Mapping[str, NodeGroup], graph: nx.MultiDiGraph
 ) -> tuple[list[Frame], list[TextLine], set[str]]:
-    """A frame and a label for each plate whose rectangle holds its nodes alone; the nodes of plates without a frame."""
+    """Frames and labels of the plates, and the nodes of plates whose frame would hold other nodes and is left out."""
     groups: dict[tuple[str, str, int | None], list[NodeBox]] = {}
     for box in boxes:
         node_group = node_groups[box.name]

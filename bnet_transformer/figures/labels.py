@@ -74,7 +74,7 @@ def parse_role(role: str) -> tuple[TextRun, list[str]]:
     """The letter of a role and the parts of its subscript; without a letter, the full role as a name.
 
     >>> parse_role("W_q"), parse_role("embed")
-    ((Run(text='W', style='math'), ['q']), (Run(text='embed', style='name'), []))
+    ((TextRun(text='W', style='math'), ['q']), (TextRun(text='embed', style='name'), []))
     """
     parts = [part for part in role.split("_") if part]
     position = next((k for k, part in enumerate(parts) if len(part) == 1), None)

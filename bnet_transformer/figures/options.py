@@ -94,7 +94,7 @@ class FigureOptions:
 
     @property
     def non_default(self) -> list[str]:
-        """The options besides `detail` that are not at their defaults."""
+        """The names of the options, except `detail`, that differ from their defaults."""
         pairs = [(option.name, getattr(self, option.name), option.default) for option in fields(self)]
         return [n for n, value, usual in pairs if n != "detail" and (type(value) is not type(usual) or value != usual)]
 

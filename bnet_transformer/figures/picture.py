@@ -70,7 +70,7 @@ class PictureArrow:
 
 @dataclass(frozen=True)
 class Frame:
-    """A rectangle around or beside nodes: a plate, a box of nodes, or (`kind="line"`) a thin line beside a slice."""
+    """A rectangle around nodes (a plate, a box), or with `kind="line"` a thin vertical line next to a slice."""
 
     x: float
     y: float

@@ -242,13 +242,13 @@ def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
 
 
 def to_png(picture: Picture) -> bytes:
-    """The picture as PNG, at 192 dots to the inch, or fewer where a side would pass 8,000."""
+    """The picture as PNG, at 192 dpi, or at fewer if a side would exceed 8,000 pixels."""
     dpi = min(PNG_DPI, 72.0 * MAX_PNG_PIXELS / max(picture.width, picture.height, 1.0))
     return _compile_typst(picture, 1.0, format="png", ppi=dpi)
 
 
 def to_pdf(picture: Picture) -> bytes:
-    """The picture as PDF: vectors and text that can be selected, made smaller where it would pass a page."""
+    """The picture as PDF with vectors and selectable text, scaled down to fit a page."""
     scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
     return _compile_typst(picture, scale, format="pdf")
 

@@ -147,7 +147,7 @@ def _render_label(label: tuple[TextRun, ...]) -> str:
             parts.append(rf"$\mathit{{{text}}}$" if run.text.isascii() and run.text.isalnum() else text)
         else:
             parts.append(rf"\text{'rm' if run.style == 'name' else 'sf'}{{{text}}}")
-    return "".join(parts).replace("$$", "")  # a subscript and the superscript after it stand above one another
+    return "".join(parts).replace("$$", "")  # one math group, so sub- and superscript are aligned
 
 
 def _font_option(size: float) -> str:

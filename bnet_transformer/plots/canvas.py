@@ -32,7 +32,7 @@ PAGE_WIDTH = 6.9  # inches between the margins of a page
 FONT_SIZE = 8.0
 SMALL_FONT_SIZE = 7.0
 TITLE_FONT_SIZE = 9.0
-PADDING = 0.06  # inches around what is drawn
+PADDING = 0.06  # inches around the content
 DPI = 144  # to the inch
 
 MAX_LABEL_LENGTH = 18  # letters of a word
