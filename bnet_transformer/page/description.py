@@ -23,10 +23,10 @@ from bnet_transformer.bridges.networkx import get_display_kind
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.attention_grid import get_attention_specs, get_end_states
-from bnet_transformer.figures.graph_layout import assign_rows, minimize_crossings
 from bnet_transformer.figures.labels import escape_invisible, format_token, parse_role
 from bnet_transformer.figures.options import THEMES
 from bnet_transformer.figures.picture import DASH_PATTERNS
+from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
 from bnet_transformer.figures.style import ARROW_OPACITY, ARROW_WIDTH, ROLE_DASHES, arrow_colour
 from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
