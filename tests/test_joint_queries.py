@@ -403,10 +403,10 @@ def test_a_divergence_is_told_only_where_the_sentences_bear_it():
         assert (result.divergence is not None) == passed == (result.divergence_corrected is not None)
         if passed:
             assert abs(result.divergence_corrected) < abs(result.divergence) < 0.05
-            assert result.why_no_divergence is None and "nats from the TAN" in result._repr_html_()
+            assert result.no_divergence_reason is None and "nats from the TAN" in result._repr_html_()
         else:
-            assert f"{result.joint_states} joint states" in result.why_no_divergence
-            assert result.why_no_divergence in result._repr_html_()
+            assert f"{result.joint_states} joint states" in result.no_divergence_reason
+            assert result.no_divergence_reason in result._repr_html_()
 
 
 def corrected_entropy(*columns):

@@ -132,7 +132,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(query) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
-    result = kept(net, tmp_path)
+    result = load_checkpoint(net, tmp_path)
     assert (
         result.steps == 6
         and len(result.losses) == 6

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor, is_dense
 from bnet_transformer.data.batch import Batch, split_missing
 from bnet_transformer.data.examples import Example, ExampleReader, read_example
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.word_encoder import to_integers
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.tpm.arrays import copy_to_tensor, is_dense
 
 PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import copy_to_tensor, is_dense
 from bnet_transformer._core.hashing import compute_digest, derive_seed
 from bnet_transformer.data.arrays import PAIR_FORMS, copy_arrays, map_tokens, read_arrays, read_windows, to_host
 from bnet_transformer.data.batch import Batch, split_missing

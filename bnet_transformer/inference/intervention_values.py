@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import copy_to_tensor
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.data.encode import encode_value, suggest_do
@@ -20,7 +21,6 @@ from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
-from bnet_transformer.tpm.arrays import copy_to_tensor
 
 
 @dataclass(frozen=True)

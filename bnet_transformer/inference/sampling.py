@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import topological_order
@@ -38,7 +39,6 @@ from bnet_transformer.inference.routing import (
     with_cost,
 )
 from bnet_transformer.reference import GroundModel, ReferenceRun
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

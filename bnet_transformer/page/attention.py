@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer.attention.heads.head_inclusion import Inclusion
+from bnet_transformer.attention.heads.head_tables import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.inference import SentenceState

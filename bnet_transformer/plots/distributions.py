@@ -7,13 +7,13 @@ import math
 import torch
 from torch.distributions import Categorical, Distribution
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference import Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
-from bnet_transformer.tpm.arrays import to_numpy
 
 
 def plot_counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.checks import check_choice, check_fraction as check_share
+from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
@@ -195,15 +195,15 @@ def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
     if result.bounds:
         _draw_curve(canvas, ax, result.bounds, "objective")
     restarts = sorted({restart for _, restart, _ in result.measured})
-    for restart in sorted(restarts, key=lambda each: each == result.restart):
-        told = [(step, value) for step, each, value in result.measured if each == restart]
-        steps, values = zip(*told, strict=True)
-        kept = restart == result.restart
-        style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
-        other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        _draw_points(
-            canvas, ax, steps, values, f"{result.evaluated_on},\nrestart {restart}" if kept else other, **style
-        )
+    for restart in sorted(restarts, key=lambda r: r == result.restart):
+        points = [(step, value) for step, r, value in result.measured if r == restart]
+        steps, values = zip(*points, strict=True)
+        is_best = restart == result.restart
+        style: dict[str, Any] = {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
+        label = "other restarts" if restart == next(r for r in restarts if r != result.restart or is_best) else "_"
+        if is_best:
+            label, style = f"{result.evaluated_on},\nrestart {restart}", {}
+        _draw_points(canvas, ax, steps, values, label, **style)
     canvas.style_curve_axes(ax, "step", f"{result.criterion} of a sentence, nats", 7)
     canvas.add_legend(ax, loc="best")
 

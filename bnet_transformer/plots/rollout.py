@@ -28,7 +28,6 @@ from bnet_transformer.plots.heat_maps import (
     probability_limits,
     tick_label_width,
 )
-from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")
 MAX_BLOCK_HEIGHT = 0.86  # of a block with mass 1, in rows

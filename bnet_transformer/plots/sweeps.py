@@ -165,10 +165,11 @@ def _draw_bars(
     if len(labels) > top:
         indices = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
         canvas.add_note(f"The {top} strongest of {len(labels):,}.")
-        if of == "word":
-            labels = [f"{place} {label}" for place, label in zip(result.positions_along(of), labels, strict=True)]
-        series, labels = [each.select(kept) for each in series], [labels[k] for k in kept]
-    return draw_bars(canvas, series, labels, value_label=value_label, category_label=of, max_length=MAX_NAME_LENGTH)
+        if category == "word":
+            labels = [f"{i} {label}" for i, label in zip(result.positions_along(category), labels, strict=True)]
+        series, labels = [bars.select(indices) for bars in series], [labels[k] for k in indices]
+    axis_labels: Any = {"value_label": value_label, "category_label": category}
+    return draw_bars(canvas, series, labels, **axis_labels, max_length=MAX_NAME_LENGTH)
 
 
 def _draw_panels(
@@ -184,24 +185,15 @@ def _draw_panels(
     maps = [HeatMapData(matrix, *labels, name, short_name=name.split()[-1]) for name, matrix in values.items()]
     rows, columns = maps[0].values.shape
     count = min(max_columns, len(maps))
-    fits = [
-        k
-        for k in range(1, count + 1)
-        if (PANELS_WIDTH - tick_label_width(maps[0].row_labels)) / k * 72 / columns >= MIN_WORD_PITCH
-    ]
-    thinned = not fits and len(maps) <= MAX_THINNED_PANELS
-    across = 1 if thinned else max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
-    around = _axis_options(result, dims)
-    tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
-    limits = symmetric_limits(*values.values())
-    style: Any = {
-        "limits": limits,
-        "aspect": tall,
-        "max_width": PANELS_WIDTH,
-        "should_write_numbers": True,
-        "should_thin_labels": thinned,
-    }
-    panels = draw_heat_maps(canvas, maps, value_label=value_label, num_columns=across, **around, **style)
+    width = (PANELS_WIDTH - tick_label_width(labels[0])) * 72
+    fits = [k for k in range(1, count + 1) if width / k / columns >= MIN_WORD_PITCH]
+    should_thin = not fits and len(maps) <= MAX_THINNED_PANELS
+    num_columns = max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
+    options = _axis_options(result, dims)
+    aspect = None if options["square"] or not (fits or should_thin) else min(1.0, max(0.16, 1.1 * rows / columns))
+    options |= {"value_label": value_label, "num_columns": 1 if should_thin else num_columns, "aspect": aspect}
+    options |= {"limits": symmetric_limits(*values.values()), "max_width": PANELS_WIDTH}
+    panels = draw_heat_maps(canvas, maps, **options, should_write_numbers=True, should_thin_labels=should_thin)
     _draw_strokes(canvas, panels, list(values.values()))
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
 from bnet_transformer._core.hashing import derive_seed

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.tpm.arrays import to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd

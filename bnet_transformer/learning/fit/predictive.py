@@ -14,7 +14,7 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.execution_state import gather_parents
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError

@@ -19,10 +19,7 @@ from bnet_transformer._core import files
 from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
 from bnet_transformer._core.memory import translate_memory_errors
-from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
-from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io

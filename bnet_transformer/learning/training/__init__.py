@@ -19,7 +19,7 @@ __all__ = [
     "Trained",
     "generate",
     "iterate",
-    "kept",
+    "load_checkpoint",
     "single_process",
     "train",
     "windows",
