@@ -23,7 +23,7 @@ def inclusion() -> Result:
     """The table of all 72 heads."""
     result, seconds = _jointly(LEARNED)
     given = (
-        f"{result.told}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
+        f"{result.summary}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
         f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
         f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
         f"importance and ablation are in nats of a sentence. It took {seconds:.0f} s with its two measures."

@@ -177,7 +177,9 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
         observed |= {f"{subject}[{t}]": item for t, item in enumerate(given[subject])}
     created = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
     with torch.no_grad():
-        readings, values = net.module().eval().attention_weights(ids, want=[f.name for f in created if f.role != "token"])
+        readings, values = (
+            net.module().eval().attention_weights(ids, want=[f.name for f in created if f.role != "token"])
+        )
     met = set()
     for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), item) for a, item in readings.items())]:
         heads = re.search(r"(^|_)(q|k|v|a|j)_\d", name)

@@ -178,7 +178,13 @@ def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, 
     f, query = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: query.append(1) or torch.zeros(1))
-    for remaining, count in ((single_process, 1), (single_process, 1), (nullcontext, once), (nullcontext, once), (single_process, once)):
+    for remaining, count in (
+        (single_process, 1),
+        (single_process, 1),
+        (nullcontext, once),
+        (nullcontext, once),
+        (single_process, once),
+    ):
         with remaining():
             f.log_likelihoods  # noqa: B018
         assert len(query) == count
