@@ -35,8 +35,7 @@ ALLOWED_IN = {
 JAVASCRIPT = frozenset(("forEach", "some"))  # methods of its arrays
 FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_JS_TEMPLATE = re.compile(r"\$\{[^{}`]*\}|`(?:(?!\$\{)[^`])*`")  # the innermost: templates nest
-_JS_TEXT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
+_JS_SKIPPED = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 _JS_NAMES = re.compile(r"[A-Za-z_$][\w$]*")
 
 
@@ -77,17 +76,36 @@ def iter_defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def iter_javascript_code(text: str) -> Iterator[tuple[int, str]]:
+    """The characters of JavaScript outside of comments, strings and the text of templates, with their positions."""
+    position, stack = 0, [""]  # what is open, innermost last: a template "`", a placeholder "$", a brace "{"
+    while position < len(text):
+        character = text[position]
+        if stack[-1] == "`":
+            if text.startswith("${", position):
+                stack.append("$")
+                position += 1
+            elif character == "`":
+                stack.pop()
+            position += 2 if character == "\\" else 1
+            continue
+        if skipped := _JS_SKIPPED.match(text, position):
+            position = skipped.end()
+            continue
+        if character in "`{":
+            stack.append(character)
+        elif character == "}":
+            stack.pop()
+        yield position, character if character != "`" else " "
+        position += 1
+
+
 def iter_javascript_names(text: str) -> Iterator[tuple[int, str]]:
-    """All identifiers of JavaScript outside of strings and comments, with their lines."""
-
-    def blank(match: re.Match[str]) -> str:
-        return re.sub(r"[^\n]", " ", match[0])
-
-    code, previous = text, ""
-    while code != previous:
-        previous, code = code, _JS_TEMPLATE.sub(blank, code)
-    code = _JS_TEXT.sub(blank, code)
-    for number, line in enumerate(code.splitlines(), 1):
+    """All identifiers of JavaScript, with their lines."""
+    code = [character if character == "\n" else " " for character in text]
+    for position, character in iter_javascript_code(text):
+        code[position] = character
+    for number, line in enumerate("".join(code).split("\n"), 1):
         for match in _JS_NAMES.finditer(line):
             if match[0] not in JAVASCRIPT:
                 yield number, match[0]
