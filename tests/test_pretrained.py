@@ -148,7 +148,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         weight = weight * present[..., None]
     (other * weight).sum().backward()
     mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {canonicalize_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
+    held = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
     checked = 0
