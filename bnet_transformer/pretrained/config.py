@@ -13,6 +13,7 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Patches, Rotary
 
+Config = Mapping[str, Any]
 MAX_SIZE = 2**22  # of a width or a vocabulary
 ROPE_TYPES = ("default", "linear", "llama3")
 DEFAULT_ROPE_THETA = 10000.0
@@ -26,7 +27,7 @@ def check_size(subject: str, value: object, maximum: int) -> int:
     return integer
 
 
-def config_to_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def config_to_labels(config: Config) -> tuple[str, ...]:
     """The names of the classes: `id2label`, or `LABEL_k` for `num_labels` classes, by default 2."""
     count = config.get("num_labels")
     count = 2 if count is None else check_size("num_labels of the config", count, MAX_SIZE)
@@ -40,7 +41,7 @@ def config_to_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(by_id[k] for k in range(len(by_id)))
 
 
-def check_single_label(config: Mapping[str, Any], labels: tuple[str, ...]) -> None:
+def check_single_label(config: Config, labels: tuple[str, ...]) -> None:
     """Refuse a readout of the sentence that is not the choice of one class.
 
     A regression has no sigma, so it defines no distribution; labels that do not exclude each other are no classes.
@@ -57,7 +58,7 @@ def check_single_label(config: Mapping[str, Any], labels: tuple[str, ...]) -> No
 
 
 def config_to_rotary(
-    config: Mapping[str, Any], widths: tuple[int, int], partial_factor: object, theta: object, max_words: int | None
+    config: Config, widths: tuple[int, int], partial_factor: object, theta: object, max_words: int | None
 ) -> Rotary:
     """The rotary positions (RoPE) of heads; `rope_parameters` in the config take precedence over the arguments.
 
@@ -97,7 +98,7 @@ def config_to_rotary(
     return Rotary(theta, num_features, factor, bands)
 
 
-def is_causal(config: Mapping[str, Any]) -> bool:
+def is_causal(config: Config) -> bool:
     """Whether the words of a decoder attend only to earlier words."""
     return bool(config.get("is_causal", True))
 
@@ -125,14 +126,14 @@ def config_to_reach(layer_types: Sequence[str] | None, window: int | None, first
     return Reach("recent", window - 1)
 
 
-def config_to_patches(config: Mapping[str, Any]) -> Patches:
+def config_to_patches(config: Config) -> Patches:
     """The patches of an image of a config."""
     image_size, patch_size = _read_size_pair(config, "image_size", 224), _read_size_pair(config, "patch_size", 16)
     channels = check_int("num_channels of the config", config.get("num_channels", 3))
     return Patches(channels, *image_size, *patch_size)
 
 
-def _read_size_pair(config: Mapping[str, Any], name: str, default: int) -> tuple[int, int]:
+def _read_size_pair(config: Config, name: str, default: int) -> tuple[int, int]:
     """The rows and columns of a size, which is one number or `[rows, columns]`."""
     size = config.get(name, default)
     pair = list(size) if isinstance(size, list | tuple) else [size, size]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models._builders import TABLE, WORD, BlockBuilder
-from bnet_transformer.pretrained.config import is_causal
+from bnet_transformer.pretrained.config import Config, is_causal
 from bnet_transformer.pretrained.family import ModelFamily, ModelOptions
 from bnet_transformer.pretrained.weight_mapping import (
     StateDict,
@@ -257,18 +256,16 @@ class EncoderDecoderFamily(ModelFamily):
     decoder_keys: Mapping[str, str]
     positions: str | None
     score: Dot = Dot(None)  # noqa: RUF009  (frozen)
-    derive_settings: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    derive_settings: Callable[[Config], Config] = dict
     readouts: Mapping[str, str | None] = field(default_factory=lambda: TWO_STACK_READOUTS)
     declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_encoder_decoder)
     resolve_options: Callable[..., ModelOptions] | None = field(default_factory=lambda: resolve_stacks)
 
-    def canonicalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    def canonicalize_config(self, config: Config) -> Config:
         """A config without aliases, with the settings that its config class derives from others."""
         return super().canonicalize_config(self.derive_settings(config))
 
-    def config_to_options(
-        self, config: Mapping[str, Any], architecture: str | None, readout: str | None
-    ) -> EncoderDecoderOptions:
+    def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> EncoderDecoderOptions:
         """The options of a model, as in `ModelFamily.config_to_options`."""
         config = self.canonicalize_config(config)
         options, start = super().config_to_options(config, architecture, readout), self.read_setting(config, "start")
@@ -290,9 +287,7 @@ class EncoderDecoderFamily(ModelFamily):
             separate_vocabularies=separate,
         )
 
-    def _read_decoder_sizes(
-        self, config: Mapping[str, Any], encoder: ModelOptions, *, one_table: bool
-    ) -> dict[str, int]:
+    def _read_decoder_sizes(self, config: Config, encoder: ModelOptions, *, one_table: bool) -> dict[str, int]:
         """The sizes of the decoder; those of the encoder where the config has no others."""
         sizes: dict[str, int] = {}
         for option in ("slices", "hidden", "heads", "states"):
@@ -305,7 +300,7 @@ class EncoderDecoderFamily(ModelFamily):
             raise BNetError(subject, expected=expected, actual=sizes["heads"])
         return sizes
 
-    def _is_enabled(self, config: Mapping[str, Any], option: str) -> bool:
+    def _is_enabled(self, config: Config, option: str) -> bool:
         """Whether a config sets an option that the family may not have."""
         return option in self.config_keys and bool(self.read_setting(config, option))
 

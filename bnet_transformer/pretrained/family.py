@@ -15,6 +15,7 @@ from bnet_transformer.declare import Declaration
 from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.pretrained.config import (
     MAX_SIZE,
+    Config,
     check_single_label,
     check_size,
     config_to_labels,
@@ -173,14 +174,12 @@ class ModelFamily:
         """The key of the weight of a part."""
         return f"{self.locate(part).key}.weight"
 
-    def canonicalize_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    def canonicalize_config(self, config: Config) -> Config:
         """A config without aliases; an alias takes precedence over the family's own key, as in `transformers`."""
         canonical = {key: value for key, value in config.items() if key not in self.aliases}
         return canonical | {key: config[alias] for alias, key in self.aliases.items() if alias in config}
 
-    def config_to_options(
-        self, config: Mapping[str, Any], architecture: str | None, readout: str | None
-    ) -> ModelOptions:
+    def config_to_options(self, config: Config, architecture: str | None, readout: str | None) -> ModelOptions:
         """The options of a model.
 
         Args:
@@ -196,12 +195,8 @@ class ModelFamily:
             if config.get(name, harmless) != harmless:
                 actual = f"{name}={config[name]!r}"
                 raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", actual=actual)
-        dim, heads, activation = (
-            self.read_size(config, "dim"),
-            self.read_size(config, "heads"),
-            self.read_setting(config, "activation"),
-        )
-        key_dim = self.read_optional_size(config, "key_dim")
+        dim, heads = self.read_size(config, "dim"), self.read_size(config, "heads")
+        activation, key_dim = self.read_setting(config, "activation"), self.read_optional_size(config, "key_dim")
         if dim % heads and key_dim is None:
             raise BNetError(f"config of {self.name}", expected=f"heads that divide {dim}", actual=heads)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -237,17 +232,17 @@ class ModelFamily:
             rotary=self._build_rotary(config, key_dim or dim // heads) if self.rotary else None,
         )
 
-    def read_size(self, config: Mapping[str, Any], option: str) -> int:
+    def read_size(self, config: Config, option: str) -> int:
         """A size of a config, bounded: loops run over it before any weight is read."""
         maximum = MAX_SLICES if option == "slices" else MAX_SIZE
         return check_size(f"{self.config_keys[option]} of the config", self.read_setting(config, option), maximum)
 
-    def read_optional_size(self, config: Mapping[str, Any], option: str) -> int | None:
+    def read_optional_size(self, config: Config, option: str) -> int | None:
         """A size that a config may omit or set to None."""
         size = self.read_setting(config, option) if option in self.config_keys else None
         return None if size is None else check_size(f"{self.config_keys[option]} of the config", size, MAX_WORDS)
 
-    def read_setting(self, config: Mapping[str, Any], option: str) -> Any:
+    def read_setting(self, config: Config, option: str) -> Any:
         """The value of an option in a config, or its default."""
         key, default = self.config_keys.get(option), self.config_defaults.get(option)
         value = default if key is None else config.get(key, default)
@@ -255,12 +250,12 @@ class ModelFamily:
             raise BNetError(f"config of {self.name}", expected=f"a value for {key or option!r}", actual="none")
         return value
 
-    def _count_positions(self, config: Mapping[str, Any]) -> int:
+    def _count_positions(self, config: Config) -> int:
         """The number of rows of the table of learned positions; 0 without one."""
         has_table = "length" in self.config_keys and not self.rotary
         return self.read_size(config, "length") - self.first_position if has_table else 0
 
-    def _infer_reach(self, config: Mapping[str, Any]) -> Reach:
+    def _infer_reach(self, config: Config) -> Reach:
         """The words that a word attends to."""
         if self.reach != "causal" and not (self.can_decode and config.get("is_decoder", False)):
             return Reach("every")
@@ -274,7 +269,7 @@ class ModelFamily:
             return reach
         return Reach("window", reach.width + 1) if reach.kind == "recent" else Reach("every")
 
-    def _count_groups(self, config: Mapping[str, Any], heads: int) -> int | None:
+    def _count_groups(self, config: Config, heads: int) -> int | None:
         """The number of groups of heads that share keys and values (GQA); None where each head has its own."""
         groups = self.read_optional_size(config, "groups")
         if groups is not None and heads % groups:
@@ -282,12 +277,12 @@ class ModelFamily:
             raise BNetError(subject, expected=f"a divisor of the {heads} heads", actual=groups)
         return None if groups == heads else groups
 
-    def _has_bias(self, config: Mapping[str, Any], part: str) -> bool:
+    def _has_bias(self, config: Config, part: str) -> bool:
         """Whether the maps of a part have a bias."""
         key = self.biased[part]
         return key if isinstance(key, bool) else bool(config.get(key, self.config_defaults.get(key, False)))
 
-    def _build_rotary(self, config: Mapping[str, Any], width: int) -> Rotary:
+    def _build_rotary(self, config: Config, width: int) -> Rotary:
         """The rotary positions of heads of a width."""
         factor = self.read_setting(config, "rotary_part") if "rotary_part" in self.config_keys else None
         theta = config.get(self.config_keys["rotary_base"])
@@ -334,7 +329,7 @@ class ModelOptions:
     tied_keys: Mapping[str, str] = field(default_factory=dict)  # missing key -> the key that is read in its place
 
 
-def load_config(family: ModelFamily, raw_config: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
+def load_config(family: ModelFamily, raw_config: Config, origin: str) -> Config:
     """The settings that `transformers` reads from a config.json, with its defaults.
 
     Args:
@@ -362,7 +357,7 @@ def load_config(family: ModelFamily, raw_config: Mapping[str, Any], origin: str)
     return config
 
 
-def _check_config_sizes(family: ModelFamily, raw_config: Mapping[str, Any]) -> None:
+def _check_config_sizes(family: ModelFamily, raw_config: Config) -> None:
     """Refuse sizes out of range, before a config class builds a list of such a length."""
     for option in SIZE_OPTIONS:
         key = family.config_keys.get(option)
