@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import Buckets
 from tests.huggingface_models import BART, T5, D, T, config, random_model
 
@@ -103,12 +103,12 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         torch.randn(our_value.shape, generator=torch.Generator().manual_seed(1), dtype=D) * present["dec"][..., None]
     )
     (other * weight).sum().backward()
-    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
-    gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
-    held = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    held = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
     for entry in map_parameters(net.network, family):
-        grads = [held[canonical_key(family, key)] for key in entry.keys if canonical_key(family, key) in held]
+        grads = [held[canonicalize_key(family, key)] for key in entry.keys if canonicalize_key(family, key) in held]
         if grads and gradients[entry.name] is not None:
             checked.add(entry.name)
             result = entry.view(grads[0])

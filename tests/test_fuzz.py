@@ -25,7 +25,7 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.cli import shared
+from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
@@ -200,8 +200,8 @@ def seeds_stream() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    result = read_examples(shared.TextSource((), str(path)))
-    assert result.texts and all(result.texts)
+    found = read_examples(TextSource((), str(path)))
+    assert found.texts and all(found.texts)
 
 
 @dataclass(frozen=True)
