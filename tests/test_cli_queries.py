@@ -184,10 +184,10 @@ def test_fit_is_that_of_python_and_can_be_asked(here):
 def test_fit_reads_labels_and_words_behind_a_tab(here):
     result = told("fit", "-f", "labelled.txt", "--dim", 2, "--steps", 2, "-o", "l.safetensors")
     net = bt.load("l.safetensors")
-    assert found["observed"] == "label" and net.network.get_spec("y").tpm.labels == ("no", "yes")
+    assert result["observed"] == "label" and net.network.get_spec("y").tpm.labels == ("no", "yes")
     assert told("ask", "posterior", "y", "a cat", "-m", "l.safetensors")["sentences"][0]["labels"] == [["no", "yes"]]
-    found = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
-    assert found["observed"] == "words"
+    result = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 2, "-o", "t.safetensors", "--checkpoint", "kept")
+    assert result["observed"] == "words"
     assert bt.load("t.safetensors").network.get_spec("y").tpm.labels == ("7", "D", "N")
     more = told("fit", "-f", "tagged.txt", "--dim", 2, "--steps", 4, "--checkpoint", "kept", "--changed")
     assert len(more["bounds"]) == 4 and more["bounds"][:2] == result["bounds"]

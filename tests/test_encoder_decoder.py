@@ -103,8 +103,8 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         torch.randn(our_value.shape, generator=torch.Generator().manual_seed(1), dtype=D) * present["dec"][..., None]
     )
     (other * weight).sum().backward()
-    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    gradients = dict(zip((name.replace("/", ".") for name in module.store), mine, strict=True))
+    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
+    gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     held = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
     for entry in map_parameters(net.network, family):

@@ -10,7 +10,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
-from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, config, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, config, random_model
 
 IDS = [3, 4, 5, 6]
 OTHER = [3, 7, 5, 8]

@@ -200,8 +200,8 @@ def seeds_stream() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    found = read_examples(TextSource((), str(path)))
-    assert found.texts and all(found.texts)
+    result = read_examples(TextSource((), str(path)))
+    assert result.texts and all(result.texts)
 
 
 @dataclass(frozen=True)

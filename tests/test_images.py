@@ -74,7 +74,7 @@ def test_gradients_are_transformers():
     held = {canonicalize_key(family, key): value.grad for key, value in model.named_parameters()}
     for entry in map_parameters(net.network, family):
         other = entry.view(held[canonicalize_key(family, entry.keys[0])])
-        torch.testing.assert_close(mine[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
+        torch.testing.assert_close(actual[entry.name], other, rtol=1e-9, atol=1e-9 * float(other.abs().max()) + 1e-12)
 
 
 def test_a_folder_has_the_keys_of_before_and_is_read_as_the_model(tmp_path):

@@ -13,7 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.source import wrap_state_dict
 from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters, weights_to_parameters
-from tests.hugging import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
+from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
 LLAMA_3 = {
@@ -147,14 +147,16 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     if our_value.dim() == 3:
         weight = weight * present[..., None]
     (other * weight).sum().backward()
-    mine = torch.autograd.grad((ours * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
+    held = {
+        canonicalize_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None
+    }
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     checked = 0
     for entry in map_parameters(net.network, family):
         keys = [canonicalize_key(family, key) for key in entry.keys]
-        theirs = next((held[key] for key in keys if key in held), None)
+        peer = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
             assert peer is None or not peer.any()
             continue

@@ -229,12 +229,12 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     """The result of a fit; it saves the fit to a `.fit` file, and the fitted net to any other."""
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
     document = {"method": fitted.method, "sentences": fitted.sentences}
-    document |= {"judged_on": fitted.judged_on, "judged_by": fitted.judged_by}
+    document |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
     names = ("restart", "finished", "approximate", "learned", "divergent", "bounds", "measured")
     document |= {name: getattr(fitted, name) for name in names}
     document["heads"] = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
     document["effective"] = {name: table.effective for name, table in heads.items()}
-    evaluated = f"judged on {fitted.judged_on} by the {fitted.judged_by}"
+    evaluated = f"judged on {fitted.evaluated_on} by the {fitted.criterion}"
     lines = [f"{fitted.sentences} sentences, {OBSERVATIONS[observed]}, by {fitted.method}; {evaluated}"]
     if fitted.bounds:
         lines.append(f"bound of a sentence: {fitted.bounds[0]:.3f} at first, {fitted.bounds[-1]:.3f} at last")
