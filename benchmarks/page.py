@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figure, figure, fresh, peak_of, ratios, runs_of
+from benchmarks.harness import Figure, figure, limit_runs, measure_peak, ratios, run_in_process
 
 SLICES, HEADS, PANNED = 12, 12, 128
 LENGTHS = {32: (None, None), 128: (5.0, 1.5), 256: (16.0, None)}  # words: targets of the page, MB and seconds
@@ -35,9 +35,9 @@ def written_pages() -> list[Figure]:
     rows = []
     for words, targets in LENGTHS.items():
         runs: dict[str, list[tuple[float, float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}
-        for _ in range(runs_of(3 if words < 256 else 2)):
+        for _ in range(limit_runs(3 if words < 256 else 2)):
             for who, found in runs.items():
-                found.append(fresh(_write, who, words))
+                found.append(run_in_process(_write, who, words))
         seconds = {who: [run[0] for run in found] for who, found in runs.items()}
         size = {who: [run[1] for run in found] for who, found in runs.items()}
         peak = {who: [run[2] for run in found] for who, found in runs.items()}
@@ -72,7 +72,7 @@ def page_in_chromium() -> list[Figure]:
         rows = []
         for words, file in files.items():
             _sentence(words).explore(file)
-            paints = [_first_paint(browser, file) for _ in range(runs_of(7))]
+            paints = [_first_paint(browser, file) for _ in range(limit_runs(7))]
             rows.append(figure(f"{words} words: first contentful paint", [paint for paint, _ in paints], "ms"))
             rows.append(figure(f"{words} words: memory of the script", [held for _, held in paints], "MB"))
         for what, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
@@ -127,7 +127,7 @@ def _write(who: str, words: int) -> tuple[float, float, float]:
                 file.write_text(view(given, list(s.words), html_action="return").data, encoding="utf-8")
             seconds.append(time.perf_counter() - start)
 
-        peak = peak_of(write)
+        peak = measure_peak(write)
         return seconds[0], file.stat().st_size / 1e6, peak
 
 
