@@ -56,7 +56,7 @@ test-all: $(PEERS)
 
 lint: $(DEV)
 	@echo "== lint: the front end of the page"
-	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) -p bnet_transformer/page/front; \
+	@if $(TSC) --version >/dev/null 2>&1; then $(TSC) -p bnet_transformer/page/frontend; \
 	  else echo "no tsc here, and none that npx can get: its types are not checked"; fi
 	@echo "== lint: ruff"
 	@$(BIN)/ruff check --quiet .

@@ -359,7 +359,7 @@ def _compute_responsibilities(
         ids = torch.where(position == lengths - 1, ends[1], ids)
         present = (position < lengths).to(device)
         given = {"segment": torch.zeros_like(ids, device=device)}
-        attention, _ = module.readings(ids.to(device), present, given=given)
+        attention, _ = module.attention_weights(ids.to(device), present, given=given)
         tables = _create_relation_tables(words, lengths.to(device), present)
         weights = torch.stack([torch.einsum("shij,srij->srh", item, tables) for item in attention.values()])
         responsibilities = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.fit.head_summary import match_heads
+from bnet_transformer.learning.fit.comparison import match_heads
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"

@@ -191,7 +191,7 @@ def score_arrows(net: bt.BNet, prompts: Prompts, circuit: Circuit, role: str) ->
 def _compute_attention(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
     """`P(j | i)` of each slice, `[head, word, word]`, the mean over the clean prompts."""
     with torch.no_grad():
-        weights, _ = net.module().readings(prompts.clean, of=["a_0", "a_1"])
+        weights, _ = net.module().attention_weights(prompts.clean, nodes=["a_0", "a_1"])
     return [weights[name].mean(0).double().numpy() for name in ("a_0", "a_1")]
 
 
@@ -216,7 +216,7 @@ def measure_areas(
             for k, subject in enumerate(SCORES):
                 area = roc_auc([name in expected for name in rows], [row[k] for row in rows.values()])
                 result.setdefault(f"AUC of {' and '.join(roles)} -> a, {subject}", []).append(area)
-        retained = {name for name in circuit.kept if name in rows}
+        retained = {name for name in circuit.retained if name in rows}
         for subject, value in (
             ("planted arrows v, k -> a", len(expected)),
             ("of these kept", len(expected & retained)),

@@ -29,31 +29,28 @@ def written_pages() -> list[Figure]:
     sentence, attentions and first imports included. Ours keeps a byte for each read, and gzip shrinks the weak ones:
     of reads that nothing can shrink the page would be four thirds of its bytes. BertViz's pages also fetch d3, jQuery
     and RequireJS when they are opened; ours fetches nothing. Each in a fresh process, in turn."""
-    theirs = [view for view in ("head_view", "model_view") if importlib.util.find_spec("bertviz")]
-    if not theirs:
+    views = [view for view in ("head_view", "model_view") if importlib.util.find_spec("bertviz")]
+    if not views:
         print("BertViz is not installed (make test-all installs it): ours is measured alone", file=sys.stderr)
     rows = []
     for words, targets in LENGTHS.items():
-        runs: dict[str, list[tuple[float, float, float]]] = {who: [] for who in ("whole", "ours", *theirs)}
+        runs: dict[str, list[tuple[float, float, float]]] = {method: [] for method in ("whole", "ours", *views)}
         for _ in range(limit_runs(3 if words < 256 else 2)):
-            for who, found in runs.items():
-                found.append(run_in_process(_write, who, words))
-        seconds = {who: [run[0] for run in found] for who, found in runs.items()}
-        size = {who: [run[1] for run in found] for who, found in runs.items()}
-        peak = {who: [run[2] for run in found] for who, found in runs.items()}
+            for method, results in runs.items():
+                results.append(run_in_process(_write, method, words))
+        seconds = {method: [run[0] for run in results] for method, results in runs.items()}
+        size = {method: [run[1] for run in results] for method, results in runs.items()}
+        peak = {method: [run[2] for run in results] for method, results in runs.items()}
         rows += [
             figure(f"{words} words: ours", size["ours"], "MB", target=targets[0]),
             figure(f"{words} words: bytes of its reads before gzip", SLICES * HEADS * words**2 / 1e6, "MB"),
-            *(figure(f"{words} words: BertViz's {view}", size[view], "MB") for view in theirs),
-            *(
-                figure(f"{words} words: {view} over ours, size", ratios(size[view], size["ours"]), "")
-                for view in theirs
-            ),
+            *(figure(f"{words} words: BertViz's {view}", size[view], "MB") for view in views),
+            *(figure(f"{words} words: {view} over ours, size", ratios(size[view], size["ours"]), "") for view in views),
             figure(f"{words} words: ours, written", seconds["ours"], "s", target=targets[1]),
             figure(f"{words} words: ours, from the sentence", seconds["whole"], "s"),
-            *(figure(f"{words} words: {view}, written", seconds[view], "s") for view in theirs),
+            *(figure(f"{words} words: {view}, written", seconds[view], "s") for view in views),
             figure(f"{words} words: ours, peak memory of it", peak["ours"], "MB"),
-            *(figure(f"{words} words: {view}, peak memory of it", peak[view], "MB") for view in theirs),
+            *(figure(f"{words} words: {view}, peak memory of it", peak[view], "MB") for view in views),
         ]
     return rows
 
@@ -74,9 +71,9 @@ def page_in_chromium() -> list[Figure]:
             _sentence(words).explore(file)
             paints = [_first_paint(browser, file) for _ in range(limit_runs(7))]
             rows.append(figure(f"{words} words: first contentful paint", [paint for paint, _ in paints], "ms"))
-            rows.append(figure(f"{words} words: memory of the script", [held for _, held in paints], "MB"))
-        for what, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
-            rows += _panned(browser, files[PANNED], what, all_reads)
+            rows.append(figure(f"{words} words: memory of the script", [memory for _, memory in paints], "MB"))
+        for label, all_reads in (("as it opens", False), ("all strong reads drawn", True)):
+            rows += _panned(browser, files[PANNED], label, all_reads)
     return rows
 
 
@@ -92,8 +89,8 @@ def chromium() -> Iterator[Any]:
 
 
 def _sentence(words: int) -> Any:
-    """A sentence in a random encoder with twelve slices of twelve heads, its queries made larger: rows as peaked as
-    trained ones (the strongest read of a word is a third on average)."""
+    """A sentence in a random encoder with twelve slices of twelve heads. Its query weights are scaled, so that rows are
+    as peaked as trained ones: the largest P(j | i) of a word is a third on average."""
     import torch
 
     import bnet_transformer as bt
@@ -105,26 +102,26 @@ def _sentence(words: int) -> Any:
     return net.replace(sharp).sentence(vocabulary[:words])
 
 
-def _write(who: str, words: int) -> tuple[float, float, float]:
-    """Seconds that the page took to write, its MB, and the MB that were held at most meanwhile."""
+def _write(method: str, words: int) -> tuple[float, float, float]:
+    """Seconds to write the page, its size in MB, and the peak memory in MB."""
     s = _sentence(words)
-    if who == "whole":
+    if method == "whole":
         s.net.module()
     else:
         attentions = [s.attention(t) for t in range(SLICES)]
     with tempfile.TemporaryDirectory() as folder:
         file, seconds = Path(folder, "page.html"), []
-        if who not in ("ours", "whole"):
+        if method not in ("ours", "whole"):
             import bertviz
 
-            view, given = getattr(bertviz, who), [each.detach()[None].float() for each in attentions]
+            view, tensors = getattr(bertviz, method), [attention.detach()[None].float() for attention in attentions]
 
         def write() -> None:
             start = time.perf_counter()
-            if who in ("ours", "whole"):
+            if method in ("ours", "whole"):
                 s.explore(file)
             else:
-                file.write_text(view(given, list(s.words), html_action="return").data, encoding="utf-8")
+                file.write_text(view(tensors, list(s.words), html_action="return").data, encoding="utf-8")
             seconds.append(time.perf_counter() - start)
 
         peak = measure_peak(write)
@@ -139,12 +136,12 @@ def _first_paint(browser: Any, file: Path) -> tuple[float, float]:
     page.wait_for_selector(".node", state="attached")
     painted = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
     page.wait_for_function(painted)
-    found, held = page.evaluate(painted), page.evaluate("() => performance.memory.usedJSHeapSize / 1e6")
+    paint, memory = page.evaluate(painted), page.evaluate("() => performance.memory.usedJSHeapSize / 1e6")
     context.close()
-    return float(found), float(held)
+    return float(paint), float(memory)
 
 
-def _panned(browser: Any, file: Path, what: str, all_reads: bool) -> list[Figure]:
+def _panned(browser: Any, file: Path, label: str, all_reads: bool) -> list[Figure]:
     """Script time a frame while the mouse drags and the wheel zooms."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
@@ -153,23 +150,23 @@ def _panned(browser: Any, file: Path, what: str, all_reads: bool) -> list[Figure
     if all_reads:
         page.locator('[name="head"]').select_option("all")
         page.locator('[name="top"]').fill("")
-    drawn = int(page.locator(".foot").get_attribute("data-reads"))
+    num_reads = int(page.locator(".footer").get_attribute("data-reads"))
     drags = _traced(browser, page, _drag)
     zooms = _traced(browser, page, _zoom)
     context.close()
     return [
-        figure(f"{what}: reads drawn", drawn, ""),
-        figure(f"{what}: dragged, script a frame", drags, "ms", target=8.0),
-        figure(f"{what}: dragged, the slowest frame of a hundred", _slow(drags), "ms"),
-        figure(f"{what}: zoomed, script a frame", zooms, "ms"),
-        figure(f"{what}: zoomed, the slowest frame of a hundred", _slow(zooms), "ms"),
+        figure(f"{label}: reads drawn", num_reads, ""),
+        figure(f"{label}: dragged, script a frame", drags, "ms", target=8.0),
+        figure(f"{label}: dragged, the slowest frame of a hundred", _slow(drags), "ms"),
+        figure(f"{label}: zoomed, script a frame", zooms, "ms"),
+        figure(f"{label}: zoomed, the slowest frame of a hundred", _slow(zooms), "ms"),
     ]
 
 
 def _drag(page: Any) -> None:
-    """Take the view and move it to and fro, an event for each frame."""
-    place = page.locator(".main").bounding_box()
-    x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    """Drag the view to and fro, an event for each frame."""
+    box = page.locator(".main").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
     page.mouse.down()
     for step in range(240):
@@ -179,7 +176,7 @@ def _drag(page: Any) -> None:
 
 
 def _zoom(page: Any) -> None:
-    """Turn the wheel in and out with Control held."""
+    """Zoom in and out with the wheel and Control."""
     page.keyboard.down("Control")
     for step in range(120):
         page.mouse.wheel(0, -40 if (step // 20) % 2 else 40)
@@ -188,7 +185,7 @@ def _zoom(page: Any) -> None:
 
 
 def _traced(browser: Any, page: Any, move: Any) -> list[float]:
-    """Milliseconds of script in each frame that has any, while the view is moved, by Chromium's own trace."""
+    """Milliseconds of script in each frame that has any, while the view is moved, from Chromium's trace."""
     page.wait_for_timeout(500)
     frame = ["devtools.timeline.frame", "disabled-by-default-devtools.timeline.frame"]
     categories = ["devtools.timeline", "disabled-by-default-devtools.timeline", *frame]
@@ -204,18 +201,18 @@ def _traced(browser: Any, page: Any, move: Any) -> list[float]:
         sum(min(b, end) - max(a, start) for a, b in script if a < end and b > start) / 1e3
         for start, end in itertools.pairwise(frames)
     )
-    return [each for each in spent if each]
+    return [duration for duration in spent if duration]
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Spans without what they share: an event's span holds those of the functions that it calls."""
-    found: list[tuple[float, float]] = []
+    """The union of spans: an event's span contains those of the functions that it calls, which count once."""
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _slow(frames: list[float]) -> float:

@@ -39,7 +39,7 @@ def minilm_attentions() -> list[Figure]:
 
     def run_module() -> object:
         with torch.no_grad():
-            return module.readings(batch.x, batch.mask, given=batch.given, want=["x_6"])
+            return module.attention_weights(batch.x, batch.mask, given=batch.given, want=["x_6"])
 
     return _compare("transformers, eager", peer, run_module, 1.0)
 
@@ -149,7 +149,7 @@ def _create_llama_pair(attention: str, *, padded: bool = False) -> tuple[Callabl
     def run_module() -> Any:
         with torch.no_grad():
             if attention == "eager":
-                return module.readings(x, mask, want=["norm"])[1]
+                return module.attention_weights(x, mask, want=["norm"])[1]
             return module(x, mask, want=["norm"])
 
     present = present.expand(x.shape)
@@ -204,7 +204,7 @@ def _create_t5_pair(attention: str, *, padded: bool = False) -> tuple[Callable[[
     def run_module() -> Any:
         with torch.no_grad():
             if attention == "eager":
-                return module.readings(x, mask, want=["dec_norm"])[1]
+                return module.attention_weights(x, mask, want=["dec_norm"])[1]
             return module(x, mask, want=["dec_norm"])
 
     rows = present["dec"]

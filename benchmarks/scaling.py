@@ -37,7 +37,7 @@ import bnet_transformer as bt
 from bnet_transformer.tpm import Normal
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = 64  # processes that are predicted
+GOAL = 64  # processes that are predicted
 SIZES = {"train": (32, 64, 128), "fit": (128, 256, 512), "responsibilities": (256, 512, 1024)}
 STEPS = {"train": (1, 5), "fit": (1, 5)}
 Point = tuple[int, int, float]
@@ -175,18 +175,18 @@ def format_tables(points: dict[str, list[Point]]) -> list[str]:
             weak = f"{single[minimum] / t:.2f}" if minimum and n == minimum * k and k > 1 else ""
             modelled = 1e3 * predict(parameters[name], k, n)
             lines.append(f"| {name} | {k} | {n} | {1e3 * t:.2f} | {modelled:.2f} | {strong} | {weak} |")
-    lines += ["", f"## Predicted for {TARGET} processes", "", "| job | sentences | strong speedup | weak efficiency |",
+    lines += ["", f"## Predicted for {GOAL} processes", "", "| job | sentences | strong speedup | weak efficiency |",
               "|---|---|---|---|"]  # fmt: skip
     for name, item in points.items():
-        for n in (max(n for _, n, _ in item), TARGET * max(n for _, n, _ in item)):
-            speedup = predict(parameters[name], 1, n) / predict(parameters[name], TARGET, n)
-            weak = predict(parameters[name], 1, n // TARGET) / predict(parameters[name], TARGET, n)
+        for n in (max(n for _, n, _ in item), GOAL * max(n for _, n, _ in item)):
+            speedup = predict(parameters[name], 1, n) / predict(parameters[name], GOAL, n)
+            weak = predict(parameters[name], 1, n // GOAL) / predict(parameters[name], GOAL, n)
             lines.append(f"| {name} | {n} | {speedup:.1f} | {weak:.2f} |")
     return lines
 
 
 LEFT_OUT = f"""
-The prediction is the model taken to {TARGET}, from the few numbers of processes above: `a` and `b` are known from several
+The prediction is the model taken to {GOAL}, from the few numbers of processes above: `a` and `b` are known from several
 sizes, `c` from {{doublings}} alone. It leaves out the network between machines (its delay, and the bytes of gradients
 over its rate, which do not grow as log2 k), a slower rank that all wait for, and caches that hold a smaller share.
 """

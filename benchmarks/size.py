@@ -48,11 +48,11 @@ def count_lines(root: Path) -> dict[str, int]:
     """
     package, parts = root / "bnet_transformer", Counter[str]()
     for path in package.rglob("*.py"):
-        first, *subpath = path.relative_to(package).parts
-        parts[f"package: {first}" if subpath else "package: its modules"] += count_code_lines(
+        first, *inner = path.relative_to(package).parts
+        parts[f"package: {first}" if inner else "package: its modules"] += count_code_lines(
             path.read_text(encoding="utf-8")
         )
-    script = [path for path in (package / "page/front").glob("*") if path.suffix in (".js", ".css", ".html")]
+    script = [path for path in package.rglob("*") if path.suffix in (".js", ".css", ".html")]
     pages = [*(root / "docs").rglob("*.md"), *(root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
     tests = (root / "tests").rglob("*.py")
     return {

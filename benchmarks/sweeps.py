@@ -189,7 +189,7 @@ def attribution() -> list[Figure]:
 
 def trace_of_all_nodes() -> list[Figure]:
     """The values of all nodes of a sentence in the same net (states, steps, queries, keys, values, attentions, logits;
-    `module.readings`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
+    `module.attention_weights`), against `run_with_cache` of TransformerLens; no gradients. One prompt; the same with a
     vocabulary of 1,000, where the readout costs next to nothing; eight prompts in a batch."""
     if is_lens_missing():
         return []
@@ -207,7 +207,7 @@ def trace_of_all_nodes() -> list[Figure]:
 
         def trace(module: Any = module, ids: Any = ids, outputs: Any = outputs) -> Any:
             with torch.no_grad():
-                return module.readings(ids, want=outputs)
+                return module.attention_weights(ids, want=outputs)
 
         def trace_peer(bridge: Any = pair.bridge, ids: Any = ids) -> Any:
             with torch.no_grad():
@@ -252,7 +252,7 @@ def _measure_peak(owner: str, subject: str) -> tuple[float, float]:
         if at:
             (pair.create_sweep(at, over) if is_bnet else pair.create_patching(peer))()
         elif is_bnet:
-            pair.net.module().eval().readings(pair.clean, want=_list_nodes(pair.net))
+            pair.net.module().eval().attention_weights(pair.clean, want=_list_nodes(pair.net))
         else:
             pair.bridge.run_with_cache(pair.clean)
     return before, peak_memory()

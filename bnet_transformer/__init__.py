@@ -88,9 +88,9 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{home or name}")
-    found = getattr(module, name) if home else module
-    globals()[name] = found
-    return found
+    value = getattr(module, name) if home else module
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

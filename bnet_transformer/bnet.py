@@ -1,4 +1,4 @@
-"""`BNet`: a net, and every reading of it. Each method validates its arguments and calls the package that answers."""
+"""`BNet`: a net and everything that can be derived from it. Each method validates its arguments and delegates."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 @translate_memory_errors_of_methods
 class BNet(StructureQueries):
-    """A net: one declaration, its parameters, and every reading of them.
+    """A net: one declaration, its parameters, and everything that can be derived from them.
 
     Args:
-        declaration: What `Declaration` declares, or a network that was declared before.
+        declaration: A `Declaration`, or a network that was declared before.
         seed: The seed of the parameters.
 
     Raises:
@@ -63,7 +63,7 @@ class BNet(StructureQueries):
 
     @property
     def declaration(self) -> Declaration:
-        """The declaration that everything else is a reading of."""
+        """The declaration of the net."""
         return self.network.declaration
 
     @property
@@ -71,7 +71,7 @@ class BNet(StructureQueries):
         """The parameter store: a tensor for each name, such as `W_q_0.values` and `c.logits`."""
         return MappingProxyType(dict(self.network.parameters))
 
-    # another net
+    # modified copies
 
     def replace(self, parameters: Mapping[str, Tensor]) -> BNet:
         """The same net with other values for some parameters.
@@ -84,10 +84,10 @@ class BNet(StructureQueries):
         return BNet(self.network.with_parameters(copies))
 
     def to(self, *targets: torch.dtype | torch.device | str) -> BNet:
-        """The same net in another floating type, on another device, or both; it computes there.
+        """The same net in another floating type, on another device, or both.
 
         Args:
-            *where: A floating type, a device such as `"cuda"`, or both.
+            *targets: A floating type, a device such as `"cuda"`, or both.
         """
         return BNet(self.network.to(*targets))
 
@@ -95,14 +95,14 @@ class BNet(StructureQueries):
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.
 
         Args:
-            path: The file; `bt.load` reads it.
+            path: The file, for `bt.load`.
         """
         io.save(self.network, path)
 
-    # its readings
+    # derived objects
 
     def check(self) -> bool:
-        """True, or the error that lists every fault of the declaration and the parameters."""
+        """True; raises an error that lists every fault of the declaration and the parameters."""
         declare(self.declaration, parameters=self.network.parameters)
         return True
 
@@ -129,11 +129,11 @@ class BNet(StructureQueries):
         """The bnet of a sentence.
 
         Args:
-            sentence: Text, a list of words, or ids; with several stacks a mapping from stack. A net without words takes
-                none. A pretrained net reads text by its tokenizer.
-            pair: A second sentence behind the first, for a pretrained net.
+            sentence: Text, a list of words, or ids; with several stacks a mapping from stack. A pretrained net encodes
+                text by its tokenizer. None for a net without words.
+            pair: A second sentence after the first, for a pretrained net.
             x: Vectors of shape `[word, dim]` in place of words.
-            given: Values of further nodes that the declaration gives, by family.
+            given: Values of the declaration's other inputs, by group.
         """
         encoded = encode_sentence(self.network, sentence, x, given, pair=pair)
         return Sentence(self, SentenceState(self._module, encoded))
@@ -142,8 +142,8 @@ class BNet(StructureQueries):
         """Sentences of any lengths as tensors for `module(batch.x, batch.mask, given=batch.given)`.
 
         Args:
-            sentences: As `sentence` takes them.
-            pairs: A second sentence behind each.
+            sentences: As for `sentence`.
+            pairs: A second sentence after each.
         """
         return encode_batch(self.network, sentences, pairs)
 
@@ -161,17 +161,17 @@ class BNet(StructureQueries):
 
     @cached_property
     def _module(self) -> CompiledModule:
-        """The compiled net that answers for its sentences."""
+        """The compiled net, shared by all sentences of this net."""
         return self.module().eval()
 
     def pyro(self, parameters: str = "prior") -> PyroModel:
         """The net as a Pyro model, `model(x, y)`: plates, and `Categorical` sites that can be enumerated.
 
-        A net without words has no `x`: `model(y=...)`, whose sentences are those of `y`.
+        A net without words has no `x`: call `model(y=...)`; the batch size is that of `y`.
 
         Args:
-            parameters: With `"prior"` each table that has a prior is drawn from it (a Dirichlet site), as inference of
-                the tables needs. With `"own"` all tables are those of the net, as data drawn from this net need.
+            parameters: With `"prior"` each table with a prior is sampled from it (a Dirichlet site), for inference of
+                the tables. With `"own"` all tables are those of the net, for samples of data.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, observe=bt.tpm.Categorical(3), prior=1.0)
@@ -198,7 +198,7 @@ class BNet(StructureQueries):
 
         Args:
             window: Vectors `[..., word, dim]`.
-            steps: How many words.
+            steps: The number of words.
             **options: Those of `training.iterate`.
 
         Returns:
@@ -211,12 +211,12 @@ class BNet(StructureQueries):
     def cost(
         self, words: int | Mapping[str, int] | None = None, *, batch: int = 1, want: Sequence[str] | None = None
     ) -> Cost:
-        """What a forward pass of `module()` costs: parameters, FLOPs, bytes, paths.
+        """The cost of a forward pass of `module()`: parameters, FLOPs, bytes, paths.
 
         Args:
             words: The number of words, or one for each stack; None for a net without words.
             batch: How many sentences.
-            want: The families that are computed, as `module()` has it.
+            want: The groups that are computed, as in `module()`.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=8).cost(words=6).order
@@ -235,19 +235,21 @@ class BNet(StructureQueries):
         head: int | None = None,
         role: str | None = None,
     ) -> CorpusTan:
-        """The best tree of words over a corpus, by what each word of a slice reads most, given a discrete class.
+        """The tree-augmented naive Bayes model of words over a corpus, given a discrete class.
+
+        The code of a word is the word with its maximum attention in a slice.
 
         Args:
             sentences: Sentences of one length.
             classes: A label for each sentence, or a node: its most probable state given the sentence's evidence.
-            slice: The slice that reads.
-            head: One head; heads of a plate are averaged by default.
-            role: The node that reads, where a slice has several.
+            slice: The slice.
+            head: One head; by default the heads of a plate are averaged.
+            role: The node with attention, if a slice has several.
         """
         if isinstance(sentences, str) or not isinstance(sentences, Sequence):
             raise BNetError("sentences", expected="a list of sentences", actual=sentences)
-        several = [each if isinstance(each, Sentence) else self.sentence(each) for each in sentences]
-        return learn_tan_from_sentences([s.state for s in several], classes, slice, head, role)
+        items = [sentence if isinstance(sentence, Sentence) else self.sentence(sentence) for sentence in sentences]
+        return learn_tan_from_sentences([s.state for s in items], classes, slice, head, role)
 
     # structure
 
@@ -275,14 +277,14 @@ class BNet(StructureQueries):
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The folded graph as DOT to edit: its structure with labels and colours, plates as clusters, without places.
+        """The folded graph as DOT for editing: structure, labels and colours, plates as clusters, without a layout.
 
         Args:
             **options: Those of `picture`.
 
         Returns:
-            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
-            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it with the program `dot`. A
+            notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
@@ -310,12 +312,12 @@ class BNet(StructureQueries):
     def __repr__(self) -> str:
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
-        families = len(self.network.graph.groups)
-        return f"<BNet {self.declaration.name}: {slices}{families} families of nodes, {count:,} parameters>"
+        groups = len(self.network.graph.groups)
+        return f"<BNet {self.declaration.name}: {slices}{groups} families of nodes, {count:,} parameters>"
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
-    """Read what `save` wrote: a net (`BNet`), or a fit (`Fit`).
+    """Read a file of `save`: a net (`BNet`), or a fit (`Fit`).
 
     Args:
         path: The file.
@@ -330,7 +332,7 @@ def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
 
 
 def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
-    """The net of a file that `save` wrote: of a fit, the fitted net.
+    """The net in a file of `save`; of a fit, the fitted net.
 
     Args:
         path: The file.
@@ -341,7 +343,7 @@ def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
 
 
 def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Options, all of which a function has; another name is an error with the near ones."""
+    """The options, after a check that the function has them all."""
     parameters = inspect.signature(function).parameters.values()
     names = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     check_names(f"option of {function.__name__}", options, names)

@@ -1,7 +1,7 @@
-"""The figure of each kind of result: `picture` lays it out, `draw` writes it as the suffix of the file says.
+"""Figures of results: `picture` lays out the figure of a kind of result, `draw` writes it in the format of the suffix.
 
-To give another result a figure, register a function of it for `picture`, and derive its class from `Drawable`. To add a
-format, add its writer to `_figure_writers`.
+To add a figure of another result, register a function for it with `make_picture`, and derive its class from `Drawable`.
+To add a format, add its writer to `_figure_writers`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> Writers:
-    """The formats of a figure, which is laid out when a file is written; `latex` is what stands beside it."""
+    """The writers of a figure by suffix; the figure is laid out when a file is written.
+
+    Args:
+        layout: Lays out the figure.
+        latex: The LaTeX text next to the figure.
+    """
     return {
         ".svg": lambda: to_svg(layout()).encode(),
         ".dot": lambda: to_dot(layout()).encode(),
@@ -71,27 +76,27 @@ def picture_net(network: Network, **options: Any) -> Picture:
 
 @make_picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> Picture:
-    """The ground graph of a sentence, its reading grid, or its folded net."""
+    """The ground graph of a sentence, its attention grid, or its folded net."""
     return to_notebook_picture(layout_sentence(state, parse_options(options)))
 
 
 @make_picture.register
 def picture_reads(result: Reads, **options: Any) -> Picture:
-    """The reading grid of these slices: reads are averaged over the choices, without the residual share."""
-    asked = parse_options(options, ("min_weight", "top", "theme", "limit"))
+    """The attention grid of the slices, averaged over the choices, without the residual."""
+    parsed = parse_options(options, ("min_weight", "top", "theme", "limit"))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
-    readings = [
+    attention = [
         StateAttention(("", t), ("", t + 1), *pair) for t, *pair in zip(result.slices, mean, readable, strict=True)
     ]
     words = {"": range(len(result.tokens))}
-    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, readings, asked)
+    grid, hidden = layout_attention_grid({"": result.tokens}, words, {"": result.state}, attention, parsed)
     grid = add_legend_and_caption(grid, title="what is read", caption=[result.head, *hidden])
-    return to_notebook_picture(replace(grid, theme=asked.theme))
+    return to_notebook_picture(replace(grid, theme=parsed.theme))
 
 
 def _layout_with_theme(layout: Callable[[Any], Picture], result: Any, **options: Any) -> Picture:
-    """A figure that has no other option than its theme."""
+    """A figure whose only option is its theme."""
     theme = parse_options(options, ("theme",)).theme
     return to_notebook_picture(replace(layout(result), theme=theme))
 
@@ -140,12 +145,12 @@ def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
         path: An HTML file.
         **options: The options of `Sentence.explore`.
     """
-    asked = parse_page_options(options)
-    write_file(path, {".html": lambda: render_html(*describe_sentence(state, asked))})
+    parsed = parse_page_options(options)
+    write_file(path, {".html": lambda: render_html(*describe_sentence(state, parsed))})
 
 
 def _fallback_svg(state: SentenceState) -> str:
-    """The SVG of a sentence for a notebook that runs no widget: of a long sentence, the folded net."""
+    """The SVG for a notebook that runs no widget; of a long sentence, the folded net."""
     is_long = max(map(len, state.tokens.values()), default=0) > MAX_WORDS
     try:
         return to_svg(picture_sentence(state, theme="auto", detail="folded" if is_long else None))
@@ -154,26 +159,31 @@ def _fallback_svg(state: SentenceState) -> str:
 
 
 def build_mime_bundle(text: str, state: SentenceState, create_widget: Callable[[], Any]) -> MimeBundle:
-    """What a notebook is given of a sentence: the mime bundle and its metadata.
+    """The notebook representation of a sentence: the mime bundle and its metadata.
 
-    A terminal has the line alone. GitHub, nbconvert and what else runs no widgets take the SVG; without a kernel, or
-    without anywidget, no widget is made.
+    A terminal gets the text alone. GitHub, nbconvert and others that run no widgets use the SVG. Without a kernel or
+    without anywidget there is no widget.
+
+    Args:
+        text: The text of the sentence.
+        state: The sentence.
+        create_widget: Creates the widget.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    found: dict[str, Any] = {"text/plain": text}
+    bundle: dict[str, Any] = {"text/plain": text}
     if shell is not None and getattr(shell, "kernel", None) is None:
-        return found, {}
-    found["image/svg+xml"] = _fallback_svg(state)
+        return bundle, {}
+    bundle["image/svg+xml"] = _fallback_svg(state)
     if shell is None or importlib.util.find_spec("anywidget") is None:
-        return found, {}
+        return bundle, {}
     try:
-        made = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
+        content = create_widget()._repr_mimebundle_() or {}  # data, or data and metadata
     except BudgetError as error:
         warnings.warn(f"no widget, but a figure: {error}", stacklevel=2)
-        return found, {}
-    data, about = made if isinstance(made, tuple) else (made, {})
-    return {**data, **found}, dict(about)
+        return bundle, {}
+    data, about = content if isinstance(content, tuple) else (content, {})
+    return {**data, **bundle}, dict(about)
 
 
 def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
@@ -191,12 +201,12 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
         raise BNetError("widget", expected="anywidget to be installed", actual="no such package", allowed=allowed)
     from bnet_transformer.page.widget import Widget
 
-    asked = parse_page_options(options)
-    return Widget(sentence, lambda changed: describe_sentence(changed.state, asked))
+    parsed = parse_page_options(options)
+    return Widget(sentence, lambda changed: describe_sentence(changed.state, parsed))
 
 
 def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
-    """Refuse options that the format of a file has no use for, before anything is written.
+    """Refuse options that the format of a file does not have, before anything is written.
 
     Args:
         path: The file.

@@ -1,7 +1,7 @@
-"""Which algorithm would answer a question, why, and what it would cost; nothing is computed.
+"""`explain`: which algorithm would answer a question, why, and at what cost; nothing is computed.
 
-`explain` is for functions of whole data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each
-explainer of a sentence takes the arguments of the method of the same name.
+`explain` is for functions of data sets (`fit`, `sweep`), `explain_query` for methods of a sentence. Each explainer of a
+sentence takes the arguments of the method of the same name.
 """
 
 from __future__ import annotations
@@ -18,24 +18,19 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention, route_sample
+from bnet_transformer.inference.joint_posterior import check_nodes, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
-from bnet_transformer.inference.query import (
-    Query,
-    Route,
-    route_log_evidence,
-    route_posterior,
-    route_reference,
-    with_cost,
-)
+from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.routing import Route, route_log_evidence, route_posterior, route_reference, with_cost
+from bnet_transformer.inference.sampling import route_sample
 from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sentence_state import SentenceState
 
-BoundArguments = SimpleNamespace  # the arguments of a question by name
+BoundArguments = SimpleNamespace  # the arguments of a method by name
 
 
 def explain(task: str, *arguments: Any, **options: Any) -> Route:
-    """How a fit or a sweep would be computed: the algorithm, why, joint states and FLOPs; nothing is computed.
+    """How a fit or a sweep would be computed: the algorithm, the reason, joint states and FLOPs; nothing is computed.
 
     Args:
         task: `"fit"` or `"sweep"`. For a question to a sentence there is `Sentence.explain`.
@@ -68,11 +63,11 @@ def explain_query(
     arguments: Sequence[object],
     options: Mapping[str, object],
 ) -> Route:
-    """How a question to a sentence would be answered.
+    """How a method of a sentence would be computed.
 
     Args:
         state: The sentence.
-        methods: The methods of a sentence by name: their signatures say which arguments there are.
+        methods: The methods of a sentence by name, for their signatures.
         question: The name of the method, such as `"posterior"`.
         arguments: The arguments of that method.
         options: The keyword arguments of that method.
@@ -89,26 +84,26 @@ def explain_query(
 def _bind_arguments(
     question: str, method: Callable[..., Any], arguments: Sequence[object], options: Mapping[str, object]
 ) -> BoundArguments:
-    """The arguments of a method by name, its defaults among them, or the error that names one that it does not take."""
+    """The arguments of a method by name, with its defaults; an error for arguments that it does not have."""
     try:
         bound = signature(method).bind(*arguments, **options)
     except TypeError as error:
-        wanted, got = f"the arguments of {question}", str(error).removeprefix("got ")
-        raise BNetError(f"explain({question!r}, ...)", expected=wanted, actual=got) from error
+        expected, actual = f"the arguments of {question}", str(error).removeprefix("got ")
+        raise BNetError(f"explain({question!r}, ...)", expected=expected, actual=actual) from error
     bound.apply_defaults()
     return SimpleNamespace(**bound.arguments)
 
 
 def _explain_attention(state: SentenceState, bound: BoundArguments) -> Route:
-    member = find_attention_spec(state.model, bound.slice, bound.role)
-    return _route_with_flops(state, state.evaluator.attention_query(member))
+    spec = find_attention_spec(state.model, bound.slice, bound.role)
+    return _route_with_flops(state, state.evaluator.attention_query(spec))
 
 
 def _explain_posterior(state: SentenceState, bound: BoundArguments) -> Route:
     query = state.posterior_query(bound.name, bound.evidence, bound.budget, bound.atol).without_input_evidence()
     check_nodes(query)
     route = route_posterior(query)
-    if route.algorithm == "compiled":  # it is the node's TPM
+    if route.algorithm == "compiled":  # the posterior is the node's TPM
         tpm = _route_with_flops(state, state.evaluator.distribution_query(query.nodes[0]))
         return replace(tpm, question=route.question)
     return with_cost(query, route)
@@ -124,13 +119,13 @@ def _explain_log_prob(state: SentenceState, bound: BoundArguments) -> Route:
 
 
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:
-    slices = bound.slice if hasattr(bound, "slice") else bound.slices  # of a tree it is one
+    slices = bound.slice if hasattr(bound, "slice") else bound.slices  # `tan_tree` has one slice
     chosen = parse_attention_slices(state.network, slices, bound.role)[1]
     query = state.with_evidence(bound.evidence).query((), bound.budget)
-    members = [find_attention_spec(state.model, t, bound.role) for t in chosen]
+    specs = [find_attention_spec(state.model, t, bound.role) for t in chosen]
     choices = find_choices_read(state.model, chosen, bound.role)
     if not choices:
-        return _route_slowest(state, members)
+        return _route_slowest(state, specs)
     route = route_posterior(replace(query, nodes=tuple(choices)).without_input_evidence())
     states = math.prod(state.model.count_states(choice) for choice in choices)
     return replace(route, question=f"reads of slices {chosen}", states=max(states, route.states))
@@ -140,24 +135,22 @@ def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
     is_figure = not hasattr(bound, "attention")
     if not (bound.options.get("attention") is not False if is_figure else bound.attention):
         return Route("figure" if is_figure else "graph", "graph", "structure alone is asked for")
-    members = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
-    return replace(
-        _route_slowest(state, members), question="figure" if is_figure else "graph with the weights of its arrows"
-    )
+    specs = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
+    question = "figure" if is_figure else "graph with the weights of its arrows"
+    return replace(_route_slowest(state, specs), question=question)
 
 
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
-    left, right, known = (parse_names(part, getattr(bound, part)) for part in ("x", "y", "given"))
-    for what, part in (("x", left), ("y", right)):
-        if not part:
-            raise BNetError(what, expected="at least one node", actual="none")
+    left, right, known = (parse_names(names, getattr(bound, names)) for names in ("x", "y", "given"))
+    for subject, names in (("x", left), ("y", right)):
+        if not names:
+            raise BNetError(subject, expected="at least one node", actual="none")
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
     if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
     nodes = [state.ground.id(name) for name in (*left, *right, *known)]
-    return route_reference(
-        question, state.model, reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
-    )
+    choices = reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
+    return route_reference(question, state.model, choices)
 
 
 def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Route:
@@ -167,14 +160,14 @@ def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Rout
 
 
 EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
-    "value": lambda state, asked: _route_with_flops(state, state.evaluator.value_query(state.ground.id(asked.name))),
-    "tpm": lambda state, asked: _route_with_flops(
-        state, state.evaluator.distribution_query(state.ground.id(asked.name))
+    "value": lambda state, bound: _route_with_flops(state, state.evaluator.value_query(state.ground.id(bound.name))),
+    "tpm": lambda state, bound: _route_with_flops(
+        state, state.evaluator.distribution_query(state.ground.id(bound.name))
     ),
     "attention": _explain_attention,
     "posterior": _explain_posterior,
     "log_prob": _explain_log_prob,
-    "sample": lambda state, asked: route_sample(_build_query(state, asked), asked.n),
+    "sample": lambda state, bound: route_sample(_build_query(state, bound), bound.n),
     "reads": _explain_reads,
     "tan_tree": _explain_reads,
     "graph": _explain_graph,
@@ -192,12 +185,12 @@ def _route_with_flops(state: SentenceState, query: NodeQuery) -> Route:
 
 
 def _route_slowest(state: SentenceState, specs: Collection[Any]) -> Route:
-    """The route of the family that takes most; where all are compiled, with the FLOPs of all together at most."""
+    """The slowest route of some groups and of the posteriors over which their attention is averaged."""
     if not specs:
         return Route("attention", "graph", "no node reads words")
-    queries = [state.evaluator.attention_query(member) for member in specs]
+    queries = [state.evaluator.attention_query(spec) for spec in specs]
     routes = [route_expected_attention(query) for query in queries]
-    for query in queries:  # what is read is averaged over the posterior of the choices
+    for query in queries:  # attention is averaged over the posterior of the choices
         choices = next(iter(query.choices.values()), [])
         routes += [route_posterior(state.query(choices).without_input_evidence())] if choices else []
     return max(routes, key=lambda route: (route.evaluations, route.states))

@@ -1,4 +1,4 @@
-"""`Sentence`: the bnet of one sentence. Each method validates its arguments and calls the package that answers."""
+"""`Sentence`: the bnet of one sentence. Each method validates its arguments and delegates."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 @translate_memory_errors_of_methods
 class Sentence(StructureQueries):
-    """The bnet of one sentence: ground, lazy, evaluated on demand.
+    """The bnet of one sentence: a lazy ground graph, evaluated on demand.
 
-    Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence never
-    changes: `do` and `observe` give a new one.
+    Nodes have names (`q_0_2`: slice 0, word 2); `s[name]` is a value, `s.tpm(name)` a distribution. A sentence is
+    immutable: `do` and `observe` return a new one.
 
     Args:
-        net: The net that it is a sentence of.
-        state: Its tensors, interventions and evidence, which every function that answers receives.
+        net: The net.
+        state: The tensors, interventions and evidence of the sentence.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=8).sentence("the cat sat")
@@ -59,7 +59,7 @@ class Sentence(StructureQueries):
         self.net = net
         self.state = state
 
-    # what it holds
+    # contents
 
     @property
     def ground(self) -> GroundGraph:
@@ -83,7 +83,7 @@ class Sentence(StructureQueries):
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each whole word: those that the tokenizer's first split (or a list of words) holds together.
+        """The tokens of each full word, by the tokenizer's first split (or by a list of words).
 
         A punctuation mark is a word, and so is a special token; without a tokenizer each token is one.
         """
@@ -99,7 +99,7 @@ class Sentence(StructureQueries):
             name: A node that is a function of its parents, such as `"q_0_2"`.
 
         Returns:
-            `[*states, *shape]`, with a dim for each open choice that decides it (`c` first).
+            `[*states, *shape]`, with a dim for each open choice that the node depends on (`c` first).
         """
         return self.state.evaluator.value(self.ground.id(name))
 
@@ -110,7 +110,7 @@ class Sentence(StructureQueries):
             name: A node.
 
         Returns:
-            A distribution of torch or Pyro, batched over the states of the open choices that decide the parents.
+            A distribution of torch or Pyro, batched over the states of the open choices that the parents depend on.
         """
         return self.state.evaluator.distribution(self.ground.id(name))
 
@@ -118,13 +118,13 @@ class Sentence(StructureQueries):
         """The attention TPMs of a slice, `P(j | i)`.
 
         Args:
-            slice: The number of the slice.
-            role: The node that reads, where a slice has several.
-            words: `"tokens"`, or `"words"`, which groups sub-words (`groups`): a word is read as much as its tokens
-                are in all, and reads as its tokens do on average.
+            slice: The index of the slice.
+            role: The node with attention, if a slice has several.
+            words: `"tokens"`, or `"words"`, which groups sub-words (`groups`): attention to a word is the sum over its
+                tokens, attention of a word the mean over its tokens.
 
         Returns:
-            `[*states, *plates, word, word]`, zero where word i cannot read word j.
+            `[*states, *plates, word, word]`, zero where word i cannot attend to word j.
         """
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
@@ -132,15 +132,15 @@ class Sentence(StructureQueries):
         table = self.state.evaluator.attention(slice, role)
         return merge_words(table, self.groups) if words == "words" else table
 
-    # a sentence like this one
+    # modified copies
 
     def do(self, nodes: Mapping[str, object] | None = None, /, **named: object) -> Sentence:
-        """A new sentence in which nodes are set: their arrows from parents go, what descends is computed again.
+        """A new sentence in which nodes are set: arrows from their parents are cut, and descendants are computed again.
 
         Args:
-            nodes: For each node, family (`q_2`), role (`q`) or pattern (`"q_2_*_3"`) a value, a state, a label,
-                another sentence (the value there), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or
-                `Attend(row)`. `Noise` and `Mean()` use the node's value after all other interventions of this call.
+            nodes: For each node, group (`q_2`), role (`q`) or pattern (`"q_2_*_3"`) a value, a state, a label, another
+                sentence (the value there), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)` or `Attend(row)`.
+                `Noise` and `Mean()` use the node's value after all other interventions of this call.
             **named: The same by keywords.
 
         Raises:
@@ -151,10 +151,10 @@ class Sentence(StructureQueries):
         )
 
     def undo(self, *names: str) -> Sentence:
-        """A new sentence without what `do` set.
+        """A new sentence without some interventions.
 
         Args:
-            *names: The nodes (names, families, roles, patterns); all of them, where none is named.
+            *names: The nodes (names, groups, roles, patterns); by default all.
         """
         return Sentence(self.net, self.state.without_interventions(names))
 
@@ -162,7 +162,7 @@ class Sentence(StructureQueries):
         """A new sentence with evidence, which changes no arrow.
 
         Args:
-            nodes: For each node the value, state or label that was observed.
+            nodes: For each node the observed value, state or label.
             **named: The same by keywords.
 
         Raises:
@@ -182,15 +182,15 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Tensor:
-        """`P(node | evidence)` for a discrete node; of several nodes their joint posterior.
+        """`P(node | evidence)` for a discrete node; for several nodes their joint posterior.
 
         Args:
             name: A discrete node, or several.
-            evidence: Evidence besides that of the sentence.
+            evidence: Evidence in addition to that of the sentence.
             budget: How many joint states may be computed: of the choices that one node depends on, which are
                 eliminated, or of all, where choices of words meet.
-            atol: Evidence on a node that is a function of its parents must be reproduced: no entry may be off by more
-                than `atol + r m`, with m the largest entry, computed or observed, of that node in that state, and r
+            atol: The tolerance of evidence on a node that is a function of its parents: no entry may differ by more
+                than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state, and r
                 the rounding of the net's floating type (0 in float64, 2^-12 in float32).
 
         Returns:
@@ -218,17 +218,17 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Samples:
-        """Draws of every random node, given the evidence.
+        """Samples of every random node, given the evidence.
 
         Args:
-            n: How many draws.
-            evidence: Evidence besides that of the sentence.
-            seed: The seed of the draws.
-            budget: How many joint states may be computed, as in `posterior`.
-            atol: How exactly evidence must be reproduced, as in `posterior`.
+            n: The number of samples.
+            evidence: Evidence in addition to that of the sentence.
+            seed: The seed of the samples.
+            budget: The maximum number of joint states, as in `posterior`.
+            atol: The tolerance of evidence, as in `posterior`.
 
         Returns:
-            For each random node its draws, `[n]` or `[n, *shape]`.
+            For each random node its samples, `[n]` or `[n, *shape]`.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
@@ -242,7 +242,7 @@ class Sentence(StructureQueries):
         check_memory("draws", 8 * count * len(self.ground), "a smaller n=")
         result = inference.sample(query, count, start)
         labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
-        return replace(result, labels={name: each for name, each in labels.items() if each is not None})
+        return replace(result, labels={name: names for name, names in labels.items() if names is not None})
 
     def log_prob(
         self,
@@ -251,15 +251,15 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
     ) -> Tensor:
-        """`log P(evidence)`; a log density, where a node is continuous.
+        """`log P(evidence)`; a log density if a node is continuous.
 
         Args:
-            evidence: Evidence besides that of the sentence.
-            budget: How many joint states may be computed, as in `posterior`.
-            atol: How exactly evidence must be reproduced, as in `posterior`.
+            evidence: Evidence in addition to that of the sentence.
+            budget: The maximum number of joint states, as in `posterior`.
+            atol: The tolerance of evidence, as in `posterior`.
 
         Returns:
-            A tensor without dims.
+            A scalar tensor.
 
         >>> import torch
         >>> import bnet_transformer as bt
@@ -282,14 +282,14 @@ class Sentence(StructureQueries):
     ) -> Counterfactual:
         """What a node would have been under `do`, given the evidence.
 
-        The noise of a Normal is its observed value less its mean; that of a categorical is Gumbel-max, by convention.
+        The noise of a Normal is its observed value minus its mean; that of a categorical is Gumbel-max, by convention.
 
         Args:
             name: A node.
-            do: Interventions, as `do` takes them. A node may have evidence and be set to something else.
-            evidence: Evidence besides that of the sentence.
-            budget: How many joint states may be computed, as in `posterior`.
-            atol: How exactly evidence must be reproduced, as in `posterior`.
+            do: Interventions, as for `do`. A node may have evidence and be set to something else.
+            evidence: Evidence in addition to that of the sentence.
+            budget: The maximum number of joint states, as in `posterior`.
+            atol: The tolerance of evidence, as in `posterior`.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, vocabulary=["the", "cat", "sat"], observe=bt.tpm.Categorical(3))
@@ -303,10 +303,10 @@ class Sentence(StructureQueries):
         result = counterfactual(state.query([node], budget, atol), done)
         return replace(result, labels=state.labels(node))
 
-    # what is read
+    # routing and attention
 
     def explain(self, question: str, *arguments: Any, **options: Any) -> Route:
-        """How a question would be answered: the algorithm, why, joint states and FLOPs; nothing is computed.
+        """How a question would be answered: the algorithm, the reason, joint states and FLOPs; nothing is computed.
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
@@ -338,21 +338,21 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         inclusion: Inclusion | None = None,
     ) -> Reads:
-        """P(source word | output word) in the Markov chain of attention TPMs: which word was read, over slices.
+        """`P(source word | output word)` in the Markov chain of attention TPMs over slices (attention rollout).
 
         Args:
             slices: `"all"`, or slices that follow one another.
-            evidence: Evidence besides that of the sentence. Under a selector the products are averaged over its
+            evidence: Evidence in addition to that of the sentence. Under a selector the products are averaged over its
                 posterior.
             residual: The share of a step that stays at its word.
             head: One head; heads of a plate are averaged by default.
             role: The node that reads, where a slice has several.
             method: `"rollout"`, or `"flow"`, the greatest flow.
             budget: How many joint states may be computed, as in `posterior`.
-            inclusion: The result of `bt.inclusion`, which averages over the heads that are included.
+            inclusion: The result of `bt.inclusion`, to average over the heads whose gates are on.
 
         Returns:
-            Its `matrix` is `[word, word]`, with a row for each output word.
+            The chain; its `matrix` is `[word, word]`, with a row for each output word.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4, slices=2, mask="causal").sentence("the cat sat")
@@ -371,7 +371,7 @@ class Sentence(StructureQueries):
             head=head,
             method=method,
             inclusion=inclusion,
-            answers=None if self.state.evidence else self.state.evaluator,
+            evaluator=None if self.state.evidence else self.state.evaluator,
         )
 
     def tan(
@@ -382,12 +382,12 @@ class Sentence(StructureQueries):
         stack: str | None = None,
         class_box: str | None = None,
     ) -> Tan:
-        """What a slice is when it is shrunk to boxes.
+        """The class of a slice that is shrunk to boxes, such as TAN or naive Bayes.
 
         Args:
             boxes: `"words"`, `"roles"`, or a mapping from nodes to boxes.
             slice: The slice.
-            stack: Whose slice, where there are several stacks.
+            stack: The stack of the slice, if there are several.
             class_box: The box of the class; by default the state that enters.
 
         >>> import bnet_transformer as bt
@@ -406,14 +406,14 @@ class Sentence(StructureQueries):
         role: str | None = None,
         budget: int = reference.BUDGET,
     ) -> TanTree:
-        """The best parent of each word in a slice's attention, and how much of the attention that keeps.
+        """The best parent of each word in a slice's attention, and the fraction of the attention on that tree.
 
         Args:
             slice: The slice.
-            evidence: Evidence besides that of the sentence.
-            head: One head; heads of a plate are averaged by default.
-            role: The node that reads, where a slice has several.
-            budget: How many joint states may be computed, as in `posterior`.
+            evidence: Evidence in addition to that of the sentence.
+            head: One head; by default the heads of a plate are averaged.
+            role: The node with attention, if a slice has several.
+            budget: The maximum number of joint states, as in `posterior`.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -455,19 +455,19 @@ class Sentence(StructureQueries):
         verify: bool = False,
         budget: int = reference.BUDGET,
     ) -> Separation:
-        """Whether the graph separates x from y given others.
+        """Whether the graph separates x from y given other nodes.
 
-        Sound, and not complete where TPMs are deterministic. Roots count as free, words and weights among them.
-        Evidence is given only if named.
+        Sound, but not complete for deterministic TPMs. Roots count as random, words and weights among them. Evidence
+        of the sentence is not used.
 
         Args:
             x: A node, or several.
             y: A node, or several.
             given: A node, or several.
-            deterministic: Close `given` under the nodes that it determines (D-separation).
+            deterministic: Add to `given` the nodes that it determines (D-separation).
             verify: Compute how dependent x and y are in this sentence's numbers: over the states of the choices of a
-                small net, and to first order as the words vary.
-            budget: How many joint states `verify` may compute.
+                small net, and to first order in the words.
+            budget: The maximum number of joint states of `verify`.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -486,11 +486,11 @@ class Sentence(StructureQueries):
         )
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
-        """The graph with each box of nodes shrunk to one.
+        """The quotient graph, with each box of nodes shrunk to one.
 
         Args:
             boxes: The box of each node, as a mapping or a function of its name.
-            weights: Whether selectors and weights are in the graph.
+            weights: Whether selectors and weights are included.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
@@ -513,19 +513,19 @@ class Sentence(StructureQueries):
         min_weight: float | None = None,
         limit: int | None = MAX_ARROWS,
     ) -> nx.DiGraph:
-        """The ground graph: one node for each word, named by the naming law, with role, slice, head, word, kind, ...
+        """The ground graph: one node for each word, with role, slice, head, word, kind, ... as attributes.
 
         Args:
-            weights: Whether selectors and weights are in it.
-            slices: The slices that are in it; all where None.
-            words: The words that are in it; all where None.
-            heads: The heads that are in it; all where None.
-            attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
-            min_weight: Arrows that are read with less weight are left out.
-            limit: How many arrows may remain (None: any number).
+            weights: Whether selectors and weights are included.
+            slices: The included slices; None for all.
+            words: The included words; None for all.
+            heads: The included heads; None for all.
+            attention: Whether arrows carry `weight`, `P(j | i)` averaged over the posterior of the open choices.
+            min_weight: The minimum weight of an arrow with attention.
+            limit: The maximum number of arrows; None for any.
 
         Raises:
-            BudgetError: More arrows than `limit` remain.
+            BudgetError: There are more arrows than `limit`.
         """
         return sentence_to_networkx(
             self.state,
@@ -539,17 +539,17 @@ class Sentence(StructureQueries):
         )
 
     def picture(self, **options: Any) -> Picture:
-        """The figure of the sentence: its nodes in a grid; of many, each word's states and the strongest reads.
+        """The figure of the sentence: its nodes in a grid; for a long sentence, states and the strongest attention.
 
         Args:
-            **options: `detail` is "nodes", "words" (the reading grid) or "folded"; `weights`, `slices`, `words`,
-                `heads` keep a part, `min_weight` and `top` the strongest reads, `only` some nodes or a networkx graph
-                of them; `highlight` marks names, patterns, paths or an answer (a trail, a separation, a sweep);
-                `boxes` frames what `tan` and `shrink` would shrink; `attention=False` leaves out `P(j | i)`; `theme`
-                is light, dark or auto; `legend=False` leaves out the legend; `limit` is the greatest number of arrows.
+            **options: `detail` is "nodes", "words" (the attention grid) or "folded"; `weights`, `slices`, `words`,
+                `heads` select a part, `min_weight` and `top` the strongest attention, `only` some nodes or a networkx
+                graph of them; `highlight` marks names, patterns, paths or a result (a trail, a separation, a sweep);
+                `boxes` frames the boxes of `tan` and `shrink`; `attention=False` omits `P(j | i)`; `theme` is light,
+                dark or auto; `legend=False` omits the legend; `limit` is the maximum number of arrows.
 
         Raises:
-            BudgetError: There are more arrows; the error names the filters that fit.
+            BudgetError: There are more arrows; the error names filters that suffice.
 
         >>> import bnet_transformer as bt
         >>> figure = bt.bayesuvius(dim=4).sentence("the cat sat").picture()
@@ -560,14 +560,14 @@ class Sentence(StructureQueries):
         return layout
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The figure as DOT to edit: its structure with labels and colours, boxes as clusters, without places.
+        """The figure as DOT for editing: structure, labels and colours, boxes as clusters, without a layout.
 
         Args:
             **options: Those of `picture`.
 
         Returns:
-            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it by the program `dot`. A
-            notebook shows what `dot` draws, or the figure of `picture` where there is no `dot`.
+            A `graphviz.Source`. `.source` is the DOT; `.render(...)` and `.pipe(...)` draw it with the program `dot`. A
+            notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
 
         >>> import bnet_transformer as bt
         >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
@@ -576,11 +576,12 @@ class Sentence(StructureQueries):
         return drawing.make_picture(self.state, **options).to_graphviz()
 
     def draw(self, path: PathLike, **options: Any) -> None:
-        """Write the bnet of the sentence.
+        """Write the figure, the page or the graph of the sentence.
 
         Args:
             path: The file. Its suffix is svg, png, pdf, tex, dot, html, json, graphml or bif.
-            **options: Those of `picture`; of json and graphml, of `graph`; of html, of `explore`; bif has none.
+            **options: Those of `picture`; for json and graphml those of `graph`; for html those of `explore`; bif has
+                none.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -611,8 +612,8 @@ class Sentence(StructureQueries):
             detail: What is unfolded at first: `"words"` (states alone), `"nodes"` (every slice); by default what can
                 be read.
             posterior: Discrete nodes whose posterior is shown besides the selectors'.
-            inclusion: The result of `bt.inclusion`, or a table of the probability that each head is in,
-                `[slice, head]`.
+            inclusion: The result of `bt.inclusion`, or a table of the inclusion probability of each head, `[slice,
+                head]`.
             slices: The slices whose reads are kept.
             heads: The heads whose reads are kept.
             title: The title; by default the sentence.
@@ -630,7 +631,7 @@ class Sentence(StructureQueries):
         return path
 
     def widget(self, **options: Any) -> Widget:
-        """The same page as a widget of notebooks, in which `do` is live: a click sets a node and runs the net again.
+        """The same page as a notebook widget, in which `do` is live: a click sets a node and runs the net again.
 
         Args:
             **options: Those of `explore`.
@@ -644,8 +645,8 @@ class Sentence(StructureQueries):
         """The discrete part, given the words, as a pgmpy network.
 
         Args:
-            limit: How many table entries there may be.
-            runs: How many runs of the net the tables may take.
+            limit: The maximum number of table entries.
+            runs: The maximum number of runs of the net.
         """
         return to_pgmpy(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
@@ -653,8 +654,8 @@ class Sentence(StructureQueries):
         """The discrete part, given the words, in the BIF format.
 
         Args:
-            limit: How many table entries there may be.
-            runs: How many runs of the net the tables may take.
+            limit: The maximum number of table entries.
+            runs: The maximum number of runs of the net.
         """
         return to_bif(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
 
@@ -662,11 +663,11 @@ class Sentence(StructureQueries):
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())
         text = text if len(text) <= 60 else text[:59] + "…"
         counts = f"{len(self.ground):,} nodes, {self.ground.count_arrows():,} arrows"
-        for what, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
-            counts += f", {what} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
+        for label, nodes in (("do", self.state.interventions), ("seen", self.state.evidence)):
+            counts += f", {label} {', '.join(map(self.ground.name, nodes))}" if nodes else ""
         return f"<Sentence {text!r}: {counts}>" if self.state.tokens else f"<Sentence: {counts}>"
 
     @translate_memory_errors("picture")
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.MimeBundle:
-        """What a notebook shows: the widget, or the figure where no widget can run."""
+        """The notebook representation: the widget, or the figure if no widget can run."""
         return drawing.build_mime_bundle(repr(self), self.state, self.widget)

@@ -10,7 +10,7 @@ from typing import Any
 
 import bnet_transformer as bt
 from bnet_transformer.attention import Damage, Inclusion, damage
-from bnet_transformer.attention.heads.head_inclusion import MEASURES
+from bnet_transformer.attention.heads.head_tables import MEASURES
 from experiments.result import Result
 
 SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"
@@ -23,7 +23,7 @@ def inclusion() -> Result:
     """The table of all 72 heads."""
     result, seconds = _fit_jointly(LEARNED)
     summary = (
-        f"{result.told}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
+        f"{result.summary}: all slices at once, by relaxed gates, on the first {LEARNED} of the 200 sentences of "
         f"tests/sentences.txt. `rho` is the share of sentences in which a head is in, `low` to `high` its interval of "
         f"90%; `log_bayes` the log Bayes factor for `rho` free against `rho = 0`, `error` its Monte Carlo error; "
         f"importance and ablation are in nats of a sentence. It took {seconds:.0f} s with its two measures."

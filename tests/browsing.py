@@ -1,4 +1,4 @@
-"""What the tests in a browser share: a Chromium that is installed, and pages in it that are watched."""
+"""Shared by the tests in a browser: an installed Chromium, and a page in it whose console and requests are checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """One page of a browser, used for one file after another: to open a page of its own for each would take a second.
+    """One page of a browser for all files, since a new page takes a second.
 
     A file must not complain, ask the reader, or send for anything.
     """
@@ -40,17 +40,17 @@ class Watched:
         self.page = browser.new_context(accept_downloads=True).new_page()
         self.faults: list[str] = []
         self.sent: list[str] = []
-        self.page.on("console", lambda told: self._fault(told.type in ("error", "warning"), told.text))
+        self.page.on("console", lambda message: self._fault(message.type in ("error", "warning"), message.text))
         self.page.on("pageerror", lambda error: self._fault(True, str(error)))
         self.page.on("dialog", lambda dialog: (self._fault(True, f"dialog {dialog.message}"), dialog.dismiss()))
         self.page.on("popup", lambda popup: self._fault(True, f"popup {popup.url}"))
-        self.page.route("**/*", self._asked)
+        self.page.route("**/*", self._handle_request)
 
-    def _fault(self, wrong: bool, what: str) -> None:
-        if wrong:
-            self.faults.append(what)
+    def _fault(self, is_fault: bool, text: str) -> None:
+        if is_fault:
+            self.faults.append(text)
 
-    def _asked(self, route: Any) -> None:
+    def _handle_request(self, route: Any) -> None:
         self.sent.append(route.request.url)
         if route.request.url.startswith("file:"):
             route.continue_()

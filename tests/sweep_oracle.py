@@ -235,6 +235,6 @@ def arrows(s, first, last):
 def by_index(result, positions):
     """What is told by place, by the index of the result: along each axis stand only places where there is a cell."""
     return {
-        tuple(result.places[axis].index(k) for axis, k in zip(result.axes, at, strict=True)): item
+        tuple(result.positions[axis].index(k) for axis, k in zip(result.axes, at, strict=True)): item
         for at, item in positions.items()
     }

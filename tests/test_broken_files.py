@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
     bt.train(decoder(), ["the cat sat"], steps=2, checkpoints=folder, progress=False)
 
     def checkpoint(path):
-        result = training.kept(decoder(), path)
+        result = training.load_checkpoint(decoder(), path)
         return result.losses, result.steps, dict(result.net.parameters)
 
     def net(path):

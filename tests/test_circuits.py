@@ -203,7 +203,7 @@ def check(clean, corrupt, nodes, share, **options):
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes), threshold=threshold, **options)
     assert list(result.effects) == list(slow.effects)
     close(torch.tensor(list(result.effects.values())), torch.tensor(list(slow.effects.values())), atol=1e-9)
-    assert list(result.kept) == slow.kept and result.edges == len(slow.kept)
+    assert list(result.retained) == slow.kept and result.edges == len(slow.kept)
     close(result.outcome, slow.of(slow.gone))
     close(result.clean, slow.clean)
     return result, slow
@@ -236,7 +236,7 @@ def test_memory_changes_nothing():
     many = bt.circuit(clean, corrupt, **ask)
     for memory in (1, 2**14):
         small = bt.circuit(clean, corrupt, memory=memory, **ask)
-        assert list(small.effects) == list(many.effects) and small.kept == many.kept
+        assert list(small.effects) == list(many.effects) and small.retained == many.retained
         close(torch.tensor(list(small.effects.values())), torch.tensor(list(many.effects.values())))
 
 
@@ -288,7 +288,7 @@ def test_the_circuit_as_a_graph():
     clean, corrupt, nodes = examples("encoder, pre-norm")
     result = bt.circuit(clean, corrupt, metric=metric_of(clean[0], nodes[-1:]), threshold=0.002)
     graph, ground = result.graph, clean[0].ground
-    retained = {tuple(map(ground.id, edge.split(" -> "))) for edge in result.kept}
+    retained = {tuple(map(ground.id, edge.split(" -> "))) for edge in result.retained}
     full = nx.DiGraph(sorted(retained))
     starts = {n for n in full if ground.name(n).startswith("token")}
     beneath = starts.union(*(nx.descendants(full, n) for n in starts))
@@ -390,7 +390,7 @@ def test_the_induction_net_by_hand():
     assert heads == ([0], [0])
     expected = induction.name_planted_arrows("v", 5, heads) | induction.name_planted_arrows("k", 5, heads)
     assert expected == {"v_0_0_5 -> a_0_0_6", "v_1_0_6 -> a_1_0_11", "k_1_0_6 -> a_1_0_11"}
-    retained = {edge for edge in result.kept if " -> a_" in edge}
+    retained = {edge for edge in result.retained if " -> a_" in edge}
     assert expected <= retained and len(retained - expected) <= 2 and expected <= set(result.arrows)
     assert result.edges < result.candidates / 10 and abs(result.faithfulness - 1) < 0.05
     areas = induction.measure_areas(net, positions=(5,))
@@ -410,7 +410,7 @@ def test_the_induction_net_that_has_learned_it():
     for role in ("v", "k"):
         rows = induction.score_arrows(net, prompts, result, role)
         expected = induction.name_planted_arrows(role, 4, heads)
-        assert expected <= set(result.kept)
+        assert expected <= set(result.retained)
         area = induction.roc_auc([name in expected for name in rows], [row[0] for row in rows.values()])
         assert area > 0.98
     assert abs(result.faithfulness - 1) < 0.1

@@ -33,7 +33,7 @@ def test_a_node_is_computed_where_its_weights_are(name, options):
     assert {value.device.type for value in net.parameters.values()} == {"cpu", "meta"}
     ids, present = torch.randint(2, 13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     last = "norm" if name[0] == "G" else "pooled"
-    readings, result = net.module().eval().readings(ids, present, want=["x_0", "x_1", "x_2", last])
+    readings, result = net.module().eval().attention_weights(ids, present, want=["x_0", "x_1", "x_2", last])
     expected = full.module().eval()(ids, present, want=["x_0", "x_1", "x_2", last])
     assert [value.device.type for value in result.values()] == ["cpu", "cpu", "meta", "meta"]
     assert all(value.shape == expected[name].shape for name, value in result.items())

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
 from bnet_transformer.tpm import Buckets
 from tests.huggingface_models import BART, T5, D, T, config, random_model
 
@@ -89,7 +89,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     single = asked(model, *({stack: x[:1] for stack, x in y.items()} for y in (ids, _all(ids))), output_attentions=True)
     peer = asked(model, ids, present, output_attentions=True)
     module = net.module().eval()
-    readings, _ = module.readings(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
+    readings, _ = module.attention_weights(ids, present, want=[f"dec_x_{net.network.graph.slices['dec']}"])
     for role, kind, rows in (("enc_a", "encoder", "enc"), ("dec_a", "decoder", "dec"), ("dec_cross_a", "cross", "dec")):
         for t, other in enumerate(getattr(single, f"{kind}_attentions")):
             torch.testing.assert_close(s.attention(t, role=role), other[0].detach(), rtol=1e-9, atol=1e-9)
@@ -105,10 +105,10 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     (other * weight).sum().backward()
     actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
     gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
-    held = {canonical_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
+    held = {canonicalize_key(family, key): p.grad for key, p in model.named_parameters() if p.grad is not None}
     scale, checked = max(float(grad.abs().max()) for grad in held.values()), set()
     for entry in map_parameters(net.network, family):
-        grads = [held[canonical_key(family, key)] for key in entry.keys if canonical_key(family, key) in held]
+        grads = [held[canonicalize_key(family, key)] for key in entry.keys if canonicalize_key(family, key) in held]
         if grads and gradients[entry.name] is not None:
             checked.add(entry.name)
             result = entry.view(grads[0])
@@ -177,7 +177,9 @@ def test_hugging_face_holds_what_our_nodes_hold(k):
         observed |= {f"{subject}[{t}]": item for t, item in enumerate(given[subject])}
     created = [m.group for m in net.network.specs if m.tpm.kind == "deterministic" and m.group.word_stack]
     with torch.no_grad():
-        readings, values = net.module().eval().readings(ids, want=[f.name for f in created if f.role != "token"])
+        readings, values = (
+            net.module().eval().attention_weights(ids, want=[f.name for f in created if f.role != "token"])
+        )
     met = set()
     for name, value in [*values.items(), *((re.sub("a(?=_[0-9])", "j", a), item) for a, item in readings.items())]:
         heads = re.search(r"(^|_)(q|k|v|a|j)_\d", name)

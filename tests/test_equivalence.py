@@ -192,7 +192,7 @@ def _check_halves_and_gradients(s: bt.Sentence, module) -> None:
 def test_readings_of_a_batch_are_the_sentences(name):
     """`P(j | i)` of all families at once, against one after the other."""
     s = case_of(name).sentence
-    readings, _ = s.state.module.readings(given=inputs(s))
+    readings, _ = s.state.module.attention_weights(given=inputs(s))
     assert readings
     for family, result in readings.items():
         member = s.net.network.get_spec(family)

@@ -266,10 +266,10 @@ def test_pages(words: list[str]) -> None:
         patch.setattr("bnet_transformer.page.render.bundle_script", lambda last: "")
         result, other = (Tags(_page(item, title)) for item, title in ((s, words[0] or " "), (plain, "a")))
     assert (result.tags, result.attributes) == (other.tags, other.attributes)
-    about = json.loads(result.told["bnet-about"])
+    about = json.loads(result.told["bnet-description"])
     assert about["stacks"][0]["words"] == [format_token(word) for word in words]
     assert result.told["title"].startswith(escape_invisible(words[0]))
-    assert "\u202e" not in result.told["bnet-about"]
+    assert "\u202e" not in result.told["bnet-description"]
 
 
 def _page(s: bt.Sentence, title: str) -> str:

@@ -15,7 +15,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import restarts as ascent
-from bnet_transformer.learning.fit.head_summary import match_heads
+from bnet_transformer.learning.fit.comparison import match_heads
 from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
 from bnet_transformer.learning.fit.restarts import RestartOptimizer, init_restarts
 from bnet_transformer.tpm import Categorical, Normal
@@ -175,7 +175,7 @@ def test_pruning_keeps_the_better_half_and_the_best_is_the_best_measured():
     assert set(owner[16]) == set(sorted(at, key=at.__getitem__)[-2:])
     assert f.restart == max(f.measured, key=lambda item: item[2])[1]
     assert f.log_likelihood(held_out).mean() == pytest.approx(max(s for _, _, s in f.measured))
-    assert f.judged_by == "log evidence" and f.judged_on == "held-out sentences"  # whatever the prior
+    assert f.criterion == "log evidence" and f.evaluated_on == "held-out sentences"  # whatever the prior
 
 
 def test_planted_heads_are_found():
@@ -411,7 +411,8 @@ def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
     f = fit(at_random(told(atoms=2)), ids(), method=bt.MAP(restarts=2, steps=4))
     f.save(tmp_path / "f.safetensors")
     g = bt.load(tmp_path / "f.safetensors")
-    assert isinstance(g.net, bt.BNet) and (g.bounds, g.measured, g.judged_on) == (f.bounds, f.measured, f.judged_on)
+    assert isinstance(g.net, bt.BNet)
+    assert (g.bounds, g.measured, g.evaluated_on) == (f.bounds, f.measured, f.evaluated_on)
     assert all(torch.equal(v, f.net.parameters[k]) for k, v in g.net.parameters.items())
     assert g.net.declaration == f.net.declaration and g._repr_html_() == f._repr_html_()
     assert len(f.to_dataframe()) == len(f.measured)
@@ -473,7 +474,7 @@ def test_em_gives_the_mode_of_the_posterior_and_not_the_step_of_the_best_likelih
     for method in ("em", "map"):
         f = fit(net.replace({"c.logits": start}), data, method=method, learn=["c.logits"], steps=200, every=10)
         assert f.pi[0].item() == pytest.approx(grid[posterior.argmax()].item(), abs=2e-3)
-        assert f.judged_by == "log posterior density"
+        assert f.criterion == "log posterior density"
         assert max(score for *_, score in f.measured) == pytest.approx(posterior.max().item() / 30, abs=1e-4)
     assert abs(f.pi[0] - start.softmax(-1)[0]) > 0.05  # the prior moves the mode
 

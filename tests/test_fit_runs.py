@@ -236,8 +236,8 @@ def test_the_gain_has_its_standard_error_and_its_name():
     for answer in (told, held):
         assert answer.gain == pytest.approx(separate.mean(), abs=1e-6)
         assert answer.gain_error == pytest.approx(separate.std(ddof=1) / 50**0.5, rel=1e-6)
-    assert told.judged_by == "log likelihood of the data told"
-    assert held.judged_by == "log likelihood of the sentences learned from" and held.judged_by in held._repr_html_()
+    assert told.criterion == "log likelihood of the data told"
+    assert held.criterion == "log likelihood of the sentences learned from" and held.criterion in held._repr_html_()
 
 
 def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_not():
@@ -262,13 +262,13 @@ def test_posteriors_are_compared_by_leaving_one_out(tmp_path):
     data, options = vectors(25), {"method": "svi", "learn": ["c.logits"], "steps": 30, "draws": 100}
     f, g = fit(mixture(), data, **options), fit(mixture(seed=5), data, **options)
     answer, item = f.compare(g), [az.loo(h.to_arviz(), var_name="y") for h in (f, g)]
-    assert answer.judged_by.startswith("leave-one-out")
+    assert answer.criterion.startswith("leave-one-out")
     assert answer.gain * 25 == pytest.approx(float(item[0].elpd_loo - item[1].elpd_loo), abs=1e-6)
     f.save(tmp_path / "f.safetensors")
     loaded = bt.load(tmp_path / "f.safetensors")
     with pytest.raises(bt.BNetError, match=r"loaded.*data="):
         loaded.compare(g)
-    assert loaded.compare(g, data).judged_by == "log likelihood of the data told"
+    assert loaded.compare(g, data).criterion == "log likelihood of the data told"
 
 
 def test_own_statistics_see_what_was_observed():

@@ -18,7 +18,7 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.task import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import head_summary as heads
-from bnet_transformer.learning.fit.head_summary import align_heads
+from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.sampling import NUTSChain, ParameterModel, VariationalOptimizer, init_chain

@@ -226,7 +226,7 @@ def test_a_bias_that_slices_share_is_made_once():
     with Calls() as calls:
         module(x)
     assert slices > 1 and calls.of["gather"] == 1
-    read, _ = module.readings(x)
+    read, _ = module.attention_weights(x)
     s = net.sentence(x[0].tolist())
     for t in range(slices):
         close(read[f"a_{t}"][0], s.attention(slice=t).to(read[f"a_{t}"].dtype), 1e-05)

@@ -25,9 +25,9 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer.cli import shared
+from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.learning import read_examples
-from bnet_transformer.data.dataset import map_tokens
+from bnet_transformer.data.arrays import map_tokens
 from bnet_transformer.declare import io as store
 from tests.file_helpers import same
 
@@ -200,7 +200,7 @@ def seeds_stream() -> list[bytes]:
 
 
 def read_lines(path: Path) -> None:
-    result = read_examples(shared.TextSource((), str(path)))
+    result = read_examples(TextSource((), str(path)))
     assert result.texts and all(result.texts)
 
 

@@ -17,7 +17,8 @@ from bnet_transformer.attention.heads.gate_posterior import (
     relaxed_gate_posterior,
     sample_rho,
 )
-from bnet_transformer.attention.heads.head_inclusion import create_runs, head_shares
+from bnet_transformer.attention.heads.head_inclusion import create_runs
+from bnet_transformer.attention.heads.head_tables import head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jolted, projections
 

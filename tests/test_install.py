@@ -25,7 +25,7 @@ DOORS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/family.py", "pretrained/source.py"},
-    "arviz": {"learning/fit/head_summary.py"},
+    "arviz": {"learning/fit/comparison.py", "learning/fit/head_summary.py"},
     "anywidget": {"page/widget.py"},
     "traitlets": {"page/widget.py"},
     "h5py": {"pretrained/geometric_file.py"},
@@ -139,7 +139,7 @@ def test_the_wheel_is_whole(tmp_path):
     present = {name for name in present if "__pycache__" not in name}
     assert {name for name in names if name.startswith("bnet_transformer/")} == present
     assert {f"bnet_transformer/{name}" for name in ("py.typed", "pretrained/tiny.safetensors")} <= names
-    assert any(name.startswith("bnet_transformer/page/front/") for name in names)
+    assert any(name.startswith("bnet_transformer/page/frontend/") for name in names)
     assert "bnet-transformer = bnet_transformer.cli:main" in doors
     assert all(f"Provides-Extra: {extra}\n" in given for extra in EXTRAS)
     assert "Requires-Python: >=3.11\n" in given and "Project-URL: " in given

@@ -228,7 +228,7 @@ def _row(s, name):
     "options", [{"per": "word"}, {"atoms": 2, "slices": 2}, {"per": "word", "slices": 2}, {"attention": "marginal"}]
 )
 def test_draws_along_a_chain_and_from_the_whole_have_the_joint_frequencies(few, options, monkeypatch):
-    monkeypatch.setattr(import_module("bnet_transformer.inference.joint_posterior"), "MAX_JOINT_STATES", few)
+    monkeypatch.setattr(import_module("bnet_transformer.inference.sampling"), "MAX_JOINT_STATES", few)
     s, n = doubled(**options).sentence("the cat"), 6000
     evidence = {"y_0": 1}
     samples = s.sample(n, evidence, seed=5)
@@ -403,10 +403,10 @@ def test_a_divergence_is_told_only_where_the_sentences_bear_it():
         assert (result.divergence is not None) == passed == (result.divergence_corrected is not None)
         if passed:
             assert abs(result.divergence_corrected) < abs(result.divergence) < 0.05
-            assert result.why_no_divergence is None and "nats from the TAN" in result._repr_html_()
+            assert result.no_divergence_reason is None and "nats from the TAN" in result._repr_html_()
         else:
-            assert f"{result.joint_states} joint states" in result.why_no_divergence
-            assert result.why_no_divergence in result._repr_html_()
+            assert f"{result.joint_states} joint states" in result.no_divergence_reason
+            assert result.no_divergence_reason in result._repr_html_()
 
 
 def corrected_entropy(*columns):

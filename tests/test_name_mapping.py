@@ -53,7 +53,7 @@ def values_of(net):
     created = [m for m in net.network.specs if m.tpm.kind == "deterministic"]
     expected = [m.group for m in created if not isinstance(m.tpm, Given | Weight)]
     with torch.no_grad():
-        readings, result = net.module().eval().readings(IDS, want=[f.name for f in expected])
+        readings, result = net.module().eval().attention_weights(IDS, want=[f.name for f in expected])
     values = {(f.role, f.name.removeprefix(f.role)): result[f.name] for f in expected}
     values = {key: item.movedim(-2, 1) if item.dim() > 3 else item for key, item in values.items()}
     return values | {("j", name.removeprefix("a")): item for name, item in readings.items()}

@@ -1,5 +1,5 @@
-"""The page as a file: what stands in it is what the sentence says, within a byte; it fetches nothing, and is whole or
-not there. `test_page_browser.py` looks at it in a browser."""
+"""The page as a file: its data agree with the sentence, to the resolution of a byte; it fetches nothing, and is
+complete or not written. `test_page_browser.py` opens it in a browser."""
 
 import base64
 import gzip
@@ -27,73 +27,73 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.page import description as data
-from bnet_transformer.page.attention import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
+from bnet_transformer.page import description as page_description
+from bnet_transformer.page.mathml import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
 from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, hidden_states, jolted
 from tests.discrete_networks import PARENTS, in_pgmpy, textbook
 from tests.test_draw import HOSTILE
 
-FRONT = Path(data.__file__).parent / "front"
+FRONTEND = Path(page_description.__file__).parent / "frontend"
 BYTE = 0.5 / 255 + 1e-6
 BY_NAME = {case.name: case for case in CASES}
 
 
-def read(path):
-    """The description in a file, and the bytes of what is read."""
+def read_page(path):
+    """The description and the buffer in a file."""
     text = path.read_text("utf-8")
-    about, reads = (
-        re.search(rf'<script id="bnet-{what}"[^>]*>(.*?)</script>', text, re.S)[1] for what in ("about", "bytes")
+    description, buffer = (
+        re.search(rf'<script id="bnet-{key}"[^>]*>(.*?)</script>', text, re.S)[1] for key in ("description", "buffer")
     )
-    return json.loads(about), gzip.decompress(base64.b64decode(reads))
+    return json.loads(description), gzip.decompress(base64.b64decode(buffer))
 
 
-def explored(s, tmp_path, **options):
+def explore_page(s, tmp_path, **options):
     path = tmp_path / "page.html"
     assert s.explore(path, **options) == path
-    return read(path)
+    return read_page(path)
 
 
-def bits_of(about, block, number):
-    """A table of booleans of the description."""
-    rows, columns, at = about["pairs"][number]
-    bits = np.unpackbits(np.frombuffer(block, np.uint8, offset=at))
+def unpack_bit_table(description, buffer, number):
+    """A boolean matrix of the description."""
+    rows, columns, offset = description["bit_tables"][number]
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8, offset=offset))
     return bits[: rows * columns].reshape(rows, columns).astype(bool)
 
 
-def tables(about, block):
-    """By the name of the family that reads: its reading, and P(j | i) as `[slot, plate, word, word]`."""
-    found, end = {}, 0
-    for told in about["readings"]:
-        pairs = bits_of(about, block, told["pairs"])
-        table = np.zeros((told["slots"], told["plates"], *pairs.shape))
-        size = told["slots"] * told["plates"] * int(pairs.sum())
-        part = np.frombuffer(block[told["at"] : told["at"] + size], np.uint8)
-        table[..., pairs] = part.reshape(told["slots"], told["plates"], -1) / about["steps"]
-        found[about["families"][told["family"]]["name"]] = told, table
-        assert told["at"] == end
+def unpack_attention(description, buffer):
+    """By the name of the group that attends: its description, and P(j | i) as `[slot, plate, word, word]`."""
+    result, end = {}, 0
+    for item in description["attention"]:
+        mask = unpack_bit_table(description, buffer, item["mask"])
+        table = np.zeros((item["num_slots"], item["num_plates"], *mask.shape))
+        size = item["num_slots"] * item["num_plates"] * int(mask.sum())
+        values = np.frombuffer(buffer[item["offset"] : item["offset"] + size], np.uint8)
+        table[..., mask] = values.reshape(item["num_slots"], item["num_plates"], -1) / description["quantization_steps"]
+        result[description["groups"][item["group"]]["name"]] = item, table
+        assert item["offset"] == end
         end += size
-    assert len(block) == end + sum(-(-rows * columns // 8) for rows, columns, _ in about["pairs"])
-    return found
+    assert len(buffer) == end + sum(-(-rows * columns // 8) for rows, columns, _ in description["bit_tables"])
+    return result
 
 
 @cache
-def explored_case(name):
-    """A case of `CASES`, its evidence seen: the sentence, the description and the bytes of its page."""
+def explore_case(name):
+    """A case of `CASES` with its evidence: the sentence, the description and the buffer of its page."""
     case = BY_NAME[name]
     s = case.sentence.observe(case.evidence) if case.evidence else case.sentence
     with tempfile.TemporaryDirectory() as folder:
-        return s, *explored(s, Path(folder))
+        return s, *explore_page(s, Path(folder))
 
 
-def stem_of(family):
-    return "_".join(part for part in (family["stack"], family["role"]) if part)
+def get_stem(group):
+    return "_".join(part for part in (group["stack"], group["role"]) if part)
 
 
-def mean_of(s, about, step, role):
-    """The reading averaged over every joint state of the random choices, each done."""
-    names = [told["node"] for told in about["posteriors"]]
+def average_attention(s, description, step, role):
+    """The attention averaged over the joint states of the open choices, each set by do."""
+    names = [posterior["node"] for posterior in description["posteriors"]]
     joint = s.posterior(names)
     total = 0.0
     for state in itertools.product(*map(range, joint.shape)):
@@ -104,64 +104,66 @@ def mean_of(s, about, step, role):
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
 def test_what_is_read_is_what_attention_says(case):
-    s, about, block = explored_case(case.name)
-    found = tables(about, block)
-    for name, (told, table) in found.items():
-        family = about["families"][told["family"]]
-        step, role = family["step"], stem_of(family)
-        states = math.prod(size for _, size in told["choices"])
-        if told["choices"] or not told["mean"]:
-            want = s.attention(step, role=role).double().numpy()
-            want = want.reshape(states, -1, *want.shape[-2:])
-            assert np.abs(table[-states:] - want).max() <= BYTE
-        if told["mean"] and math.prod(len(p["states"]) for p in about["posteriors"]) <= 40:
-            want = mean_of(s, about, step, role).double().numpy()
-            assert np.abs(table[0] - want.reshape(table[0].shape)).max() <= BYTE, name
-        assert told["slots"] == (states if told["choices"] else 0 if told["mean"] else 1) + told["mean"]
-    for member in s.net.network.specs:  # where a reader has no P(j | i), the page says why
-        name = member.group.name
-        if member.has_word_attention and name not in found:
-            assert [note for note in about["notes"] if note.startswith(f"{name}: expected attention")]
+    s, description, buffer = explore_case(case.name)
+    results = unpack_attention(description, buffer)
+    for name, (item, table) in results.items():
+        group = description["groups"][item["group"]]
+        step, role = group["step"], get_stem(group)
+        states = math.prod(size for _, size in item["choices"])
+        if item["choices"] or not item["has_mean"]:
+            expected = s.attention(step, role=role).double().numpy()
+            expected = expected.reshape(states, -1, *expected.shape[-2:])
+            assert np.abs(table[-states:] - expected).max() <= BYTE
+        if item["has_mean"] and math.prod(len(p["states"]) for p in description["posteriors"]) <= 40:
+            expected = average_attention(s, description, step, role).double().numpy()
+            assert np.abs(table[0] - expected.reshape(table[0].shape)).max() <= BYTE, name
+        assert item["num_slots"] == (states if item["choices"] else 0 if item["has_mean"] else 1) + item["has_mean"]
+    for spec in s.net.network.specs:  # where a reader has no P(j | i), the page says why
+        name = spec.group.name
+        if spec.has_word_attention and name not in results:
+            assert [note for note in description["notes"] if note.startswith(f"{name}: expected attention")]
 
 
 def test_posteriors_are_those_of_the_sentence():
     for case in CASES:
-        s, about, _ = explored_case(case.name)
-        for told in about["posteriors"]:
-            before, after = (torch.tensor([row[k] for row in told["states"]]).double() for k in (1, 2))
-            assert (after - s.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
-            assert (before - case.sentence.posterior(told["node"]).double()).abs().max() < 1e-6, case.name
-        assert about["seen"].keys() == set(case.evidence), case.name
+        s, description, _ = explore_case(case.name)
+        for posterior in description["posteriors"]:
+            before, after = (torch.tensor([row[k] for row in posterior["states"]]).double() for k in (1, 2))
+            assert (after - s.posterior(posterior["node"]).double()).abs().max() < 1e-6, case.name
+            assert (before - case.sentence.posterior(posterior["node"]).double()).abs().max() < 1e-6, case.name
+        assert description["evidence"].keys() == set(case.evidence), case.name
 
 
 def test_every_family_has_its_equation_and_facts():
     for case in CASES:
-        s, about, _ = explored_case(case.name)
+        s, description, _ = explore_case(case.name)
         equations, graph = s.net.equations(), s.graph()
-        assert about["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
-        for index, told in enumerate(about["families"]):
-            family = s.ground.template.groups[index]
+        assert description["counts"] == [len(s.ground), s.ground.count_arrows()], case.name
+        for index, item in enumerate(description["groups"]):
+            group = s.ground.template.groups[index]
             first = graph.nodes[s.ground.name(int(s.ground.offsets[index]))]
-            row = about["equations"][told["equation"]]
-            for fact in ("role", "stack", "slice", "learnable", "tpm"):
-                assert told[fact] == first[fact], (case.name, family.name, fact)
-            assert told["name"] == family.name and tuple(told["shape"]) == first["shape"], (case.name, family.name)
-            assert row["latex"] == equations[row["name"]].latex, (case.name, family.name)
-            assert re.fullmatch(rf"{re.escape(family.stem)}(_\S+)?", row["name"]), (case.name, family.name)
-            assert row["math"] is not None and len(row["math"]) == 2, (case.name, family.name)
+            row = description["equations"][item["equation"]]
+            for fact in ("role", "stack", "slice", "tpm"):
+                assert item[fact] == first[fact], (case.name, group.name, fact)
+            assert item["is_learnable"] == first["learnable"], (case.name, group.name)
+            assert item["name"] == group.name and tuple(item["value_shape"]) == first["shape"], (case.name, group.name)
+            assert row["latex"] == equations[row["name"]].latex, (case.name, group.name)
+            assert re.fullmatch(rf"{re.escape(group.stem)}(_\S+)?", row["name"]), (case.name, group.name)
+            assert row["mathml"] is not None and len(row["mathml"]) == 2, (case.name, group.name)
 
 
 NODE = """
 import { readFileSync } from 'node:fs';
-const { Net } = await import(process.argv[1]);
-const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map(([about, block]) => {
-  const net = new Net(about, new Uint8Array(Buffer.from(block, 'base64')));
-  const names = Array.from({ length: net.offsets.at(-1) }, (_, k) => net.name(k));
+const { GroundGraph } = await import(process.argv[1]);
+const answers = JSON.parse(readFileSync(process.argv[2], 'utf8')).map(([description, buffer]) => {
+  const graph = new GroundGraph(description, new Uint8Array(Buffer.from(buffer, 'base64')));
+  const names = Array.from({ length: graph.offsets.at(-1) }, (_, k) => graph.nodeName(k));
   return Object.fromEntries(names.map((name, k) => {
-    if (net.find(name) !== k) throw new Error(`${name} is found at ${net.find(name)}`);
-    const told = { parents: net.parents(k), children: net.children(k), ancestors: net.ancestors([k]),
-      descendants: net.descendants([k]), blanket: net.blanket(k) };
-    return [name, Object.fromEntries(Object.entries(told).map(([what, ids]) => [what, ids.map((id) => names[id])]))];
+    if (graph.findNode(name) !== k) throw new Error(`${name} is found at ${graph.findNode(name)}`);
+    const answers = { parents: graph.parents(k), children: graph.children(k), ancestors: graph.ancestors([k]),
+      descendants: graph.descendants([k]), blanket: graph.blanket(k) };
+    const named = Object.entries(answers).map(([query, ids]) => [query, ids.map((id) => names[id])]);
+    return [name, Object.fromEntries(named)];
   }));
 });
 console.log(JSON.stringify(answers));
@@ -185,24 +187,23 @@ def windowed():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="the front end's graph is asked by node")
 def test_the_front_end_answers_questions_of_structure_as_the_sentence_does(tmp_path):
-    told = [*map(explored_case, BY_NAME), *((s, *explored(s, tmp_path)) for s in windowed())]
-    sentences = [s for s, _, _ in told]
-    (tmp_path / "about.json").write_text(json.dumps([[a, base64.b64encode(b).decode()] for _, a, b in told]))
-    for file in FRONT.glob("*.js"):
+    pages = [*map(explore_case, BY_NAME), *((s, *explore_page(s, tmp_path)) for s in windowed())]
+    sentences = [s for s, _, _ in pages]
+    data, module = tmp_path / "descriptions.json", tmp_path / "ground_graph.mjs"
+    data.write_text(json.dumps([[a, base64.b64encode(b).decode()] for _, a, b in pages]))
+    for file in FRONTEND.glob("*.js"):
         shutil.copy(file, tmp_path / file.with_suffix(".mjs").name)
-    told = subprocess.run(
-        ["node", "--input-type=module", "-e", NODE, (tmp_path / "net.mjs").as_uri(), str(tmp_path / "about.json")],
+    process = subprocess.run(
+        ["node", "--input-type=module", "-e", NODE, module.as_uri(), str(data)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert not told.returncode, told.stderr
-    for s, answers in zip(sentences, json.loads(told.stdout), strict=True):
+    assert not process.returncode, process.stderr
+    for s, answers in zip(sentences, json.loads(process.stdout), strict=True):
         assert list(answers) == s.ground.names
-        asked = {
-            name for group in (s.ground.cut_nodes, s.ground.retained_parents) for name in map(s.ground.name, group)
-        }
-        for name in asked | set(random.Random(0).sample(s.ground.names, min(8, len(s.ground)))):
-            for what, names in answers[name].items():
-                assert names == sorted(set(getattr(s, what)(name)), key=s.ground.id), (repr(s), name, what)
+        changed = {s.ground.name(node) for nodes in (s.ground.cut_nodes, s.ground.retained_parents) for node in nodes}
+        for name in changed | set(random.Random(0).sample(s.ground.names, min(8, len(s.ground)))):
+            for query, names in answers[name].items():
+                assert names == sorted(set(getattr(s, query)(name)), key=s.ground.id), (repr(s), name, query)
 
 
 def small(words="the cat sat", **options):
@@ -211,91 +212,99 @@ def small(words="the cat sat", **options):
 
 def test_do_empties_the_rows_of_what_is_set_and_tells_how_far_states_moved(tmp_path):
     s = small()
-    about, block = explored(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
-    told = tables(about, block)
-    want = s.attention(0).double().numpy()
-    want[1], want[2, 0] = 0, 0
-    assert np.abs(told["a_0"][1][0] - want).max() <= BYTE
+    description, buffer = explore_page(s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)}), tmp_path)
+    results = unpack_attention(description, buffer)
+    expected = s.attention(0).double().numpy()
+    expected[1], expected[2, 0] = 0, 0
+    assert np.abs(results["a_0"][1][0] - expected).max() <= BYTE
     after = s.do({"a_0_1_*": Zero(), "a_0_2_0": torch.ones(4)})
-    assert np.abs(told["a_1"][1][0] - after.attention(1).double().numpy()).max() <= BYTE
-    assert about["done"] == {"a_0_1_0": "zero", "a_0_1_1": "zero", "a_0_1_2": "zero", "a_0_2_0": "a value"}
-    assert len(about["moved"]) == 3
-    for family, moved in about["moved"].items():
-        for word, share in enumerate(moved):
-            name = f"{about['families'][int(family)]['name']}_{word}"
-            far = (after[name] - s[name]).double().norm() / s[name].double().norm()
-            assert share == pytest.approx(float(far), abs=2e-6)
-    assert explored(s, tmp_path)[0]["moved"] is None
+    assert np.abs(results["a_1"][1][0] - after.attention(1).double().numpy()).max() <= BYTE
+    assert description["interventions"] == {
+        "a_0_1_0": "zero",
+        "a_0_1_1": "zero",
+        "a_0_1_2": "zero",
+        "a_0_2_0": "a value",
+    }
+    assert len(description["relative_changes"]) == 3
+    for group, changes in description["relative_changes"].items():
+        for word, change in enumerate(changes):
+            name = f"{description['groups'][int(group)]['name']}_{word}"
+            expected_change = (after[name] - s[name]).double().norm() / s[name].double().norm()
+            assert change == pytest.approx(float(expected_change), abs=2e-6)
+    assert explore_page(s, tmp_path)[0]["relative_changes"] is None
 
 
 def test_slices_and_heads_keep_a_part_of_what_is_read(tmp_path):
     s = small()
-    about, block = explored(s, tmp_path, slices=1, heads=[2, 0])
-    ((name, (_, table)),) = tables(about, block).items()
-    assert name == "a_1" and about["heads"] == [0, 2]
+    description, buffer = explore_page(s, tmp_path, slices=1, heads=[2, 0])
+    ((name, (_, table)),) = unpack_attention(description, buffer).items()
+    assert name == "a_1" and description["heads"] == [0, 2]
     assert np.abs(table[0] - s.attention(1)[[0, 2]].double().numpy()).max() <= BYTE
-    assert len(about["families"]) == len(s.ground.template.groups)  # the structure is there all the same
+    assert len(description["groups"]) == len(s.ground.template.groups)  # the structure is there all the same
 
 
 def test_what_is_given_is_told(tmp_path):
     net = bt.bayesuvius(4, heads=2, slices=2, vocabulary=["a", "b"], observe=Categorical(2))
     s = net.sentence("a b").observe(y_1="b")
-    about, _ = explored(
+    description, _ = explore_page(
         s, tmp_path, posterior="y_0", inclusion=[0.25, 1.0], title="one <two>", detail="words", theme="dark"
     )
-    assert [told["node"] for told in about["posteriors"]] == ["y_0", "c"] and about["seen"] == {"y_1": "b"}
-    assert [row[0] for row in about["posteriors"][0]["states"]] == ["a", "b"]
-    assert about["inclusion"]["shares"] == [[0.25, 1.0]] * 2
-    assert (about["title"], about["detail"], about["theme"]) == ("one <two>", "words", "dark")
+    assert [item["node"] for item in description["posteriors"]] == ["y_0", "c"]
+    assert description["evidence"] == {"y_1": "b"}
+    assert [row[0] for row in description["posteriors"][0]["states"]] == ["a", "b"]
+    assert description["inclusion"]["probabilities"] == [[0.25, 1.0]] * 2
+    assert (description["title"], description["detail"], description["theme"]) == ("one <two>", "words", "dark")
     text = (tmp_path / "page.html").read_text()
     assert "<title>one &lt;two&gt;" in text and 'data-theme="dark"' in text and '"color-scheme" content="dark"' in text
 
 
 def test_the_posterior_of_heads_is_told_with_its_intervals(tmp_path):
-    for net, said in (
+    for net, words in (
         (bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"]), "a b"),
         (bt.encoder_decoder(4, heads=2, slices={"enc": 1, "dec": 2}, vocabulary=["a", "b"]), {"enc": "a", "dec": "b"}),
     ):
-        s, found = net.sentence(said), bt.inclusion(net, [said] * 2, draws=50, interval=0.5, progress=False)
-        told = explored(s, tmp_path, inclusion=found)[0]["inclusion"]
-        assert told["rows"] == list(found.slices) and "2 sentences" in told["note"] and "50%" in told["note"]
-        for name, values in (("shares", found.mean), ("low", found.low), ("high", found.high)):
-            assert np.allclose(told[name], values.numpy(), atol=1e-6)
-        assert np.allclose(told["log_bayes"], found.log_bayes.numpy(), atol=1e-6)
-        s.draw(tmp_path / "b.html", inclusion=found)
+        s, posterior = net.sentence(words), bt.inclusion(net, [words] * 2, draws=50, interval=0.5, progress=False)
+        inclusion = explore_page(s, tmp_path, inclusion=posterior)[0]["inclusion"]
+        assert inclusion["rows"] == list(posterior.slices)
+        assert "2 sentences" in inclusion["note"] and "50%" in inclusion["note"]
+        for name, values in (("probabilities", posterior.mean), ("low", posterior.low), ("high", posterior.high)):
+            assert np.allclose(inclusion[name], values.numpy(), atol=1e-6)
+        assert np.allclose(inclusion["log_bayes"], posterior.log_bayes.numpy(), atol=1e-6)
+        s.draw(tmp_path / "b.html", inclusion=posterior)
         assert (tmp_path / "b.html").read_bytes() == (tmp_path / "page.html").read_bytes()
-    one = bt.inclusion(net, [said], role="dec_cross_a", draws=50, progress=False)
-    assert explored(s, tmp_path, inclusion=one)[0]["inclusion"]["rows"] == ["dec_cross_a_0", "dec_cross_a_1"]
+    one = bt.inclusion(net, [words], role="dec_cross_a", draws=50, progress=False)
+    assert explore_page(s, tmp_path, inclusion=one)[0]["inclusion"]["rows"] == ["dec_cross_a_0", "dec_cross_a_1"]
 
 
 def test_the_posterior_of_other_heads_is_refused(tmp_path):
-    others = bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"])
-    found = bt.inclusion(others, ["a b"], draws=50, progress=False)
+    other_net = bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"])
+    posterior = bt.inclusion(other_net, ["a b"], draws=50, progress=False)
     for net, match in (
         (bt.encoder(4, heads=2, slices=2, vocabulary=["a", "b"]), "4 of a_0; got 2 of them"),
         (bt.encoder(4, heads=4, slices=1, vocabulary=["a", "b"]), "4 of a_1; got no such family"),
         (bt.bayesuvius(4, heads=4, slices=2, vocabulary=["a", "b"]), "4 of a_0; got no such family"),
     ):
         with pytest.raises(BNetError, match=match):
-            net.sentence("a b").explore(tmp_path / "a.html", inclusion=found)
+            net.sentence("a b").explore(tmp_path / "a.html", inclusion=posterior)
     assert not list(tmp_path.iterdir())
 
 
 def test_of_many_states_the_most_probable_are_told(tmp_path):
     net = bt.bayesuvius(4, heads=2, vocabulary=[f"w{k}" for k in range(60)], observe=Categorical(60))
     s = net.sentence("w1 w2")
-    (told, _) = explored(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
+    (posterior, _) = explore_page(s, tmp_path, posterior=["y_1"])[0]["posteriors"]
     p = s.posterior("y_1")
-    best = p.topk(data.MAX_STATES).indices.sort().values.tolist()
-    assert [row[0] for row in told["states"]] == [f"w{k}" for k in best] and told["more"] == 60 - len(best)
+    best = p.topk(page_description.MAX_STATES).indices.sort().values.tolist()
+    assert [row[0] for row in posterior["states"]] == [f"w{k}" for k in best]
+    assert posterior["num_omitted"] == 60 - len(best)
 
 
 def test_words_stay_text(tmp_path):
     s = bt.bayesuvius(4).sentence(HOSTILE)
-    about, _ = explored(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
+    description, _ = explore_page(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
     text = (tmp_path / "page.html").read_text("utf-8")
-    assert [stack["words"] for stack in about["stacks"]] == [[format_token(word) for word in HOSTILE]]
-    assert about["stacks"][0]["whole"] == {
+    assert [stack["words"] for stack in description["stacks"]] == [[format_token(word) for word in HOSTILE]]
+    assert description["stacks"][0]["full_words"] == {
         str(k): format_token(word, None)
         for k, word in enumerate(HOSTILE)
         if format_token(word) != format_token(word, None)
@@ -322,36 +331,36 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
     for theme, palette in PALETTES.items():
         for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEAD_COLOURS[theme]))]:
             assert f"--{name}: {colour}" in sheet
-    assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONT / "style.css").read_text())
-    set_by_script = {"share", "low", "high", "head", "left"}
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONTEND / "style.css").read_text())
+    set_by_script = {"fraction", "low", "high", "head", "left"}
     assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | set_by_script
-    look = explored(small(), tmp_path)[0]["look"]
-    drawn = make_arrow("a", "b", "k", 0.5)
-    assert look["width"][0] + 0.5 * look["width"][1] == pytest.approx(drawn.width)
-    assert look["opacity"][0] + 0.5 * look["opacity"][1] == pytest.approx(drawn.opacity)
-    assert look["dashes"] == {role: list(DASH_PATTERNS[dash]) for role, dash in ROLE_DASHES.items()}
+    style = explore_page(small(), tmp_path)[0]["line_style"]
+    arrow = make_arrow("a", "b", "k", 0.5)
+    assert style["width"][0] + 0.5 * style["width"][1] == pytest.approx(arrow.width)
+    assert style["opacity"][0] + 0.5 * style["opacity"][1] == pytest.approx(arrow.opacity)
+    assert style["dashes"] == {role: list(DASH_PATTERNS[dash]) for role, dash in ROLE_DASHES.items()}
 
 
 def test_the_front_end_is_one_module_that_no_tag_can_end():
-    for last in ("boot", "host"):
-        text = bundle_script(last)
+    for entry_point in ("boot", "widget"):
+        text = bundle_script(entry_point)
         assert "</" not in text and "<!--" not in text and not re.search(r"^import ", text, re.M)
-    assert {file.stem for file in FRONT.glob("*.js")} == {*MODULES, "boot", "host"}
+    assert {file.stem for file in FRONTEND.glob("*.js")} == {*MODULES, "boot", "widget"}
     for k, name in enumerate(MODULES):  # a module imports only what stands before it
-        assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONT / f"{name}.js").read_text(), re.M)) <= set(
+        assert set(re.findall(r'^import .* from "\./(\w+)\.js";$', (FRONTEND / f"{name}.js").read_text(), re.M)) <= set(
             MODULES[:k]
         )
-    for file in FRONT.glob("*.js"):
+    for file in FRONTEND.glob("*.js"):
         assert file.read_text().startswith("// @ts-check\n")
 
 
 def test_formulas_are_lists_of_known_tags():
-    def tags(told):
-        tag, marks, inside = told
-        assert set(marks) <= MATHML_ATTRIBUTES | {"class"}
+    def tags(element):
+        tag, attributes, children = element
+        assert set(attributes) <= MATHML_ATTRIBUTES | {"class"}
         yield tag
-        for part in inside if isinstance(inside, list) else ():
-            yield from tags(part)
+        for child in children if isinstance(children, list) else ():
+            yield from tags(child)
 
     latex = r"\mathrm{norm1}_i^t = \underbrace{\frac{\exp(x)}{\sqrt{2}}}_{P(j \mid i)} \text{if } i"
     assert set(tags(to_mathml(latex))) <= MATHML_TAGS
@@ -363,22 +372,23 @@ def test_formulas_are_lists_of_known_tags():
 
 
 def test_a_sentence_past_the_limit_is_refused_and_told_what_fits(tmp_path, monkeypatch):
-    long = bt.bayesuvius(2, heads=1).sentence(["w"] * (data.MAX_WORDS + 1))
-    with pytest.raises(BudgetError, match=f"at most {data.MAX_WORDS} words; got {data.MAX_WORDS + 1} words"):
+    long = bt.bayesuvius(2, heads=1).sentence(["w"] * (page_description.MAX_WORDS + 1))
+    limit = page_description.MAX_WORDS
+    with pytest.raises(BudgetError, match=f"at most {limit} words; got {limit + 1} words"):
         long.explore(tmp_path / "a.html")
     s = small("a b c d")  # 2 slices of 3 heads of 16 pairs
-    for most, fits in (
+    for maximum, fits in (
         (50, ["slices=range(1)", "heads=range(1)"]),
         (40, ["heads=range(1)"]),
         (20, ["slices=0, heads=range(1)"]),
     ):
-        monkeypatch.setattr(data, "MAX_BYTES", most)
+        monkeypatch.setattr(page_description, "MAX_BYTES", maximum)
         with pytest.raises(BudgetError, match="got 96") as refused:
             s.explore(tmp_path / "a.html")
         assert refused.value.allowed.split(", or ") == fits
-        for told in fits:
-            s.explore(tmp_path / "fits.html", **eval(f"dict({told})"))
-    monkeypatch.setattr(data, "MAX_BYTES", 10)
+        for arguments in fits:
+            s.explore(tmp_path / "fits.html", **eval(f"dict({arguments})"))
+    monkeypatch.setattr(page_description, "MAX_BYTES", 10)
     with pytest.raises(BudgetError, match="a shorter sentence"):
         s.explore(tmp_path / "a.html")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fits.html"]
@@ -430,23 +440,24 @@ def test_large_pages_are_small(tmp_path):
     net = bt.encoder(24, heads=heads, slices=slices, vocabulary=["a", "b", "c"])
     s = net.sentence(["a", "b", "c", "a"] * (words // 4))
     s.explore(tmp_path / "page.html")
-    about, block = read(tmp_path / "page.html")
+    description, buffer = read_page(tmp_path / "page.html")
     reads = heads * slices * words * words
-    assert reads <= len(block) < 1.01 * reads + 1000
-    front = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(block, 4)))
-    worst = front + 4 / 3 * (1.001 * len(block))  # where nothing can be compressed
+    assert reads <= len(buffer) < 1.01 * reads + 1000
+    front_size = (tmp_path / "page.html").stat().st_size - len(base64.b64encode(gzip.compress(buffer, 4)))
+    worst = front_size + 4 / 3 * (1.001 * len(buffer))  # where nothing can be compressed
     assert worst <= 5e6
-    assert about["counts"][0] == len(s.ground)
+    assert description["counts"][0] == len(s.ground)
 
 
 def test_without_words_every_discrete_node_has_its_posterior_and_states_stay_in_view(tmp_path):
     s = textbook().sentence().observe(dysp="yes")
-    about, _ = explored(s, tmp_path)
+    description, _ = explore_page(s, tmp_path)
     oracle = VariableElimination(in_pgmpy(textbook()))
-    assert {told["node"] for told in about["posteriors"]} == set(PARENTS) - {"dysp"}
-    for told in about["posteriors"]:
-        shares = oracle.query([told["node"]], evidence={"dysp": 1}, show_progress=False).values
-        np.testing.assert_allclose([state[2] for state in told["states"]], shares, atol=1e-6)
-    about, _ = explored(jolted(hidden_states()).sentence(), tmp_path)
-    assert {each["name"] for each in about["families"] if each["state"]} == {"x_0", "x_1", "x_2", "x_3"}
-    assert {told["node"] for told in about["posteriors"]} == {f"x_{k}" for k in range(4)} | {f"y_{k}" for k in range(3)}
+    assert {posterior["node"] for posterior in description["posteriors"]} == set(PARENTS) - {"dysp"}
+    for posterior in description["posteriors"]:
+        probs = oracle.query([posterior["node"]], evidence={"dysp": 1}, show_progress=False).values
+        np.testing.assert_allclose([state[2] for state in posterior["states"]], probs, atol=1e-6)
+    description, _ = explore_page(jolted(hidden_states()).sentence(), tmp_path)
+    assert {group["name"] for group in description["groups"] if group["is_state"]} == {"x_0", "x_1", "x_2", "x_3"}
+    nodes = {item["node"] for item in description["posteriors"]}
+    assert nodes == {f"x_{k}" for k in range(4)} | {f"y_{k}" for k in range(3)}

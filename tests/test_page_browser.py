@@ -1,5 +1,5 @@
-"""The page in a real Chromium: what it shows is what the sentence says, read back from the DOM; what people do with it
-works by pointer, keys and screen reader; words stay text; nothing is sent for, and the console is silent."""
+"""The page in a real Chromium: the DOM agrees with the sentence; pointer, keys and screen reader work; words stay text;
+nothing is fetched, and the console is silent."""
 
 import base64
 import itertools
@@ -29,7 +29,7 @@ HOSTILE = [
     "<img src=x onerror=document.title='hacked'>",
     "</script><script>document.title='hacked'</script>",
     "\"quotes\" & 'more'",
-    "{{about}} ${1+1} `x`",
+    "{{description}} ${1+1} `x`",
     "\u202eturned",
     "שלום",
     "😀👩‍👩‍👧",
@@ -43,13 +43,13 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def watched():
-    with watching() as found:
-        yield found
+    with watching() as watched:
+        yield watched
 
 
 @pytest.fixture
 def show(watched, tmp_path):
-    """Opens the page of a sentence; options of the browser begin with `in_`."""
+    """A function that opens the page of a sentence; its options `in_...` are those of the browser."""
 
     def showing(sentence, **options):
         inside = {name[3:]: options.pop(name) for name in list(options) if name.startswith("in_")}
@@ -61,10 +61,10 @@ def show(watched, tmp_path):
 
 
 @cache
-def heads(said=WORDS, **options):
-    """A sentence in a net with heads side by side, jolted so that its words read apart."""
+def heads(words=WORDS, **options):
+    """A sentence in a net with a plate of heads, whose random parameters make its attention uneven."""
     net = bt.bayesuvius(6, slices=2, **{"heads": 3, "combine": "concat", "residual": True, **options})
-    return jolted(net, 0.3).sentence(said)
+    return jolted(net, 0.3).sentence(words)
 
 
 @cache
@@ -88,14 +88,14 @@ def rows(page, part):
     table = page.locator(f'.panel [data-part="{part}"]')
     if (more := table.get_by_role("button", name="all")).count():
         more.click()
-    read = "rows => rows.map(row => [Number(row.dataset.word), Number(row.dataset.share)])"
+    read = "rows => rows.map(row => [Number(row.dataset.word), Number(row.dataset.weight)])"
     return dict(map(tuple, table.locator("tr").evaluate_all(read)))
 
 
 def lines(page, kind):
-    """The arrows of what is pointed at: `{(source, target): share}`."""
+    """The lines of the highlighted boxes, `{(source, target): weight}`."""
     read = "all => all.map(line => [line.dataset.source, line.dataset.target, Number(line.dataset.weight)])"
-    return {(a, b): share for a, b, share in page.locator(f".front .{kind}").evaluate_all(read)}
+    return {(a, b): weight for a, b, weight in page.locator(f".front .{kind}").evaluate_all(read)}
 
 
 def drag(locator, value):
@@ -104,17 +104,17 @@ def drag(locator, value):
     locator.evaluate(move, value)
 
 
-def near(found, wanted):
-    assert found.keys() == wanted.keys()
-    assert all(abs(found[key] - wanted[key]) <= STEP for key in wanted), (found, wanted)
+def check_weights(actual, expected):
+    assert actual.keys() == expected.keys()
+    assert all(abs(actual[key] - expected[key]) <= STEP for key in expected), (actual, expected)
 
 
 def row(table, i):
-    """What word i reads, by word."""
-    return {j: float(share) for j, share in enumerate(table[i])}
+    """Row i of a table of attention, by word."""
+    return {j: float(weight) for j, weight in enumerate(table[i])}
 
 
-# what is shown is what is said
+# the page agrees with the sentence
 
 
 @pytest.mark.slow
@@ -126,39 +126,39 @@ def test_the_panel_tells_what_a_word_reads_in_each_head(show):
             attention = s.attention(slice_).detach()
             table = attention.mean(0) if head == "mean" else attention[head]
             choose(page, f"x_{slice_ + 1}_{word}")
-            near(rows(page, f"reads-a_{slice_}"), {j: float(table[word, j]) for j in range(word + 1)})
+            check_weights(rows(page, f"reads-a_{slice_}"), {j: float(table[word, j]) for j in range(word + 1)})
             choose(page, f"x_{slice_}_{word}")
-            near(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
+            check_weights(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
 
 
 @pytest.mark.slow
 def test_the_heads_that_are_in_are_told_with_their_intervals(show):
     s = heads()
-    found = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
-    for told, wide in ((found, True), (found.mean, False)):
-        with show(s, inclusion=told) as page:
+    posterior = bt.inclusion(s.net, torch.randn(2, 3, 6), draws=60, progress=False)
+    for inclusion, has_interval in ((posterior, True), (posterior.mean, False)):
+        with show(s, inclusion=inclusion) as page:
             cells = page.locator('[data-part="inclusion"] td')
-            shares = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.share))")
-            assert np.allclose(shares, found.mean.flatten().numpy(), atol=1e-6)
-            assert [f"{share:.2f}".removeprefix("0") for share in shares] == cells.all_inner_texts()
-            assert ("from" in cells.first.get_attribute("aria-label")) == wide
+            probs = cells.evaluate_all("all => all.map(cell => Number(cell.dataset.weight))")
+            assert np.allclose(probs, posterior.mean.flatten().numpy(), atol=1e-6)
+            assert [f"{prob:.2f}".removeprefix("0") for prob in probs] == cells.all_inner_texts()
+            assert ("from" in cells.first.get_attribute("aria-label")) == has_interval
 
 
 @pytest.mark.slow
 def test_a_selector_is_averaged_over_its_posterior_or_set_to_a_state(show):
     s = select().observe(y_1=3, y_4=0)
-    share = s.posterior("c").double()
+    posterior = s.posterior("c").double()
     with show(s, detail="words") as page:
-        told = page.locator('[data-posterior="c"] td[data-share]')
-        found = told.evaluate_all("cells => cells.map(cell => Number(cell.dataset.share))")
-        torch.testing.assert_close(torch.tensor(found, dtype=share.dtype), share, atol=1e-5, rtol=0)
+        cells = page.locator('[data-posterior="c"] td[data-weight]')
+        shown = cells.evaluate_all("cells => cells.map(cell => Number(cell.dataset.weight))")
+        torch.testing.assert_close(torch.tensor(shown, dtype=posterior.dtype), posterior, atol=1e-5, rtol=0)
         for state in ("mean", 2):
             page.locator('[name="states"]').select_option(str(state))
             for slice_ in range(2):
                 attention = s.attention(slice_).detach().double()
-                table = torch.tensordot(share, attention, 1) if state == "mean" else attention[state]
+                table = torch.tensordot(posterior, attention, 1) if state == "mean" else attention[state]
                 choose(page, f"x_{slice_ + 1}_4")
-                near(rows(page, f"reads-x_{slice_ + 1}"), row(table, 4))
+                check_weights(rows(page, f"reads-x_{slice_ + 1}"), row(table, 4))
 
 
 @pytest.mark.slow
@@ -166,17 +166,18 @@ def test_the_panel_lists_relatives_as_the_graph_has_them(show):
     s = heads("a b c", mask="causal", heads=2).do({"a_0_1_*": Zero(), "a_1_0_2": Attend([0.5, 0.5, 0])})
     boxes = {"x_1_2": ["x_1_2"], "a_1_0_2": ["a_1_0_2"], "W_o_1_*": ["W_o_1_0", "W_o_1_1"]}
     with show(s, detail="nodes") as page:
-        page.locator('[name="heads"]').check()
+        page.locator('[name="unfold_heads"]').check()
         for box, names in boxes.items():
             page.locator(f'[data-node="{box}"], [data-nodes="{box}"]').click()
-            for kin in ("ancestors", "descendants", *(("parents", "children", "blanket") if len(names) == 1 else ())):
-                wanted = {other for name in names for other in getattr(s, kin)(name)} - set(names)
-                page.locator(f'.panel [data-kin="{kin}"] summary').click()
-                listed = page.locator(f'.panel [data-kin="{kin}"] [data-name]')
-                if wanted:
-                    listed.nth(len(wanted) - 1).wait_for(state="attached")
-                found = listed.evaluate_all("all => all.map(each => each.dataset.name)")
-                assert len(found) == len(wanted) and set(found) == wanted, (box, kin)
+            single = ("parents", "children", "blanket") if len(names) == 1 else ()
+            for relation in ("ancestors", "descendants", *single):
+                expected = {other for name in names for other in getattr(s, relation)(name)} - set(names)
+                page.locator(f'.panel [data-relation="{relation}"] summary').click()
+                listed = page.locator(f'.panel [data-relation="{relation}"] [data-name]')
+                if expected:
+                    listed.nth(len(expected) - 1).wait_for(state="attached")
+                listed_names = listed.evaluate_all("all => all.map(each => each.dataset.name)")
+                assert len(listed_names) == len(expected) and set(listed_names) == expected, (box, relation)
 
 
 @pytest.mark.slow
@@ -186,8 +187,8 @@ def test_what_is_known_of_a_node_is_what_the_graph_says(show):
     with show(s, detail="nodes") as page:
         for name in ("c", "q_0_2", "x_1_3", "x_0_0", "W_q_1"):
             choose(page, name)
-            said = page.locator('[data-fact="tpm"]').inner_text()
-            assert said.split(",")[0] == graph.nodes[name]["tpm"], name
+            tpm_text = page.locator('[data-fact="tpm"]').inner_text()
+            assert tpm_text.split(",")[0] == graph.nodes[name]["tpm"], name
             latex = page.locator('[data-fact="latex"]').text_content()
             (equation,) = [row.name for row in s.net.equations().rows if row.latex == latex]
             assert equation.partition("_")[0] == name.partition("_")[0]
@@ -196,7 +197,7 @@ def test_what_is_known_of_a_node_is_what_the_graph_says(show):
         assert page.locator('[data-fact="kind"]').inner_text() == "set by do"
 
 
-# what people do
+# interaction
 
 
 def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
@@ -204,33 +205,33 @@ def test_hover_shows_what_a_word_reads_and_who_reads_it(show):
     first, second = (np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2))
     with show(s, detail="words") as page:
         assert not lines(page, "line")
-        for least in (0.04, 0.13, 0.3):
-            drag(page.locator('[name="least"]'), least)
+        for min_weight in (0.04, 0.13, 0.3):
+            drag(page.locator('[name="min_weight"]'), min_weight)
             box(page, "x_1_2").hover()
-            strong = [{k: p for k, p in row(table, 2).items() if p >= least} for table in (first, second.T)]
-            near(lines(page, "read"), {(f"x_0_{j}", "x_1_2"): p for j, p in strong[0].items()})
-            near(lines(page, "by"), {("x_1_2", f"x_2_{i}"): p for i, p in strong[1].items()})
-            page.locator(".foot").hover()
-        drag(page.locator('[name="least"]'), 0.05)
+            strong = [{k: p for k, p in row(table, 2).items() if p >= min_weight} for table in (first, second.T)]
+            check_weights(lines(page, "source"), {(f"x_0_{j}", "x_1_2"): p for j, p in strong[0].items()})
+            check_weights(lines(page, "reader"), {("x_1_2", f"x_2_{i}"): p for i, p in strong[1].items()})
+            page.locator(".footer").hover()
+        drag(page.locator('[name="min_weight"]'), 0.05)
         box(page, "x_1_2").hover()
-        dashes = {k: page.locator(f".front .{k}").first.get_attribute("stroke-dasharray") for k in ("read", "by")}
-        assert dashes["read"] is None and dashes["by"]  # colour is not the only sign
+        dashes = {k: page.locator(f".front .{k}").first.get_attribute("stroke-dasharray") for k in ("source", "reader")}
+        assert dashes["source"] is None and dashes["reader"]  # colour is not the only sign
         page.locator('.word[data-word="4"]').hover()
-        assert {target for _, target in lines(page, "read")} == {"x_1_4", "x_2_4"}
-        page.locator(".foot").hover()
+        assert {target for _, target in lines(page, "source")} == {"x_1_4", "x_2_4"}
+        page.locator(".footer").hover()
         assert not lines(page, "line")
 
 
 def test_what_is_set_reads_nothing_and_is_still_read(show):
     s = heads().do(x_1_2=Zero())
     with show(s, detail="words") as page:
-        drag(page.locator('[name="least"]'), 0.0)
+        drag(page.locator('[name="min_weight"]'), 0.0)
         page.locator('[name="top"]').fill("")
-        drawn = sum(page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))"))
+        counts = page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))")
         tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) for t in range(2)]
-        assert drawn == int((np.delete(tables[0], 2, 0) > 0).sum() + (tables[1] > 0).sum())
+        assert sum(counts) == int((np.delete(tables[0], 2, 0) > 0).sum() + (tables[1] > 0).sum())
         box(page, "x_1_2").hover()
-        assert not lines(page, "read") and lines(page, "by")
+        assert not lines(page, "source") and lines(page, "reader")
         choose(page, "x_1_2")
         assert not page.locator('[data-part^="reads-"]').count()
         assert box(page, "x_1_2").locator(".fill-do").count() == 1 and "zero" in page.locator(".panel").inner_text()
@@ -241,19 +242,19 @@ def test_threshold_and_top_choose_the_reads_that_are_drawn(show):
     s = heads()
     tables = [np.rint(255 * s.attention(t).detach().numpy()).mean(0) / 255 for t in range(2)]
 
-    def drawn(page):
+    def count_lines(page):
         return sum(page.locator(".back .lines").evaluate_all("all => all.map((path) => Number(path.dataset.count))"))
 
     with show(s, detail="words") as page:
-        for least, top in ((0.0, 0), (0.15, 0), (0.3, 0), (0.0, 1), (0.12, 2), (1.0, 0)):
-            drag(page.locator('[name="least"]'), least)
+        for min_weight, top in ((0.0, 0), (0.15, 0), (0.3, 0), (0.0, 1), (0.12, 2), (1.0, 0)):
+            drag(page.locator('[name="min_weight"]'), min_weight)
             page.locator('[name="top"]').fill(str(top) if top else "")
-            rest = [np.sort(line)[::-1][: top or None] for table in tables for line in table]
-            wanted = sum(int(((line >= least - 1e-7) & (line > 0)).sum()) for line in rest)
-            assert drawn(page) == wanted == int(page.locator(".foot").get_attribute("data-reads"))
-        drag(page.locator('[name="least"]'), 0.0)
-        page.locator('[name="every"]').uncheck()
-        assert drawn(page) == 0
+            rows = [np.sort(line)[::-1][: top or None] for table in tables for line in table]
+            expected = sum(int(((line >= min_weight - 1e-7) & (line > 0)).sum()) for line in rows)
+            assert count_lines(page) == expected == int(page.locator(".footer").get_attribute("data-reads"))
+        drag(page.locator('[name="min_weight"]'), 0.0)
+        page.locator('[name="all_words"]').uncheck()
+        assert count_lines(page) == 0
 
 
 @pytest.mark.slow
@@ -266,11 +267,11 @@ def test_slices_and_heads_fold_and_unfold(show):
         section.click()
         assert page.get_by_role("button", name="fold slice 1", exact=True).get_attribute("aria-expanded") == "true"
         assert page.locator('[data-nodes="q_1_*_3"]').count() == 1 and not page.locator('[data-nodes^="q_0"]').count()
-        page.locator('[name="heads"]').check()
+        page.locator('[name="unfold_heads"]').check()
         assert {page.locator(f'[data-node="q_1_{h}_3"]').count() for h in range(3)} == {1}
         page.get_by_role("button", name="fold slice 1", exact=True).click()
         assert page.locator("[data-node]").count() == 18
-        page.locator('[data-act="unfold"]').click()
+        page.locator('[data-command="unfold"]').click()
         assert page.locator('[data-node="v_0_2_5"]').count() == page.locator('[data-node="a_1_0_0"]').count() == 1
 
 
@@ -289,25 +290,25 @@ def test_search_marks_words_and_goes_from_one_to_the_next(show):
     with show(heads(), detail="words") as page:
         search = page.locator('[name="search"]')
         search.fill("THE")
-        assert page.locator(".word.found").evaluate_all("all => all.map(w => w.dataset.word)") == ["0", "4"]
+        assert page.locator(".word.match").evaluate_all("all => all.map(w => w.dataset.word)") == ["0", "4"]
         assert page.locator(".status").inner_text().strip()
-        first = page.locator(".node.at").get_attribute("data-node")
+        first = page.locator(".node.focused").get_attribute("data-node")
         search.press("Enter")
-        assert (first, page.locator(".node.at").get_attribute("data-node")) == ("x_0_0", "x_0_4")
+        assert (first, page.locator(".node.focused").get_attribute("data-node")) == ("x_0_0", "x_0_4")
         search.fill("<b>")
-        assert not page.locator(".word.found").count()
+        assert not page.locator(".word.match").count()
 
 
 def test_keys_do_what_the_pointer_does(show):
     with show(heads(), detail="words") as page:
         page.locator(".stage").locator('[tabindex="0"]').focus()
-        at = page.locator(".node.at")
+        focused = page.locator(".node.focused")
         page.keyboard.press("ArrowRight")
-        start = at.get_attribute("data-node")
+        start = focused.get_attribute("data-node")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
-        name = at.get_attribute("data-node")
+        name = focused.get_attribute("data-node")
         word = int(start.rpartition("_")[2]) + 1
         assert re.fullmatch(rf"x_[02]_{word}", name) and name[2] != start[2]
         page.keyboard.press("Enter")
@@ -320,7 +321,7 @@ def test_keys_do_what_the_pointer_does(show):
         count = page.locator("[data-node], [data-nodes]").count()
         page.keyboard.press("f")
         assert page.locator("[data-node], [data-nodes]").count() > count
-        assert at.get_attribute("data-node")
+        assert focused.get_attribute("data-node")
         page.keyboard.press("/")
         page.keyboard.type("cat f")  # letters in the field are letters
         assert page.locator('[name="search"]').input_value() == "cat f"
@@ -331,18 +332,18 @@ def test_keys_do_what_the_pointer_does(show):
 @pytest.mark.slow
 def test_the_page_can_be_dragged(show):
     with show(heads(), detail="nodes", in_size=(700, 420)) as page:
-        page.locator('[data-act="in"]').click(click_count=6)
-        places = [node.bounding_box() for node in page.locator(".node").all()]
-        place = next(p for p in places if 150 < p["x"] < 300 and 150 < p["y"] < 300)
-        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
-        before, drawn = page.locator(".stage").get_attribute("style"), page.locator(".nodes").inner_html()
+        page.locator('[data-command="in"]').click(click_count=6)
+        boxes = [node.bounding_box() for node in page.locator(".node").all()]
+        node_box = next(p for p in boxes if 150 < p["x"] < 300 and 150 < p["y"] < 300)
+        x, y = node_box["x"] + node_box["width"] / 2, node_box["y"] + node_box["height"] / 2
+        before, nodes = page.locator(".stage").get_attribute("style"), page.locator(".nodes").inner_html()
         page.mouse.move(x, y)
         page.mouse.down()
         page.mouse.move(x - 60, y - 40, steps=4)
         page.mouse.up()
         assert page.locator(".stage").get_attribute("style") != before
         assert not page.locator('[data-fact="name"]').count()  # a drag is no click
-        assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", drawn)
+        assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", nodes)
 
 
 def inside(box, around):
@@ -361,19 +362,19 @@ def overlap(one, other):
 
 
 MEASURE = """() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => {
-  const of = (where) => [...document.querySelectorAll(where)].map((each) => each.getBoundingClientRect().toJSON());
-  const parts = ['.view', '.panel', '.foot', '.bar-of-controls'].flatMap(of);
-  done({ parts, main: of('.main')[0], nodes: of('.node'), wide: document.documentElement.clientWidth });
+  const of = (selector) => [...document.querySelectorAll(selector)].map((e) => e.getBoundingClientRect().toJSON());
+  const parts = ['.view', '.panel', '.footer', '.toolbar'].flatMap(of);
+  done({ parts, main: of('.main')[0], nodes: of('.node'), width: document.documentElement.clientWidth });
 })))"""
 
 
 def check_fits(page, case):
-    """All nodes are in the view, which no other part of the page covers."""
-    told = page.evaluate(MEASURE)
-    parts = told["parts"]
+    """Check that all nodes are in the view, and that no other part of the page covers it."""
+    measured = page.evaluate(MEASURE)
+    parts = measured["parts"]
     assert not any(overlap(one, other) for one, other in itertools.combinations(parts, 2)), (case, parts)
-    assert all(part["x"] >= 0 and part["x"] + part["width"] <= told["wide"] for part in parts), (case, parts)
-    assert all(inside(node, told["main"]) for node in told["nodes"]), case
+    assert all(part["x"] >= 0 and part["x"] + part["width"] <= measured["width"] for part in parts), (case, parts)
+    assert all(inside(node, measured["main"]) for node in measured["nodes"]), case
 
 
 @pytest.mark.slow
@@ -387,14 +388,14 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
             start = page.locator(".stage").get_attribute("style")
             page.get_by_role("button", name=f"{section} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {section}")
-            page.locator('[data-act="in"]').click(click_count=3)
+            page.locator('[data-command="in"]').click(click_count=3)
             page.get_by_role("button", name=f"{again} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {again}")
             assert page.locator(".stage").get_attribute("style") == start
-            page.locator('[name="heads"]').check()
+            page.locator('[name="unfold_heads"]').check()
             check_fits(page, f"{width} wide, with heads")
-            page.locator('[name="heads"]').uncheck()
-        page.locator('[data-act="in"]').click(click_count=3)
+            page.locator('[name="unfold_heads"]').uncheck()
+        page.locator('[data-command="in"]').click(click_count=3)
         scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})
         assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # as the reader chose
@@ -403,40 +404,40 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
 def test_the_view_is_saved_as_svg_and_png(show):
     with show(heads(), detail="words") as page:
         box(page, "x_1_2").hover()
-        name, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        name, svg = downloaded(page, page.locator('[data-command="svg"]').click)
         root = ElementTree.fromstring(svg)
         texts = {text.text for text in root.iter("{http://www.w3.org/2000/svg}text")}
         assert name.endswith(".svg") and {"cat", "mat"} <= texts
         paths = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("d")]
         assert paths and all(path.get("stroke", "").startswith(("rgb", "#")) for path in paths)
         assert not re.search(rb"var\(|class=|<script|foreignObject", svg)
-        name, png = downloaded(page, page.locator('[data-act="png"]').click)
+        name, png = downloaded(page, page.locator('[data-command="png"]').click)
         assert name.endswith(".png") and png[:8] == b"\x89PNG\r\n\x1a\n"
-        wide, tall = struct.unpack(">II", png[16:24])
+        width, height = struct.unpack(">II", png[16:24])
         view = page.locator(".view").bounding_box()
-        assert (wide, tall) == (round(2 * view["width"]), round(2 * view["height"]))
+        assert (width, height) == (round(2 * view["width"]), round(2 * view["height"]))
         size = "async (data) => { const i = new Image(); i.src = data; await i.decode(); return i.naturalWidth; }"
-        assert page.evaluate(size, "data:image/png;base64," + base64.b64encode(png).decode()) == wide
+        assert page.evaluate(size, "data:image/png;base64," + base64.b64encode(png).decode()) == width
 
 
-# whatever the words are
+# hostile words and nets without attention
 
 
 def test_hostile_words_stay_text(show):
     net = bt.bayesuvius(4, slices=1, heads=2, vocabulary=HOSTILE, observe=Categorical(3))
     s = net.sentence(HOSTILE).observe(y_1=1)
     with show(s, title=HOSTILE[1] + HOSTILE[0], detail="words") as page:
-        said = page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)")
-        assert said[0].startswith("<img") and said[1].startswith("</script>") and len(said) == len(HOSTILE)
-        assert said == [format_token(word) for word in HOSTILE]
+        shown = page.locator(".word").evaluate_all("all => all.map(word => word.firstChild.data)")
+        assert shown[0].startswith("<img") and shown[1].startswith("</script>") and len(shown) == len(HOSTILE)
+        assert shown == [format_token(word) for word in HOSTILE]
         assert "\u202e" not in page.content() and "\x1b" not in page.content()
         for word in range(len(HOSTILE)):
             choose(page, f"x_0_{word}")
         page.locator('[name="search"]').fill("<img")
-        assert page.locator(".word.found").count() == 1
+        assert page.locator(".word.match").count() == 1
         assert "hacked" in page.title() and page.title() != "hacked"  # the title is told, and not run
         assert not page.locator("img").count() and page.locator("script").count() == 3
-        _, svg = downloaded(page, page.locator('[data-act="svg"]').click)
+        _, svg = downloaded(page, page.locator('[data-command="svg"]').click)
         assert not [e for e in ElementTree.fromstring(svg).iter() if e.tag.rpartition("}")[2] in ("img", "script")]
 
 
@@ -446,24 +447,26 @@ def test_a_net_without_attention_distributions_shows_its_structure(show):
     stack = bt.Stack([node("A", tpm.Weight((3, 3))), mix], [node("x", tpm.Given(3), plates=word)])
     s = bt.BNet(bt.Declaration([stack])).sentence("a b c")
     with show(s) as page:
-        if page.locator('[data-act="unfold"]').count():
-            page.locator('[data-act="unfold"]').click()
+        if page.locator('[data-command="unfold"]').count():
+            page.locator('[data-command="unfold"]').click()
         choose(page, "x_1_1")
-        details = page.locator('[data-kin="ancestors"]')
+        details = page.locator('[data-relation="ancestors"]')
         assert int(details.get_attribute("data-count")) == len(s.ancestors("x_1_1"))
-        assert not page.locator('[name="least"]').count() and not page.locator('.panel [data-part^="reads"]').count()
+        assert (
+            not page.locator('[name="min_weight"]').count() and not page.locator('.panel [data-part^="reads"]').count()
+        )
 
 
-# for every reader
+# accessibility
 
 
-def colours(page, where):
+def colours(page, selector):
     """Text colour and background of an element, as three numbers from 0 to 255 each."""
     read = """element => { let back = element; const of = (e) => getComputedStyle(e).backgroundColor;
       while (back.parentElement && /rgba?\\(.*, 0\\)|transparent/.test(of(back))) back = back.parentElement;
       const style = getComputedStyle(element), ink = element instanceof SVGElement ? style.fill : style.color;
       return [ink, of(back)].map((colour) => colour.match(/[\\d.]+/g).slice(0, 3).map(Number)); }"""
-    return page.locator(where).first.evaluate(read)
+    return page.locator(selector).first.evaluate(read)
 
 
 def contrast(one, other):
@@ -485,11 +488,11 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
         for scheme, theme in itertools.product(("light", "dark"), ("auto", "light", "dark")):
             page.emulate_media(color_scheme=scheme)
             page.locator('[name="theme"]').select_option(theme)
-            wanted = get_palette(scheme if theme == "auto" else theme)
-            for where in (".word", ".panel h2", ".foot", ".panel .small", ".section text", "button"):
-                ink, paper = colours(page, where)
-                assert contrast(ink, paper) >= 4.5, (where, scheme, theme)
-            assert colours(page, "#bnet")[1] == rgb(wanted["paper"])
+            palette = get_palette(scheme if theme == "auto" else theme)
+            for selector in (".word", ".panel h2", ".footer", ".panel .small", ".section text", "button"):
+                ink, paper = colours(page, selector)
+                assert contrast(ink, paper) >= 4.5, (selector, scheme, theme)
+            assert colours(page, "#bnet")[1] == rgb(palette["paper"])
 
 
 def test_what_is_asked_for_comes_before_what_the_reader_likes_and_nothing_moves_for_who_wants_it_still(show):
@@ -508,17 +511,17 @@ def test_a_screen_reader_is_told_what_there_is(show):
         assert rows.count() == 3 and rows.first.get_by_role("gridcell").count() == 6
         assert page.get_by_role("gridcell", name="x_1_2, “sat”").count() == 1
         for role in ("button", "combobox", "slider", "spinbutton", "checkbox", "searchbox"):
-            for each in page.get_by_role(role).all():
-                named = re.search(r'"[^"]+"', each.aria_snapshot().splitlines()[0])
-                assert named, (role, each.evaluate("e => e.outerHTML"))
+            for element in page.get_by_role(role).all():
+                named = re.search(r'"[^"]+"', element.aria_snapshot().splitlines()[0])
+                assert named, (role, element.evaluate("e => e.outerHTML"))
         assert page.locator(".back, .front").evaluate_all("all => all.every(e => e.getAttribute('aria-hidden'))")
         focusable = page.get_by_role("gridcell").evaluate_all("all => all.filter(e => e.tabIndex === 0).length")
         assert focusable == 1  # one stop of Tab; arrows go on from there
         page.get_by_role("gridcell", name="x_1_2, “sat”").focus()
-        told = page.locator(".status").inner_text()
+        status = page.locator(".status").inner_text()
         best = s.attention(0).detach().mean(0)[2]
         j = int(best.argmax())
-        assert "x_1_2" in told and f"reads “{s.words[j]}” {float(best[j]):.2f}" in told.replace("\xa0", " ")
+        assert "x_1_2" in status and f"reads “{s.words[j]}” {float(best[j]):.2f}" in status.replace("\xa0", " ")
         assert page.locator("html").get_attribute("lang") == "en" and page.get_by_role("main").count() == 1
 
 
@@ -527,13 +530,13 @@ def test_keys_are_heard_at_once_and_every_control_is_reached_by_tab(show):
     with show(heads(), detail="words") as page:
         page.keyboard.press("/")
         page.keyboard.type("mat")
-        assert page.locator(".word.found").count() == 1
+        assert page.locator(".word.match").count() == 1
         focused = """() => { const e = document.activeElement;
-          const names = ['name', 'data-act', 'data-section', 'data-node'];
+          const names = ['name', 'data-command', 'data-slice-section', 'data-node'];
           return names.map((name) => e.getAttribute(name)).find(Boolean) ?? e.tagName; }"""
-        seen = set()
+        reached = set()
         for _ in range(40):
             page.keyboard.press("Tab")
-            seen.add(page.evaluate(focused))
-        assert {"head", "least", "top", "every", "search", "svg", "png", "theme", "fit"} <= seen
-        assert any(name.startswith("x_") for name in seen)
+            reached.add(page.evaluate(focused))
+        assert {"head", "min_weight", "top", "all_words", "search", "svg", "png", "theme", "fit"} <= reached
+        assert any(name.startswith("x_") for name in reached)

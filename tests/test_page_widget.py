@@ -1,5 +1,4 @@
-"""The widget: what its page asks for is what `do` does, by the messages that the front end sends; what is shown where
-widgets cannot run."""
+"""The widget: messages of the front end do what `do` does; and what is shown where widgets cannot run."""
 
 import base64
 import contextlib
@@ -20,7 +19,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Categorical
 from tests.browsing import needs_chromium, watching
-from tests.test_page import bits_of
+from tests.test_page import unpack_bit_table
 
 pytest.importorskip("anywidget", reason='the widget: pip install "bnet-transformer[notebook]"')
 
@@ -29,13 +28,13 @@ WORDS = "the cat sat on the mat"
 
 @pytest.fixture(scope="module")
 def watched():
-    with watching() as found:
-        yield found
+    with watching() as watched:
+        yield watched
 
 
 @pytest.fixture(scope="module")
 def concat():
-    """A sentence whose heads are side by side."""
+    """A sentence in a net with a plate of heads."""
     return bt.bayesuvius(6, slices=2, heads=3, combine="concat", residual=True).sentence(WORDS)
 
 
@@ -45,77 +44,78 @@ def select():
     return bt.bayesuvius(6, slices=2, heads=3, observe=Categorical(5)).sentence(WORDS)
 
 
-class Told:
-    """A widget without a kernel: messages go in by `ask`, and what it answers is kept."""
+class WidgetHarness:
+    """A widget without a kernel: `send` gives it a message and records its answer."""
 
     def __init__(self, sentence, monkeypatch):
         self.widget = sentence.widget()
         self.answers = []
         monkeypatch.setattr(self.widget, "send", lambda content, buffers=None: self.answers.append(content))
 
-    def ask(self, **content):
+    def send(self, **content):
         self.widget._handle_custom_msg({"id": len(self.answers) + 1, **content}, [])
         assert self.answers[-1]["id"] == len(self.answers)
         return self.answers[-1].get("error")
 
 
-def shown(about, block, slice_, slot=0):
-    """`P(j | i)` of a slice as the page has it: `[plate, word, word]`, from the description and the block."""
-    reading = next(r for r in about["readings"] if about["families"][r["family"]]["step"] == slice_)
-    pairs = bits_of(about, block, reading["pairs"])
-    size = int(pairs.sum()) * reading["plates"]
-    own = np.frombuffer(block, np.uint8)[reading["at"] + slot * size :][:size].reshape(reading["plates"], -1)
-    table = np.zeros((reading["plates"], *pairs.shape))
-    table[:, pairs] = own / about["steps"]
+def unpack_slice(description, buffer, slice_, slot=0):
+    """`P(j | i)` of a slice in the page, `[plate, word, word]`, from the description and the buffer."""
+    item = next(r for r in description["attention"] if description["groups"][r["group"]]["step"] == slice_)
+    mask = unpack_bit_table(description, buffer, item["mask"])
+    size = int(mask.sum()) * item["num_plates"]
+    values = np.frombuffer(buffer, np.uint8)[item["offset"] + slot * size :][:size].reshape(item["num_plates"], -1)
+    table = np.zeros((item["num_plates"], *mask.shape))
+    table[:, mask] = values / description["quantization_steps"]
     return table
 
 
-def is_shown(widget, sentence, slices=(0, 1)):
-    """Whether the traits of a widget hold the attention of a sentence, to the steps that the page states."""
+def check_attention(widget, sentence, slices=(0, 1)):
+    """Check that the traits of a widget have the attention of a sentence, to the resolution of the page."""
     for slice_ in slices:
-        wanted = sentence.attention(slice_).detach().reshape(-1, len(sentence.words), len(sentence.words)).numpy()
-        found = shown(widget.about, widget.block, slice_)
-        assert np.abs(found - wanted).max() <= 0.5 / widget.about["steps"] + 1e-6
+        expected = sentence.attention(slice_).detach().reshape(-1, len(sentence.words), len(sentence.words)).numpy()
+        actual = unpack_slice(widget.description, widget.buffer, slice_)
+        assert np.abs(actual - expected).max() <= 0.5 / widget.description["quantization_steps"] + 1e-6
 
 
 def test_switching_a_head_off_is_do_and_back(concat, monkeypatch):
-    told = Told(concat, monkeypatch)
-    is_shown(told.widget, concat)
-    assert told.ask(do=[["a_0_1_*", {"set": "zero"}]]) is None
+    harness = WidgetHarness(concat, monkeypatch)
+    check_attention(harness.widget, concat)
+    assert harness.send(do=[["a_0_1_*", {"set": "zero"}]]) is None
     without = concat.do({"a_0_1_*": Zero()})
-    torch.testing.assert_close(told.widget.sentence["x_2_3"], without["x_2_3"])
+    torch.testing.assert_close(harness.widget.sentence["x_2_3"], without["x_2_3"])
     assert not torch.allclose(without["x_2_3"], concat["x_2_3"])
-    is_shown(told.widget, without, [1])
-    assert set(told.widget.about["done"]) == {f"a_0_1_{i}" for i in range(6)}
-    assert told.ask(undo=["a_0_1_*"]) is None
-    is_shown(told.widget, concat)
-    assert not told.widget.about["done"]
+    check_attention(harness.widget, without, [1])
+    assert set(harness.widget.description["interventions"]) == {f"a_0_1_{i}" for i in range(6)}
+    assert harness.send(undo=["a_0_1_*"]) is None
+    check_attention(harness.widget, concat)
+    assert not harness.widget.description["interventions"]
 
 
 def test_patching_words_adds_up_and_is_undone_together(concat, monkeypatch):
-    told = Told(concat, monkeypatch)
-    assert told.ask(do=[["x_1_2", {"set": "node", "from": "x_1_4"}]]) is None
-    assert told.ask(do=[["x_0_5", {"set": "zero"}]]) is None
-    wanted = concat.do(x_1_2=concat["x_1_4"]).do(x_0_5=Zero())
-    is_shown(told.widget, wanted)
-    torch.testing.assert_close(told.widget.sentence["x_2_2"], wanted["x_2_2"])
-    assert told.ask(undo=[]) is None
-    assert told.widget.sentence is concat
-    is_shown(told.widget, concat)
+    harness = WidgetHarness(concat, monkeypatch)
+    assert harness.send(do=[["x_1_2", {"set": "node", "from": "x_1_4"}]]) is None
+    assert harness.send(do=[["x_0_5", {"set": "zero"}]]) is None
+    expected = concat.do(x_1_2=concat["x_1_4"]).do(x_0_5=Zero())
+    check_attention(harness.widget, expected)
+    torch.testing.assert_close(harness.widget.sentence["x_2_2"], expected["x_2_2"])
+    assert harness.send(undo=[]) is None
+    assert harness.widget.sentence is concat
+    check_attention(harness.widget, concat)
 
 
 def test_a_selector_is_set_to_a_state(select, monkeypatch):
-    told = Told(select, monkeypatch)
-    assert told.ask(do=[["c", {"set": "state", "state": 2}]]) is None
-    wanted = select.do(c=2)
-    is_shown(told.widget, wanted)
-    assert told.ask(do=[["x_1_0", {"set": "node", "from": "x_1_5"}]]) is None
-    patched = wanted.do(x_1_0=wanted["x_1_5"])
-    torch.testing.assert_close(told.widget.sentence["x_2_3"], patched["x_2_3"])
-    is_shown(told.widget, patched, [1])
-    before = wanted.attention(0).detach().numpy()
-    found = shown(told.widget.about, told.widget.block, 0)[0]
-    assert not found[0].any() and np.abs(found[1:] - before[1:]).max() < 0.002  # what is set reads nothing
+    harness = WidgetHarness(select, monkeypatch)
+    assert harness.send(do=[["c", {"set": "state", "state": 2}]]) is None
+    expected = select.do(c=2)
+    check_attention(harness.widget, expected)
+    assert harness.send(do=[["x_1_0", {"set": "node", "from": "x_1_5"}]]) is None
+    patched = expected.do(x_1_0=expected["x_1_5"])
+    torch.testing.assert_close(harness.widget.sentence["x_2_3"], patched["x_2_3"])
+    check_attention(harness.widget, patched, [1])
+    before = expected.attention(0).detach().numpy()
+    actual = unpack_slice(harness.widget.description, harness.widget.buffer, 0)[0]
+    assert not actual[0].any()  # a node that is set attends to nothing
+    assert np.abs(actual[1:] - before[1:]).max() < 0.002
 
 
 REFUSED = [
@@ -132,24 +132,25 @@ REFUSED = [
 
 
 def test_what_cannot_be_done_is_told_and_changes_nothing(select, monkeypatch):
-    told = Told(select, monkeypatch)
-    before = told.widget.about, told.widget.block
+    harness = WidgetHarness(select, monkeypatch)
+    before = harness.widget.description, harness.widget.buffer
     for content in REFUSED:
-        assert told.ask(**content), content
-        assert told.widget.sentence is select and (told.widget.about, told.widget.block) == before, content
+        assert harness.send(**content), content
+        assert harness.widget.sentence is select, content
+        assert (harness.widget.description, harness.widget.buffer) == before, content
 
 
 def test_a_fault_is_told_to_the_page_and_raised(select, monkeypatch):
-    told = Told(select, monkeypatch)
+    harness = WidgetHarness(select, monkeypatch)
 
     def fails(sentence):
         raise RuntimeError("out of memory")
 
-    told.widget._describe = fails
+    harness.widget._describe = fails
     with pytest.raises(RuntimeError):
-        told.widget._handle_message(None, {"id": 1, "undo": []}, [])
-    assert told.answers == [{"id": 1, "error": "out of memory"}]
-    assert told.widget.sentence is select
+        harness.widget._handle_message(None, {"id": 1, "undo": []}, [])
+    assert harness.answers == [{"id": 1, "error": "out of memory"}]
+    assert harness.widget.sentence is select
 
 
 def test_without_a_kernel_a_sentence_shows_its_figure(select):
@@ -205,19 +206,19 @@ def test_importing_the_package_does_not_import_anywidget():
 # in a browser, with what a notebook's front end does
 
 CELL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>a cell</title><body><div id="cell"></div>"""
-RUN = """async ([script, style, about, block]) => {
+RUN = """async ([script, style, description, buffer]) => {
   const bytes = (text) => new DataView(Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)).buffer);
-  const heard = {}, traits = { about, block: bytes(block) };
-  const fire = (what, told) => (heard[what] ?? []).forEach((call) => call(told));
+  const listeners = {}, traits = { description, buffer: bytes(buffer) };
+  const fire = (event, value) => (listeners[event] ?? []).forEach((listener) => listener(value));
   const model = {
     get: (name) => traits[name],
-    on: (what, call) => (heard[what] ??= []).push(call),
-    off: (what, call) => { heard[what] = heard[what].filter((other) => other !== call); },
+    on: (event, listener) => (listeners[event] ??= []).push(listener),
+    off: (event, listener) => { listeners[event] = listeners[event].filter((other) => other !== listener); },
     send: async (content) => {
       const { answer, changed } = await window.toPython(content);
       fire("msg:custom", answer);  // a notebook may hear the answer before its traits have changed
       await new Promise((done) => setTimeout(done, 5));
-      for (const [name, value] of Object.entries(changed)) traits[name] = name === "block" ? bytes(value) : value;
+      for (const [name, value] of Object.entries(changed)) traits[name] = name === "buffer" ? bytes(value) : value;
       for (const name of Object.keys(changed)) fire(`change:${name}`);
     },
   };
@@ -226,103 +227,101 @@ RUN = """async ([script, style, about, block]) => {
   document.adoptedStyleSheets = [sheet];
   const module = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
   window.leave = await module.default.render({ model, el: document.getElementById("cell") });
-  window.heeded = () => Object.values(heard).flat().length;
+  window.countListeners = () => Object.values(listeners).flat().length;
 }"""
 
 
 @contextlib.contextmanager
-def cell(watched, tmp_path, told):
+def cell(watched, tmp_path, harness):
     """The widget in a page; its messages go to the Python side and back."""
-    widget, file = told.widget, tmp_path / "cell.html"
+    widget, file = harness.widget, tmp_path / "cell.html"
     file.write_text(CELL)
 
-    def held():
-        return {"about": widget.about, "block": base64.b64encode(widget.block).decode()}
+    def get_traits():
+        return {"description": widget.description, "buffer": base64.b64encode(widget.buffer).decode()}
 
     def to_python(content):
-        before = held()
-        told.ask(**{name: value for name, value in content.items() if name != "id"})
-        answer = {**told.answers[-1], "id": content["id"]}
-        return {"answer": answer, "changed": {n: value for n, value in held().items() if value != before[n]}}
+        before = get_traits()
+        harness.send(**{name: value for name, value in content.items() if name != "id"})
+        answer = {**harness.answers[-1], "id": content["id"]}
+        return {"answer": answer, "changed": {n: value for n, value in get_traits().items() if value != before[n]}}
 
     with watched.opened(file, ready="#cell") as page:
         if not hasattr(watched, "to_python"):
             page.expose_function("toPython", lambda content: watched.to_python(content))
         watched.to_python = to_python
-        page.evaluate(RUN, [widget._esm, widget._css, *held().values()])
+        page.evaluate(RUN, [widget._esm, widget._css, *get_traits().values()])
         yield page
 
 
-def reads(page, name, part):
-    """What a word reads as the panel tells it."""
+def read_weights(page, name, part):
+    """The attention weights of a word in the panel."""
     page.locator(f'[data-node="{name}"]').click()
     page.wait_for_selector(f'.panel [data-fact="name"]:text-is("{name}")')
     rows = page.locator(f'.panel [data-part="{part}"] tr')
     return dict(
-        map(tuple, rows.evaluate_all("rows => rows.map(r => [Number(r.dataset.word), Number(r.dataset.share)])"))
+        map(tuple, rows.evaluate_all("rows => rows.map(r => [Number(r.dataset.word), Number(r.dataset.weight)])"))
     )
 
 
-def agree(found, row):
-    assert len(found) == len(row)
-    assert all(abs(found[j] - float(share)) <= 0.5 / 255 + 6e-5 for j, share in enumerate(row))
+def check_row(actual, row):
+    assert len(actual) == len(row)
+    assert all(abs(actual[j] - float(weight)) <= 0.5 / 255 + 6e-5 for j, weight in enumerate(row))
 
 
 @pytest.mark.slow
 @needs_chromium
 def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
-    told, sat = Told(concat, monkeypatch), 2
-    with cell(watched, tmp_path, told) as page:
+    harness, sat = WidgetHarness(concat, monkeypatch), 2
+    with cell(watched, tmp_path, harness) as page:
         page.locator('[data-switch="a_0_1"]').click()  # a head is switched off ...
         page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="false"]')
         off = concat.do({"a_0_1_*": Zero()})
-        agree(reads(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
+        check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
         page.locator(f'[data-node="x_1_{sat}"]').click()  # ... a word is patched ...
-        page.locator('[data-do="patch"]').select_option("4")
+        page.locator('[data-action="patch"]').select_option("4")
         page.wait_for_selector(".fill-do")
         both = off.do({f"x_1_{sat}": off["x_1_4"]})
-        agree(reads(page, "x_2_0", "reads-a_1"), both.attention(1).detach().mean(0)[0])
-        torch.testing.assert_close(told.widget.sentence["x_2_0"], both["x_2_0"])
+        check_row(read_weights(page, "x_2_0", "reads-a_1"), both.attention(1).detach().mean(0)[0])
+        torch.testing.assert_close(harness.widget.sentence["x_2_0"], both["x_2_0"])
         page.keyboard.press("Escape")
         page.locator('[data-switch="a_0_1"]').click()  # ... the head is on again ...
         page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="true"]')
-        alone = concat.do({f"x_1_{sat}": off["x_1_4"]})
-        agree(reads(page, "x_2_5", "reads-a_1"), alone.attention(1).detach().mean(0)[5])
+        patched = concat.do({f"x_1_{sat}": off["x_1_4"]})
+        check_row(read_weights(page, "x_2_5", "reads-a_1"), patched.attention(1).detach().mean(0)[5])
         page.keyboard.press("Escape")
-        page.locator('[data-do="undo-all"]').click()  # ... and all is as it was
+        page.locator('[data-action="undo-all"]').click()  # ... and all is as it was
         page.wait_for_selector(".fill-do", state="detached")
-        agree(reads(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
+        check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
         page.evaluate("() => window.leave()")
-        assert page.evaluate("() => window.heeded()") == 0 and not page.locator(".node").count()
+        assert page.evaluate("() => window.countListeners()") == 0 and not page.locator(".node").count()
 
 
 @pytest.mark.slow
 @needs_chromium
 def test_of_many_states_each_button_sets_its_own(watched, tmp_path, monkeypatch):
-    many = bt.bayesuvius(2, heads=40).sentence("a b")
-    logits = {name: torch.linspace(-3, 3, 40) for name in many.net.parameters if name == "c.logits"}
-    told = Told(many.net.replace(logits).sentence("a b"), monkeypatch)
-    with cell(watched, tmp_path, told) as page:
+    sentence = bt.bayesuvius(2, heads=40).sentence("a b")
+    logits = {name: torch.linspace(-3, 3, 40) for name in sentence.net.parameters if name == "c.logits"}
+    harness = WidgetHarness(sentence.net.replace(logits).sentence("a b"), monkeypatch)
+    with cell(watched, tmp_path, harness) as page:
         page.locator('[data-node="c"]').click()
-        assert not page.locator('[data-do="state-3"]').count()  # the least probable are not listed
-        page.locator('[data-do="state-39"]').click()
+        assert not page.locator('[data-action="state-3"]').count()  # the least probable are not listed
+        page.locator('[data-action="state-39"]').click()
         page.wait_for_selector('[data-node="c"] .fill-do')
-    assert told.widget.about["done"] == {"c": "39"}
+    assert harness.widget.description["interventions"] == {"c": "39"}
 
 
 @pytest.mark.slow
 @needs_chromium
 def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, monkeypatch):
-    told = Told(select, monkeypatch)
-    with cell(watched, tmp_path, told) as page:
+    harness = WidgetHarness(select, monkeypatch)
+    with cell(watched, tmp_path, harness) as page:
         page.locator('[data-node="x_1_0"]').click()
-        page.locator('[data-do="patch"]').select_option("5")  # c is open: a value has a state for each head
-        page.wait_for_function("() => document.querySelector('.foot').textContent.includes('x_1_0')")
-        assert (
-            told.widget.sentence is select
-            and page.locator(".status").inner_text() in page.locator(".foot").inner_text()
-        )
+        page.locator('[data-action="patch"]').select_option("5")  # c is open: a value has a state for each head
+        page.wait_for_function("() => document.querySelector('.footer').textContent.includes('x_1_0')")
+        assert harness.widget.sentence is select
+        assert page.locator(".status").inner_text() in page.locator(".footer").inner_text()
         page.locator('[data-node="c"]').click()
-        page.locator('[data-do="state-2"]').click()
+        page.locator('[data-action="state-2"]').click()
         page.wait_for_selector('[data-node="c"] .fill-do')
-        agree(reads(page, "x_2_4", "reads-x_2"), select.do(c=2).attention(1).detach()[4])
+        check_row(read_weights(page, "x_2_4", "reads-x_2"), select.do(c=2).attention(1).detach()[4])

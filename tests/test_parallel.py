@@ -14,7 +14,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
-from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, compute_digest, single_process
+from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, single_process
+from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
@@ -177,7 +178,13 @@ def test_what_one_has_made_alone_answers_no_question_of_all(monkeypatch, world, 
     f, query = jobs.fit(jobs.mixture(), jobs.vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: query.append(1) or torch.zeros(1))
-    for remaining, count in ((single_process, 1), (single_process, 1), (nullcontext, once), (nullcontext, once), (single_process, once)):
+    for remaining, count in (
+        (single_process, 1),
+        (single_process, 1),
+        (nullcontext, once),
+        (nullcontext, once),
+        (single_process, once),
+    ):
         with remaining():
             f.log_likelihoods  # noqa: B018
         assert len(query) == count

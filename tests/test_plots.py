@@ -160,12 +160,12 @@ def test_reads_matrix_entropies_and_flow(s):
     mass, flows = propagate_flow(read.chain.numpy(), read.weights.numpy(), 3)
     assert np.allclose(mass[0], read.matrix[3].numpy()) and np.allclose(mass.sum(1), 1)
     assert np.allclose(flows.sum(1), mass[:-1]) and np.allclose(flows.sum(2), mass[1:])
-    figure = bt.plot(read, word=3, least=0)
+    figure = bt.plot(read, word=3, min_weight=0)
     (path,) = [line for line in figure.axes[0].lines if line.get_gid() == "path"]
     assert tuple(path.get_ydata()) == read.paths(3)[0].words
     shares = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
     assert shares == [format_fraction(share) for share in read.matrix[3].tolist() if share > 0]
-    hidden = bt.plot(read, word=3, least=0.2)
+    hidden = bt.plot(read, word=3, min_weight=0.2)
     assert any("Left out: " in t.get_text() for t in hidden.texts)
 
 
@@ -372,7 +372,7 @@ def test_many_bars_keep_the_greatest_and_tell_the_rest():
 @pytest.mark.slow
 def test_hostile_words_are_shown_and_break_nothing():
     s = bt.bayesuvius(dim=4, heads=2).sentence(list(HOSTILE))
-    for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, least=0), bt.plot(s.tan_tree())):
+    for figure in (bt.plot(s.do(c=0), slice=0), bt.plot(s.reads(), word=6, min_weight=0), bt.plot(s.tan_tree())):
         written = saved(figure, "svg")
         given = "".join(ElementTree.fromstring(written).itertext())
         assert "<script>alert" in given

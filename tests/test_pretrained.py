@@ -12,7 +12,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.source import wrap_state_dict
-from bnet_transformer.pretrained.weight_mapping import canonical_key, map_parameters, weights_to_parameters
+from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters, weights_to_parameters
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, config, random_model
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}
@@ -134,7 +134,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         torch.testing.assert_close(s.attention(t).flatten(0, -3), peer[0].detach(), rtol=1e-9, atol=1e-9)
     peer = model(ids, attention_mask=present.long(), output_hidden_states=True, output_attentions=True)
     module = net.module().eval()
-    readings, values = module.readings(ids, present, want=["x_1"])
+    readings, values = module.attention_weights(ids, present, want=["x_1"])
     torch.testing.assert_close(values["x_1"][present], module(ids, present, want=["x_1"])["x_1"][present])
     for t, other in enumerate(peer.attentions):
         rows = present[:, None, :, None]
@@ -148,12 +148,14 @@ def test_states_attention_and_gradients_are_transformers(name, options):
         weight = weight * present[..., None]
     (other * weight).sum().backward()
     actual = torch.autograd.grad((our_value * weight).sum(), list(module.store.values()), allow_unused=True)
-    held = {canonical_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None}
+    held = {
+        canonicalize_key(family, key): value.grad for key, value in model.named_parameters() if value.grad is not None
+    }
     scale = max(float(grad.abs().max()) for grad in held.values())
     gradients = dict(zip((name.replace("/", ".") for name in module.store), actual, strict=True))
     checked = 0
     for entry in map_parameters(net.network, family):
-        keys = [canonical_key(family, key) for key in entry.keys]
+        keys = [canonicalize_key(family, key) for key in entry.keys]
         peer = next((held[key] for key in keys if key in held), None)
         if gradients[entry.name] is None:
             assert peer is None or not peer.any()

@@ -53,7 +53,7 @@ def asked(case: Case, dtype: torch.dtype = D) -> Asked:
         y[family.name].view(-1, *value.shape)[at] = value
         observed[family.name].view(-1)[at] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
-    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "seen": observed})
+    return Asked(s, PyroModel(s.net.network), {"given": given, "y": y, "observed_mask": observed})
 
 
 def with_tables(asked: Asked) -> tuple[PyroModel, float]:
@@ -196,7 +196,7 @@ def test_do_and_condition_on_a_selector_and_a_readout():
 def test_do_of_each_words_own_choice():
     net, model, x = small(per="word")
     c = torch.tensor([[0, 2, 1], [1, 1, 0]])
-    result = model(x, do={"c_0": c}, want=["x_1"])["x_1"]
+    result = model(x, do={"c_0": c}, record=["x_1"])["x_1"]
     done = net.sentence(x=x[0]).do({f"c_0_{i}": int(state) for i, state in enumerate(c[0])})
     torch.testing.assert_close(result[0, 0], torch.stack([done[f"x_1_{i}"] for i in range(3)]))
 
@@ -204,7 +204,7 @@ def test_do_of_each_words_own_choice():
 def test_do_of_a_deterministic_family():
     net, model, x = small(slices=2)
     patch = torch.randn(2, 3, 4, dtype=D)
-    result = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, want=["x_2"])["x_2"]
+    result = model(x, do={"x_1": patch, "c": torch.tensor([2, 2])}, record=["x_2"])["x_2"]
     nodes = {f"x_1_{i}": patch[0, i] for i in range(3)}
     torch.testing.assert_close(result[0, 1], net.sentence(x=x[0]).do({**nodes, "c": 2})["x_2_1"])
 
@@ -218,7 +218,7 @@ def test_conditioning_what_is_no_site_is_an_error():
         ({"c": torch.tensor([0, 1])}, "the 2 dims of sentence, plates and word"),
     ):
         with pytest.raises(bt.BNetError, match=given):
-            pyro.condition(model, data=data)(x, want=["x_1"])
+            pyro.condition(model, data=data)(x, record=["x_1"])
     with pytest.raises(bt.BNetError, match="do on x_1"):
         poutine.do(model, data={"x_1": torch.zeros(2, 3, 4)})(x)
 
@@ -278,8 +278,8 @@ def test_what_handlers_bring_in_is_checked(name, value, in_data, told):
 def test_do_sets_all_sentences_to_one_value_and_condition_sees_each():
     _, model, x = small()
     one = model.data({"c": torch.tensor([2])})
-    done = poutine.do(model, data=one)(x, want=["x_1"])["x_1"]
-    assert done.equal(model(x, do={"c": torch.tensor(2)}, want=["x_1"])["x_1"])
+    done = poutine.do(model, data=one)(x, record=["x_1"])["x_1"]
+    assert done.equal(model(x, do={"c": torch.tensor(2)}, record=["x_1"])["x_1"])
     with pytest.raises(bt.BNetError, match=r"condition on c: expected shape \(2, 1\)"):
         pyro.condition(model, data=one)(x)
 
@@ -326,7 +326,7 @@ def test_what_is_not_seen_changes_no_gradient():
         given = torch.where(shown.unsqueeze(-1), y, hidden)
         free = torch.zeros_like(sigma, requires_grad=True)
         trace = poutine.trace(model).get_trace(
-            x, given, seen={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
+            x, given, observed_mask={"y": shown}, do={"c": torch.tensor([0, 1])}, parameters={"y.log_sigma": free}
         )
         result.append(torch.autograd.grad(trace.log_prob_sum(), free)[0])
     assert result[0].isfinite().all() and result[0].equal(result[1])
@@ -361,10 +361,10 @@ REFUSED = [
     ({"y": torch.zeros(2, 3)}, "whole numbers"),
     ({"y": torch.full((2, 3), 3)}, "states from 0 to 2"),
     ({"y": {"x_1": torch.zeros(2, 3, 4)}}, "random family of y"),
-    ({"seen": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
-    ({"y": {"c": torch.tensor([0, 1])}, "seen": {"c": torch.tensor([True, False])}}, "a readout"),
+    ({"observed_mask": {"y": torch.ones(2, 3, dtype=torch.bool)}}, "what is seen, in y"),
+    ({"y": {"c": torch.tensor([0, 1])}, "observed_mask": {"c": torch.tensor([True, False])}}, "a readout"),
     ({"y": {"c": torch.tensor([0, 1])}, "do": {"c": torch.tensor([0, 1])}}, "not both"),
-    ({"y": torch.zeros(2, 3, dtype=torch.long), "seen": {"y": [[True] * 3] * 2}}, "booleans of shape"),
+    ({"y": torch.zeros(2, 3, dtype=torch.long), "observed_mask": {"y": [[True] * 3] * 2}}, "booleans of shape"),
     ({"total": 1}, "at least the 2 sentences"),
     ({"y": [[0, 1, 2]] * 2}, "y: expected a mapping"),
     ({"do": {"c": torch.tensor([0, 3])}}, r"do\['c'\]: expected states from 0 to 2; got 3"),
@@ -460,5 +460,5 @@ def test_it_is_drawn_with_plates():
 
 def test_wanted_families_are_recorded():
     _, model, x = small()
-    trace = poutine.trace(model).get_trace(x, want=["x_1"])
+    trace = poutine.trace(model).get_trace(x, record=["x_1"])
     assert trace.nodes["x_1"]["value"].shape == (2, 3, 4) and trace.nodes["x_1"]["infer"]["_deterministic"]

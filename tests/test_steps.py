@@ -12,7 +12,7 @@ from bnet_transformer._core import torch_context as late
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task
-from bnet_transformer.learning.training import kept
+from bnet_transformer.learning.training import load_checkpoint
 from bnet_transformer.learning.training.configs import TrainConfig
 from bnet_transformer.learning.training.trainer import Trainer, TrainingLoss
 from bnet_transformer.tpm import Normal
@@ -132,7 +132,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*keeps the last good checkpoint, of step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(query) == 7 + min(lag, 2)  # a checkpoint that is due after step 9 hears of all
-    result = kept(net, tmp_path)
+    result = load_checkpoint(net, tmp_path)
     assert (
         result.steps == 6
         and len(result.losses) == 6

@@ -42,7 +42,7 @@ def swept(axes=("slice", "word"), sizes=(2, 3), examples=5, *, hole=False, seed=
 
 def mediated(**passed):
     one, other = swept(**passed), swept(**passed | {"seed": 7})
-    shared = (one.at, one.axes, one.labels, one.places, one.names, one.clean, one.corrupt)
+    shared = (one.at, one.axes, one.labels, one.positions, one.names, one.clean, one.corrupt)
     return Mediation(*shared, one.outcomes, other.outcomes)
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_cell_is_nan_and_has_no_name_nor_row():
     assert len(result.top(99)) == 5
     with pytest.raises(bt.UnknownNameError, match="near matches are x_1_0"):
         result["x_0_0"]
-    swept_away = swept(hole=True).where(slice=1)
+    swept_away = swept(hole=True).select(slice=1)
     assert [*swept_away.names.values()] == ["x_0_1", "x_0_2"]
 
 
@@ -138,12 +138,12 @@ def test_frames_have_a_row_for_each_cell_and_example():
 
 def test_places_are_numbers_of_the_net_not_of_the_table():
     result = swept(("slice", "head", "word"), (2, 4, 3))
-    part = result.where(slice=2, word=0)
+    part = result.select(slice=2, word=0)
     assert part.axes == ("head",) and torch.equal(part.outcomes, result.outcomes[1, :, 0])
     assert {name: part[name] for name in part.names.values()} == {f"x_1_{h}_0": result[f"x_1_{h}_0"] for h in range(4)}
     assert part.labels == {"head": ("1", "2", "3", "4")} and part.total is not None
-    assert torch.equal(result.where(slice=2).where(head=3).values, result.where(head=3, slice=2).values)
-    assert mediated().where(slice=2)["x_1_2"] == mediated()["x_1_2"]
+    assert torch.equal(result.select(slice=2).select(head=3).values, result.select(head=3, slice=2).values)
+    assert mediated().select(slice=2)["x_1_2"] == mediated()["x_1_2"]
 
 
 @settings(max_examples=10)
@@ -234,7 +234,7 @@ def test_a_cell_below_zero_is_known_without_its_colour():
     width = replace(
         result,
         labels={"slice": result.labels["slice"], "word": tuple("abc" * 30)},
-        places={},
+        positions={},
         names=dict.fromkeys(itertools.product(range(2), range(90)), "x"),
         outcomes=result.outcomes.repeat(1, 30, 1),
     )
@@ -248,9 +248,9 @@ def test_a_cell_below_zero_is_known_without_its_colour():
 
 def test_plots_leave_what_has_no_page_to_parts_of_it():
     deep = swept(("slice", "head", "word", "read"), (2, 2, 3, 3))
-    with pytest.raises(bt.BNetError, match=r"\.where\(slice=1\)"):
+    with pytest.raises(bt.BNetError, match=r"\.select\(slice=1\)"):
         bt.plot(deep)
-    assert np.allclose(cells(bt.plot(deep.where(slice=1))), deep.values[0, 0])
+    assert np.allclose(cells(bt.plot(deep.select(slice=1))), deep.values[0, 0])
     with pytest.raises(bt.BNetError, match="show='indirect'"):
         bt.plot(mediated(axes=("slice", "head", "word"), sizes=(2, 4, 3)))
     local = Figure().subplots()
@@ -288,8 +288,8 @@ def test_bad_input_says_what_is_allowed():
     cube = swept(("slice", "head", "word"), (2, 2, 2))
     for ask, passed in [
         (lambda: result["x_0_7"], "near matches are x_0_"),
-        (lambda: result.where(head=0), "slice"),
-        (lambda: result.where(slice=0), "one of 1 to 2; got 0"),
+        (lambda: result.select(head=0), "slice"),
+        (lambda: result.select(slice=0), "one of 1 to 2; got 0"),
         (lambda: plain.total, "a clean run"),
         (lambda: same.restored, "whose metrics differ"),
         (lambda: mediated().of("total"), "'direct', 'indirect', 'interaction'"),

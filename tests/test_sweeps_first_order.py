@@ -85,7 +85,7 @@ def test_in_parts_as_at_once():
     close(torch.cat([one.effects for one in item], -1), full.effects)
     close(full.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
     assert "to first order" in repr(full) and "to first order" in full._repr_html_()
-    assert full.where(slice=1).first_order
+    assert full.select(slice=1).first_order
 
 
 def test_cells_of_names_and_of_an_ablation():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import query
-from bnet_transformer.inference.query import Obstacle, PerformanceWarning
+from bnet_transformer.inference import routing
+from bnet_transformer.inference.routing import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.sweeps import engine, explain_sweep
 from tests.sweep_oracle import case, metric, outcomes, pair
@@ -76,7 +76,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, part):
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
     sentences, options = ask("recurrent")
-    monkeypatch.setattr(query, "WARN_EVALUATIONS", 10)
+    monkeypatch.setattr(routing, "WARN_EVALUATIONS", 10)
     with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 

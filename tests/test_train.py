@@ -364,7 +364,7 @@ def test_a_checkpoint_holds_what_was_seen_to_be_good(tmp_path, last):
     done = int(given.split()[1].rstrip(":")) - 1
     if last:  # the step that diverges is the last: no later batch tells
         net, ids, given = _grown(tmp_path / "b", steps=done)
-    kept = training.kept(net, tmp_path / ("b" if last else "a"))
+    kept = training.load_checkpoint(net, tmp_path / ("b" if last else "a"))
     assert kept.steps == done - 1 == len(kept.losses) and f"of step {kept.steps}" in given
     assert kept.steps > 0 and first_loss(kept.net, ids) < 3
 
@@ -375,7 +375,7 @@ def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
     options = {"steps": 60, "folder": tmp_path, **GROWING}
     with pytest.raises(bt.BNetError, match=r"rate=40.0.*resume='changed'"):
         flat_options.train(net, ids, resume=True, **{**options, "rate": 1e-3})
-    before = training.kept(net, tmp_path)
+    before = training.load_checkpoint(net, tmp_path)
     calmer = {**options, "rate": 1e-3, "schedule": "cosine", "warmup": 0, "clip": 1.0}
     result = flat_options.train(net, ids, resume="changed", **calmer)
     assert result.steps == 60 and result.losses[: before.steps] == before.losses
@@ -389,7 +389,7 @@ def test_a_diverged_run_goes_on_with_other_rates(tmp_path):
 def test_what_a_checkpoint_holds(tmp_path):
     options = {"batch": 2, "held_out": SENTENCES[:2], "every": 1, "patience": 4, "rate": 0.3, "steps": 30}
     result = flat_options.train(small(), SENTENCES, checkpoints=tmp_path, **options)
-    best, last = (training.kept(small(), tmp_path, best=best) for best in (True, False))
+    best, last = (training.load_checkpoint(small(), tmp_path, best=best) for best in (True, False))
     assert (best.steps, best.losses, best.held_out) == (result.steps, result.losses, result.held_out)
     assert all(torch.equal(value, result.net.parameters[name]) for name, value in best.net.parameters.items())
     assert (
@@ -398,9 +398,9 @@ def test_what_a_checkpoint_holds(tmp_path):
         != min(result.held_out)[1]
     )
     with pytest.raises(bt.BNetError, match="checkpoint of this net"):
-        training.kept(small(bias=False), tmp_path)
+        training.load_checkpoint(small(bias=False), tmp_path)
     with pytest.raises(bt.FileError, match="no such file"):
-        training.kept(small(), tmp_path / "none")
+        training.load_checkpoint(small(), tmp_path / "none")
 
 
 def test_a_resumed_run_has_the_same_aim(kept):

@@ -1,7 +1,7 @@
-"""Attention: what words read, and which heads matter.
+"""Attention: which words attend to which, and which heads matter.
 
-`rollout` multiplies reads through slices, `tan` draws the strongest reads as a tree-augmented network, `heads` names
-the roles of heads and gives the probability that each is needed.
+In the order in which data flows: `heads` gives the roles of heads and the probability that each is needed; `rollout`
+multiplies attention through slices, over the heads that are needed; `tan` builds the tree of strongest attention.
 """
 
 from bnet_transformer.attention.heads import Damage as Damage, Inclusion as Inclusion, Roles as Roles, damage as damage

@@ -1,10 +1,10 @@
-"""Reading paths: which words of a slice a later state was read from, along the attention TPMs.
+"""Attention rollout: from which words of a slice a later state was computed, along the attention TPMs.
 
-The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain: from
-word i of the last state it goes, slice by slice, to the word that i reads. It is no posterior of the bnet. Under a
-selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, never the matrices first. Heads that are summed are
-averaged in each slice, all alike, or by the posterior of their gates: over the heads that are in, whose gates are
-independent between slices, so that there the mean of the products is the product of the means.
+The product of attention TPMs over slices (rollout: Abnar and Zuidema 2020) is exact in an auxiliary Markov chain that
+moves, slice by slice, from a word of the last state to a word that it attends to. It is no posterior of the bnet.
+Under a selector the products are averaged, `sum_c P(c | e) prod_t A_t(c)`, not the matrices. Summed heads are averaged
+in each slice: with equal weights, or over the heads whose gates are on. Gates of different slices are independent, so
+that the mean of the products is the product of the means.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from bnet_transformer.reference.node_tables import compute_read_mask, has_ancest
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_FLOWS = 2**16  # greatest flows (one for each state, output word and source word) through three slices or more
-MAX_PATH_PRODUCTS = 2**28  # products while paths are sought
-FLOW_RESOLUTION = 2**30  # the parts of which a flow is made
+MAX_FLOWS = 2**16  # flows (state x output word x source word) through three or more slices
+MAX_PATH_PRODUCTS = 2**28  # products in the search for paths
+FLOW_RESOLUTION = 2**30  # units of which a flow consists, since scipy takes integer capacities
 
 
-def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> None:
-    """Refuse a chain that passes through a node that is set: what comes after it was not read from what came before.
+def check_chain(model: GroundModel, specs: Sequence[NodeSpec], slices: Sequence[int]) -> None:
+    """Refuse a chain through a set node: what follows it was not computed from what comes before it.
 
-    It may begin at a state that is set.
+    A chain may begin at a set state.
     """
-    way = find_value_path_groups(model, readers, slices)
-    cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in way]
+    path = find_value_path_groups(model, specs, slices)
+    cut = [node for node in sorted(model.do) if model.ground.group_of(node).index in path]
     if cut:
         names = [model.ground.name(node) for node in cut[:6]] + ["…"] * (len(cut) > 6)
         raise BNetError(
@@ -62,142 +62,159 @@ def check_chain(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequenc
         )
 
 
-def find_value_path_groups(model: GroundModel, readers: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
-    """The families between the state that enters the first slice and the one that leaves the last, by way of values.
+def find_value_path_groups(model: GroundModel, attention_specs: Sequence[NodeSpec], slices: Sequence[int]) -> set[int]:
+    """The groups on value paths between the state that enters the first slice and the state that leaves the last.
 
-    What decides who is read (q, k and what they are made of) is not on the way.
+    Groups that only decide the attention weights (q, k and their ancestors) are not included.
     """
-    members, stack = model.network.specs, readers[0].group.stack
-    families = [member.group for member in members]
-    enters = {f.index for f in families if _is_entering_state(f, stack, slices[0])}
-    leaves = {f.index for f in families if _is_entering_state(f, stack, slices[-1] + 1)}
-    above, below = set(leaves), set(enters)
-    for member in reversed(members):
-        if member.group.index in above - enters:
-            above |= _get_value_parents(member)
-    for member in members:
-        if member.tpm.kind != "discrete" and _get_value_parents(member) & below:
-            below.add(member.group.index)
-    return {reader.group.index for reader in readers} | (above & below - enters)
+    specs, stack = model.network.specs, attention_specs[0].group.stack
+    groups = [spec.group for spec in specs]
+    enters = {group.index for group in groups if _is_entering_state(group, stack, slices[0])}
+    leaves = {group.index for group in groups if _is_entering_state(group, stack, slices[-1] + 1)}
+    ancestors, descendants = set(leaves), set(enters)
+    for spec in reversed(specs):
+        if spec.group.index in ancestors - enters:
+            ancestors |= _get_value_parents(spec)
+    for spec in specs:
+        if spec.tpm.kind != "discrete" and _get_value_parents(spec) & descendants:
+            descendants.add(spec.group.index)
+    return {reader.group.index for reader in attention_specs} | (ancestors & descendants - enters)
 
 
 def _is_entering_state(group: NodeGroup, stack: str, slice_: int) -> bool:
-    """True of the state that enters a slice: what the slice before has made, or the prologue."""
+    """True for the state that enters a slice: the output of the slice before, or of the prologue."""
     return group.stack == stack and group.slice == slice_ and group.step == slice_ - 1
 
 
 def _get_value_parents(spec: NodeSpec) -> set[int]:
-    """The families whose values go into the value of one, and not only into whom it reads."""
-    reading = set(spec.tpm.attention_slots()) if spec.has_word_attention else set()
-    apart = reading if reading < set(spec.tpm.get_slots()) else set()
-    return {given.index for given in spec.parents if given.slot not in apart}
+    """The parents of a group that enter its value, and not only its attention weights."""
+    attention_slots = set(spec.tpm.attention_slots()) if spec.has_word_attention else set()
+    excluded = attention_slots if attention_slots < set(spec.tpm.get_slots()) else set()
+    return {parent.index for parent in spec.parents if parent.slot not in excluded}
 
 
 def add_residual(attention: Tensor, residual: float) -> Tensor:
-    """`(1 - share) P(j | i) + share 1(j = i)`."""
+    """`(1 - residual) P(j | i) + residual 1(j = i)`."""
     return (1 - residual) * attention + residual * torch.eye(attention.shape[-1], dtype=attention.dtype)
 
 
 def attention_rollout(transitions: Tensor) -> Tensor:
     """`A_T ... A_1 A_0` of `[..., slice, word, word]`."""
-    found = transitions[..., 0, :, :]
+    product = transitions[..., 0, :, :]
     for t in range(1, transitions.shape[-3]):
-        found = transitions[..., t, :, :] @ found
-    return found
+        product = transitions[..., t, :, :] @ product
+    return product
 
 
 def max_flow(transitions: Tensor) -> Tensor:
-    """For each output word and source word, the greatest flow between them where transitions are capacities.
+    """The maximum flow between each output word and each source word, with transitions as capacities.
 
-    Of `[..., slice, word, word]`. Through one slice it is the capacity, through two `sum_k min(A_1[i, k], A_0[k, j])`;
-    through more each pair is a flow of its own, of which at most `MAX_FLOWS` are sought.
+    Args:
+        transitions: `[..., slice, word, word]`.
+
+    Returns:
+        `[..., word, word]`.
+
+    Raises:
+        BudgetError: Three or more slices, with more than `MAX_FLOWS` flows.
     """
-    *lead, count, n, _ = transitions.shape
+    *batch_shape, count, n, _ = transitions.shape
     if count == 1:
         return transitions[..., 0, :, :].clone()
+    # In a layered graph, the flow through two slices is limited at each middle word by the smaller of two capacities.
     if count == 2:
         return torch.minimum(transitions[..., 1, :, :, None], transitions[..., 0, None, :, :]).sum(-2)
-    each = transitions.reshape(-1, count, n, n)
-    if len(each) * n * n > MAX_FLOWS:
+    problems = transitions.reshape(-1, count, n, n)
+    if len(problems) * n * n > MAX_FLOWS:
         allowed = "fewer words or slices; do or evidence on choices; method='rollout'"
-        wanted, got = f"at most {MAX_FLOWS} flows (states x words x words)", f"{len(each) * n * n}"
-        raise BudgetError("reads by flow", expected=wanted, actual=got, allowed=allowed)
-    return torch.stack([_max_flow_matrix(to_numpy(one)) for one in each]).to(transitions).reshape(*lead, n, n)
+        expected, actual = f"at most {MAX_FLOWS} flows (states x words x words)", f"{len(problems) * n * n}"
+        raise BudgetError("reads by flow", expected=expected, actual=actual, allowed=allowed)
+    flows = torch.stack([_max_flow_matrix(to_numpy(problem)) for problem in problems])
+    return flows.to(transitions).reshape(*batch_shape, n, n)
 
 
 def _max_flow_matrix(transitions: NDArray[np.float64]) -> Tensor:
-    """The greatest flow from each word above the last step to each word below the first."""
+    """The maximum flow from each word above the last step to each word below the first."""
     count, n, _ = transitions.shape
     capacity = np.zeros(((count + 1) * n, (count + 1) * n))
     for t, step in enumerate(transitions):
         capacity[(t + 1) * n : (t + 2) * n, t * n : (t + 1) * n] = step
     pairs = itertools.product(range(count * n, (count + 1) * n), range(n))
-    return torch.tensor(
-        [_max_flow_value(capacity, source, sink) for source, sink in pairs], dtype=torch.float64
-    ).reshape(n, n)
+    flows = [_max_flow_value(capacity, source, sink) for source, sink in pairs]
+    return torch.tensor(flows, dtype=torch.float64).reshape(n, n)
 
 
 def _max_flow_value(capacity: NDArray[np.float64], source: int, sink: int) -> float:
-    """The greatest flow: in whole units, then what is left of it in far smaller ones, to the precision of float64."""
+    """The maximum flow, to the precision of float64."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import maximum_flow
 
-    total, most, left = 0.0, 1.0, capacity
-    arrows = np.count_nonzero(capacity)
+    # scipy's maximum_flow takes int32 capacities: a first pass in coarse units, then one on the residual capacities in
+    # units finer by the number of edges.
+    total, scale, residual = 0.0, 1.0, capacity
+    num_edges = np.count_nonzero(capacity)
     for _ in range(2):
-        unit = most / FLOW_RESOLUTION
-        found = maximum_flow(csr_matrix(np.floor(np.minimum(left, most) / unit).astype(np.int32)), source, sink)
-        total += found.flow_value * unit
-        left = np.maximum(left - found.flow.toarray() * unit, 0.0)
-        most = arrows * unit  # rounding cannot have hidden more than a unit for each arrow
+        unit = scale / FLOW_RESOLUTION
+        flow = maximum_flow(csr_matrix(np.floor(np.minimum(residual, scale) / unit).astype(np.int32)), source, sink)
+        total += flow.flow_value * unit
+        residual = np.maximum(residual - flow.flow.toarray() * unit, 0.0)
+        scale = num_edges * unit  # rounding hides at most one unit for each edge
     return total
 
 
 def find_best_paths(weights: Tensor, transitions: Tensor, word: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
-    """The paths of words from a word down through all slices that are most probable in all, best first: exact.
+    """The `count` most probable paths from a word down through all slices, most probable first: exact (A*).
 
-    `P(path) = sum_s weights[s] prod_t steps[s, t, i_(t+1), i_t]`. A path begun is no better than the sum over
-    the states of the best that each could make of it; the search goes on from where that is greatest (A*).
+    Args:
+        weights: `P(state)`, `[state]`.
+        transitions: `[state, slice, word, word]`.
+        word: The word of the last state.
+        count: The number of paths.
+
+    Returns:
+        For each path `P(path) = sum_s weights[s] prod_t transitions[s, t, i_(t+1), i_t]`, and its words.
     """
+    # A* search. The bound of a partial path is, summed over states, its probability times the largest probability of
+    # any completion in that state. The best completion of a sum is at most the sum of the best completions, so the
+    # bound is admissible, and it equals the probability of a complete path: paths leave the heap in order of
+    # probability.
     depth, work = transitions.shape[1], 0
-    to_go = [
-        transitions.new_ones(transitions.shape[0], transitions.shape[-1])
-    ]  # the most that a path from there keeps: [state, word]
+    bounds_to_go = [transitions.new_ones(transitions.shape[0], transitions.shape[-1])]  # [state, word]
     for t in range(depth):
-        to_go.append((transitions[:, t] * to_go[-1][:, None, :]).amax(-1))
+        bounds_to_go.append((transitions[:, t] * bounds_to_go[-1][:, None, :]).amax(-1))
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (word,))]
-    found: list[tuple[float, tuple[int, ...]]] = []
-    while heap and len(found) < count:
+    paths: list[tuple[float, tuple[int, ...]]] = []
+    while heap and len(paths) < count:
         total, words = heapq.heappop(heap)
         if len(words) > depth:
-            found.append((-total, words))
+            paths.append((-total, words))
             continue
         work += transitions.shape[0] * transitions.shape[-1]
         if work > MAX_PATH_PRODUCTS:
             allowed = "fewer slices, or a smaller count; do or evidence on choices"
             raise BudgetError("paths", expected=f"at most {MAX_PATH_PRODUCTS} products", actual="more", allowed=allowed)
-        share, last = path_probs(weights, transitions, words), depth - len(words)
-        bounds = (share[:, None] * transitions[:, last, words[-1]] * to_go[last]).sum(0)
-        for j, bound in enumerate(bounds.tolist()):  # on what comes of it; what it comes to, at the last
+        probs, last = path_probs(weights, transitions, words), depth - len(words)
+        bounds = (probs[:, None] * transitions[:, last, words[-1]] * bounds_to_go[last]).sum(0)
+        for j, bound in enumerate(bounds.tolist()):  # the probability itself, for a complete path
             if bound > 0:
                 heapq.heappush(heap, (-bound, (*words, j)))
-    return found
+    return paths
 
 
 def path_probs(weights: Tensor, transitions: Tensor, words: tuple[int, ...]) -> Tensor:
-    """`P(state, these words)` of a path from the top, `[state]`."""
-    last, found = transitions.shape[1] - 1, weights
+    """`P(state, words)` of a path from the top, `[state]`."""
+    last, probs = transitions.shape[1] - 1, weights
     for k, (i, j) in enumerate(itertools.pairwise(words)):
-        found = found * transitions[:, last - k, i, j]
-    return found
+        probs = probs * transitions[:, last - k, i, j]
+    return probs
 
 
 @dataclass(frozen=True)
 class Path:
-    """A path of words of the chain, from the last state down to the first, and its probability.
+    """A path of words in the chain, from the last state to the first, and its probability.
 
-    Under open choices that is summed over their states; `choices` is the most probable state given the path, `share`
-    its probability then.
+    With open choices the probability is summed over their states; `choices` is the most probable state given the
+    path, and `share` its posterior probability.
     """
 
     words: tuple[int, ...]
@@ -208,18 +225,21 @@ class Path:
 
     def __str__(self) -> str:
         states = ", ".join(f"{name}={state}" for name, state in self.choices.items())
-        told = f"; {self.share:.2f} of it with {states}" if states else ""
-        return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{told})"
+        detail = f"; {self.share:.2f} of it with {states}" if states else ""
+        return f"{' <- '.join(self.tokens)} ({self.probability:.3f}{detail})"
 
 
 @dataclass(frozen=True)
 class Reads(Drawable):
     """`P(source word | output word)` in the chain of attention TPMs: `matrix[i, j]`.
 
-    `attention[s, t]` is the TPM of slice `slices[t]` under state s of the open choices (`P(j | i)`, heads averaged
-    unless one was named), `chain` the same with the residual share, `weights[s]` the probability of that state.
-    `head_entropies[t, h]` are the entropies of each head's own TPM; `readable[t]` says which reads have an arrow, and
-    `state` how the states that they join are called (`x`, `dec_x`).
+    - `attention[s, t]`: the TPM of slice `slices[t]` in state s of the open choices (`P(j | i)`, averaged over heads
+      unless one is selected).
+    - `weights[s]`: the probability of that state.
+    - `chain`: the TPMs with the residual.
+    - `head_entropies[t, h]`: the entropies of each head's own TPM.
+    - `readable[t]`: which pairs of words have an arrow.
+    - `state`: the name of the states that the chain connects (`x`, `dec_x`).
     """
 
     matrix: Tensor
@@ -242,34 +262,40 @@ class Reads(Drawable):
 
     @property
     def entropies(self) -> Tensor:
-        """The entropy in nats of each `attention` TPM, heads averaged first, `[slice, word]`: its mean over choices.
+        """The entropy in nats of each `attention` TPM, averaged over choices, `[slice, word]`.
 
-        `head_entropies`, `[slice, head, word]`, are those of each head: their mean is no more than this.
+        Heads are averaged before the entropy: it is at least the mean of `head_entropies`, `[slice, head, word]`
+        (concavity).
         """
         return torch.einsum("s,stn->tn", self.weights, torch.special.entr(self.attention).sum(-1))
 
     def paths(self, word: int, count: int = 1) -> tuple[Path, ...]:
-        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*)."""
+        """The most probable paths of words from a word of the last state, summed over the choices: exact (A*).
+
+        Args:
+            word: The index of the word.
+            count: The number of paths.
+        """
         n, count = len(self.tokens), check_int("count", count)
         if check_int("word", word, minimum=0) >= n:
             raise BNetError("word", expected=f"a word from 0 to {n - 1}", actual=word)
-        chain, found = self.chain, []
+        chain, result = self.chain, []
         for probability, words in find_best_paths(self.weights, chain, word, count):
-            shares = path_probs(self.weights, chain, words)
-            best = int(shares.argmax())
+            probs = path_probs(self.weights, chain, words)
+            best = int(probs.argmax())
             tokens = tuple(self.tokens[i] for i in words)
-            found.append(Path(words, tokens, probability, self.choices[best], float(shares[best] / shares.sum())))
-        return tuple(found)
+            result.append(Path(words, tokens, probability, self.choices[best], float(probs[best] / probs.sum())))
+        return tuple(result)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each output word and each source word."""
         import pandas as pd
 
-        said = list(self.tokens)
+        tokens = list(self.tokens)
         rows = [
-            {"output": i, "output_token": said[i], "source": j, "source_token": said[j], "share": share}
+            {"output": i, "output_token": tokens[i], "source": j, "source_token": tokens[j], "share": probability}
             for i, row in enumerate(self.matrix.tolist())
-            for j, share in enumerate(row)
+            for j, probability in enumerate(row)
         ]
         return pd.DataFrame(rows)
 
@@ -277,8 +303,8 @@ class Reads(Drawable):
         import pandas as pd
 
         table = pd.DataFrame(to_numpy(self.matrix), self.tokens, self.tokens).to_html(float_format="{:.3f}".format)
-        told = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
-        return f"<p>{escape(told)}</p>{table}"
+        title = f"{self.method} over slices {list(self.slices)}, residual share {self.residual:g}, {self.head}"
+        return f"<p>{escape(title)}</p>{table}"
 
 
 def compute_reads(
@@ -291,65 +317,84 @@ def compute_reads(
     head: int | None,
     method: str,
     inclusion: Inclusion | None = None,
-    answers: NodeEvaluator | None = None,
+    evaluator: NodeEvaluator | None = None,
 ) -> Reads:
-    """Which word of the first state of these slices each word of their last state was read from."""
+    """From which word of the first state of some slices each word of their last state was computed.
+
+    Args:
+        query: The sentence, its evidence, and the limits.
+        tokens: The tokens of the words.
+        slices: Consecutive slices.
+        role: The role with attention, if a slice has several.
+        residual: The probability that a step stays at its word.
+        head: One head; None for the mean.
+        method: `"rollout"` or `"flow"`.
+        inclusion: The posterior of gates, which weights the heads.
+        evaluator: An evaluator of this sentence without evidence.
+
+    Returns:
+        The chain and its matrix.
+    """
     check_choice("method", method, ("rollout", "flow"))
     residual = check_float("residual", residual)
     if not 0 <= residual <= 1:
         raise BNetError("residual", expected="a share from 0 to 1", actual=residual)
     if list(slices) != list(range(min(slices), max(slices) + 1)):
         raise BNetError("slices", expected="slices that follow one another", actual=list(slices))
-    world = query.model
-    readers = [find_attention_spec(world, t, role) for t in slices]
-    check_chain(world, readers, slices)
-    average = _build_head_average(readers, head, inclusion)
-    free, states, shares = compute_choice_posterior(query, slices, role)
+    model = query.model
+    specs = [find_attention_spec(model, t, role) for t in slices]
+    check_chain(model, specs, slices)
+    average = _build_head_average(specs, head, inclusion)
+    choices, states, probs = compute_choice_posterior(query, slices, role)
     steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for part, readings in iter_attention_by_state(query, free, states, slices, role, answers):
-        squares = [_select_heads(world, reading.double(), t, head) for t, reading in zip(slices, readings, strict=True)]
-        steps.append(torch.stack([average(k, each) for k, each in enumerate(squares)], 1))
-        own = [torch.einsum("s,shi->hi", shares[part], torch.special.entr(each).sum(-1)) for each in squares]
-        entropies = entropies + torch.stack(own)
+    for chunk, tables in iter_attention_by_state(query, choices, states, slices, role, evaluator):
+        by_slice = [_select_heads(model, table.double(), t, head) for t, table in zip(slices, tables, strict=True)]
+        steps.append(torch.stack([average(k, table) for k, table in enumerate(by_slice)], 1))
+        by_head = [torch.einsum("s,shi->hi", probs[chunk], torch.special.entr(table).sum(-1)) for table in by_slice]
+        entropies = entropies + torch.stack(by_head)
     attention = torch.cat(steps)
-    stack = readers[0].group.stack
-    state = find_state_group(world.network, stack)
+    stack = specs[0].group.stack
+    state = find_state_group(model.network, stack)
     chain = add_residual(attention, residual)
     return Reads(
-        torch.einsum("s,sij->ij", shares, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
+        torch.einsum("s,sij->ij", probs, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
         attention,
-        shares,
-        tuple(dict(zip(map(world.ground.name, free), row, strict=True)) for row in states.tolist()),
+        probs,
+        tuple(dict(zip(map(model.ground.name, choices), row, strict=True)) for row in states.tolist()),
         tuple(tokens),
         tuple(slices),
         residual,
-        _describe_heads(world, free, head, inclusion),
+        _describe_heads(model, choices, head, inclusion),
         method,
         entropies,
-        torch.from_numpy(np.stack([compute_read_mask(world, member) for member in readers])),
+        torch.from_numpy(np.stack([compute_read_mask(model, spec) for spec in specs])),
         join_stem(stack, "x" if state is None else state.role),
     )
 
 
 def _build_head_average(
-    readers: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
+    specs: Sequence[NodeSpec], head: int | None, inclusion: Inclusion | None
 ) -> Callable[[int, Tensor], Tensor]:
-    """From a slice's `P(j | i)` of each head, `[state, head, word, word]`, to one: the mean, or that of the heads whose
-    gates are on, by the posterior of the gates; with all of them off a word reads nobody else."""
+    """A function from a slice's `P(j | i)` of each head, `[state, head, word, word]`, to the average over heads.
+
+    With `inclusion`, the average is over the heads whose gates are on; if all are off, a word attends to itself.
+    """
     if inclusion is None:
-        return lambda _, each: each.mean(1)
+        return lambda _, by_head: by_head.mean(1)
     if not isinstance(inclusion, Inclusion):
         raise BNetError("inclusion", expected="what bt.inclusion found", actual=inclusion)
     if head is not None:
         raise BNetError("head", expected="None, with inclusion=, which weighs all heads", actual=head)
-    places = [inclusion.place(member.group.name) for member in readers]
-    shares, nobody = inclusion.shares()
+    indices = [inclusion.slice_index(spec.group.name) for spec in specs]
+    head_weights, all_off = inclusion.shares()
 
     def average(k: int, attention: Tensor) -> Tensor:
-        if attention.shape[1] != shares.shape[1]:
-            raise BNetError("inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=shares.shape[1])
-        own = torch.eye(attention.shape[-1], dtype=attention.dtype)
-        return torch.einsum("h,shij->sij", shares[places[k]], attention) + nobody[places[k]] * own
+        if attention.shape[1] != head_weights.shape[1]:
+            raise BNetError(
+                "inclusion", expected=f"{attention.shape[1]} heads, as the net has", actual=head_weights.shape[1]
+            )
+        identity = torch.eye(attention.shape[-1], dtype=attention.dtype)
+        return torch.einsum("h,shij->sij", head_weights[indices[k]], attention) + all_off[indices[k]] * identity
 
     return average
 
@@ -357,36 +402,35 @@ def _build_head_average(
 def _describe_heads(
     model: GroundModel, open_choices: Sequence[int], head: int | None, inclusion: Inclusion | None
 ) -> str:
-    """Of which heads, and over which choices, a reading is averaged."""
+    """Over which heads and choices attention is averaged, in words."""
     plate = "head" in model.network.graph.plate_sizes
-    told = f"head {head}" if head is not None else "the mean over heads" if plate else ""
-    told = told if inclusion is None else "the mean over heads by their inclusion"
+    heads = f"head {head}" if head is not None else "the mean over heads" if plate else ""
+    heads = heads if inclusion is None else "the mean over heads by their inclusion"
     names = list(dict.fromkeys(model.ground.group_of(node).name for node in open_choices))
     if not names:
-        return told or "one head"
+        return heads or "one head"
     over = f"averaged over {', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
-    return f"{told}, {over}" if told else over
+    return f"{heads}, {over}" if heads else over
 
 
 def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
-    """The open choices that decide what is read in some slices."""
-    families = [find_attention_spec(model, t, role).group for t in slices]
-    if not has_ancestor_choices(model.network, {family.index for family in families}):
+    """The open choices that the attention of some slices depends on."""
+    groups = [find_attention_spec(model, t, role).group for t in slices]
+    if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
-    nodes = [node for family in families for node in model.ground.select_nodes(family).tolist()]
-    return find_open_choices(
-        model, {parent for node in nodes for parent in reference.attention_parents(model, node)}, {}
-    )
+    nodes = [node for group in groups for node in model.ground.select_nodes(group).tolist()]
+    parents = {parent for node in nodes for parent in reference.attention_parents(model, node)}
+    return find_open_choices(model, parents, {})
 
 
 def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
-    """The open choices that decide what is read, their joint states that can be, `[S, choice]`, and `P(state | e)`."""
-    free = find_choices_read(query.model, slices, role)
-    if not free:
+    """The open choices of the attention, their possible joint states `[S, choice]`, and `P(state | e)`, `[S]`."""
+    choices = find_choices_read(query.model, slices, role)
+    if not choices:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    share = joint_posterior(replace(query, nodes=tuple(free)))
-    states = torch.nonzero(share)
-    return free, states, share[tuple(states.unbind(1))]
+    probs = joint_posterior(replace(query, nodes=tuple(choices)))
+    states = torch.nonzero(probs)
+    return choices, states, probs[tuple(states.unbind(1))]
 
 
 def iter_attention_by_state(
@@ -395,54 +439,54 @@ def iter_attention_by_state(
     states: Tensor,
     slices: Sequence[int],
     role: str | None,
-    answers: NodeEvaluator | None = None,
+    evaluator: NodeEvaluator | None = None,
 ) -> Iterator[tuple[slice, list[Tensor]]]:
     """`P(j | i)` of some slices, `[S, *plates, word, word]` each, with the choices in each row of states.
 
     Args:
-        query: The sentence; its evidence does not count, for no reading depends on it where all choices are set.
-        open_choices: The open choices that decide the readings.
+        query: The sentence; given all its choices, attention does not depend on the evidence.
+        open_choices: The open choices that the attention depends on.
         states: A state of each choice, `[S, choice]`.
-        slices: The slices that read.
-        role: The node that reads, where a slice has several.
-        answers: What was computed of this sentence before; they answer where no choice is open.
+        slices: The slices.
+        role: The role with attention, if a slice has several.
+        evaluator: An evaluator of this sentence, used if no choice is open.
     """
-    world, readers = query.model, [find_attention_spec(query.model, t, role) for t in slices]
-    answers = answers or NodeEvaluator(query.module, world, {})
+    model, specs = query.model, [find_attention_spec(query.model, t, role) for t in slices]
+    evaluator = evaluator or NodeEvaluator(query.module, model, {})
     if not open_choices:
-        answers.prefetch_attention(readers)
-        yield slice(0, 1), [answers.attention(t, role)[None] for t in slices]
+        evaluator.prefetch_attention(specs)
+        yield slice(0, 1), [evaluator.attention(t, role)[None] for t in slices]
         return
     module, first = with_sentence_scope(query.module), dict(zip(open_choices, states[:1].unbind(1), strict=True))
-    is_one_batch = answers.with_batched_states(first, module).find_table_fault("attention", readers, ()) is None
-    for part in iter_chunks(world, len(states), {reader.group.index for reader in readers}):
+    is_one_batch = evaluator.with_batched_states(first, module).find_table_fault("attention", specs, ()) is None
+    for chunk in iter_chunks(model, len(states), {spec.group.index for spec in specs}):
         if is_one_batch:
-            batch = answers.with_batched_states(dict(zip(open_choices, states[part].unbind(1), strict=True)), module)
-            batch.prefetch_attention(readers)
-            yield part, [batch.attention(t, role) for t in slices]
+            batch = evaluator.with_batched_states(dict(zip(open_choices, states[chunk].unbind(1), strict=True)), module)
+            batch.prefetch_attention(specs)
+            yield chunk, [batch.attention(t, role) for t in slices]
         else:  # the compiled net refuses this batch: each state has its own route
             rows = []
-            for row in states[part]:
-                world_of_row = replace(world, do={**world.do, **dict(zip(open_choices, row, strict=True))})
-                one = NodeEvaluator(module, world_of_row, {})
-                rows.append([one.attention(t, role) for t in slices])
-            yield part, [torch.stack(tables) for tables in zip(*rows, strict=True)]
+            for row in states[chunk]:
+                row_model = replace(model, do={**model.do, **dict(zip(open_choices, row, strict=True))})
+                row_evaluator = NodeEvaluator(module, row_model, {})
+                rows.append([row_evaluator.attention(t, role) for t in slices])
+            yield chunk, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 
 
 def _select_heads(model: GroundModel, attention: Tensor, slice_: int, head: int | None) -> Tensor:
-    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all on the plates."""
+    """`P(j | i)` of one slice, `[state, head, word, word]`: of one head, or of all."""
     n = attention.shape[-1]
     if attention.shape[-2] != n:
-        got = f"{attention.shape[-2]} words that read {n}"
-        raise BNetError(f"slice {slice_}", expected="words that read their own stack", actual=got, allowed="role=")
-    each = attention.reshape(len(attention), -1, n, n)
+        actual = f"{attention.shape[-2]} words that read {n}"
+        raise BNetError(f"slice {slice_}", expected="words that read their own stack", actual=actual, allowed="role=")
+    heads_table = attention.reshape(len(attention), -1, n, n)
     if head is None:
-        return each
-    heads = each.shape[1]  # those of all groups, where heads stand in groups
-    if heads % model.network.graph.plate_sizes.get("head", heads + 1):
+        return heads_table
+    num_heads = heads_table.shape[1]  # of all plates of heads
+    if num_heads % model.network.graph.plate_sizes.get("head", num_heads + 1):
         names = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
         allowed = f"do or evidence on {', '.join(names)}" if names else "head=None"
         raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
-    if check_int("head", head, minimum=0) >= heads:
-        raise BNetError("head", expected=f"a head from 0 to {heads - 1}", actual=head)
-    return each[:, head : head + 1]
+    if check_int("head", head, minimum=0) >= num_heads:
+        raise BNetError("head", expected=f"a head from 0 to {num_heads - 1}", actual=head)
+    return heads_table[:, head : head + 1]

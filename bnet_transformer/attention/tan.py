@@ -1,10 +1,7 @@
-"""TAN: what a slice is once it is shrunk to a few boxes, the tree of best parents in its attention, and over a corpus.
+"""TAN: the class of a slice shrunk to boxes, the maximum spanning tree of its attention, and the TAN of a corpus.
 
-Over a corpus there are a discrete class and discrete codes of boxes, their conditional mutual information, and the best
-tree. Given the words alone the boxes are functions of their parents, and all of this would be degenerate. Entropies are
-plug-in; corrected ones add (states met - 1) / 2N for each class (Miller and Madow). That mends entropies of few states.
-The joint entropy of all boxes cannot exceed log N, whatever is true: so the divergence is told only where there are
-`MIN_SENTENCES_PER_STATE` sentences to each joint state that was met.
+Over a corpus, the tree maximizes the conditional mutual information of discrete codes of boxes given a discrete class.
+Given the words alone, boxes are functions of their parents, and all of this would be degenerate.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from bnet_transformer._core.distributed import distributed_context, resolve_devi
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.attention.rollout import compute_reads
-from bnet_transformer.data.dataset import to_host
+from bnet_transformer.data.arrays import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
 from bnet_transformer.graph.arborescence import best_parents
@@ -43,12 +40,16 @@ CLASS, OUTSIDE = "class", "(outside)"
 
 @dataclass(frozen=True)
 class Tan(Drawable):
-    """What a shrunk slice is.
+    """The class of a shrunk slice.
 
-    `kind` is one of `no DAG`, `naive Bayes`, `TAN` (the boxes but the class are one tree: each has at most one parent
-    besides it), `forest augmented naive Bayes` (several trees), `reverse TAN` (at most one child: the arrows of the
-    tree turned round) and its forest, `augmented naive Bayes`, and `DAG` where the class has no arrow to some box
-    (`missing`); `nearly` is what it would be with those arrows.
+    `kind` is one of:
+
+    - `no DAG`; `naive Bayes`;
+    - `TAN`: the boxes except the class form one tree, each with at most one other parent;
+    - `forest augmented naive Bayes`: several trees;
+    - `reverse TAN` and its forest: at most one child, the tree with reversed arrows;
+    - `augmented naive Bayes`;
+    - `DAG`: the class has no arrow to some boxes (`missing`); `nearly` is the kind with those arrows added.
     """
 
     kind: str
@@ -58,7 +59,7 @@ class Tan(Drawable):
     quotient: Quotient = field(repr=False)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each arrow between boxes, with the number of ground arrows that it stands for."""
+        """A row for each arrow between boxes, with its number of ground arrows."""
         import pandas as pd
 
         boxes = np.array(self.quotient.boxes, dtype=object)
@@ -66,17 +67,18 @@ class Tan(Drawable):
         return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
 
     def _repr_html_(self) -> str:
-        but = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
-        told = f"{self.kind} (class {self.class_box}){but}"
-        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html(index=False)}"
+        note = f"; with arrows to {', '.join(self.missing)} it were {self.nearly}" if self.missing else ""
+        title = f"{self.kind} (class {self.class_box}){note}"
+        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 @dataclass(frozen=True)
 class TanTree(Drawable):
-    """The best parent of each word in the attention of a slice (-1: a root): a true TAN under the state as class.
+    """The maximum spanning arborescence of a slice's attention: a TAN with the state as class.
 
-    `mass` is what it keeps of the attention between different words, `sum P(pa(i) | i) / sum (1 - P(i | i))`: how
-    tree-like the attention is.
+    - `parents[i]`: the best parent of word i (-1: a root); `weights[i]` is its attention to the parent.
+    - `mass`: the fraction of the attention between different words that lies on the tree,
+      `sum P(pa(i) | i) / sum (1 - P(i | i))`: how tree-like the attention is.
     """
 
     parents: tuple[int, ...]
@@ -87,17 +89,17 @@ class TanTree(Drawable):
     head: str
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each word: its parent, and how much of it the word reads."""
+        """A row for each word: its parent, and its attention to the parent."""
         import pandas as pd
 
-        said = list(self.tokens)
-        rows = zip(said, self.parents, self.weights, strict=True)
-        told = [(token, parent, said[parent] if parent >= 0 else "", share) for token, parent, share in rows]
-        return pd.DataFrame(told, columns=["token", "parent", "parent_token", "share"])
+        tokens = list(self.tokens)
+        rows = zip(tokens, self.parents, self.weights, strict=True)
+        records = [(token, parent, tokens[parent] if parent >= 0 else "", share) for token, parent, share in rows]
+        return pd.DataFrame(records, columns=["token", "parent", "parent_token", "share"])
 
     def _repr_html_(self) -> str:
-        told = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
-        return f"<p>{escape(told)}</p>{self.to_dataframe().to_html()}"
+        title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
+        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html()}"
 
 
 def classify_slice(
@@ -109,8 +111,8 @@ def classify_slice(
         state: The sentence.
         boxes: `"words"`, `"roles"`, or the box of each node.
         slice_: The slice.
-        class_box: The box of the class; by default the state that enters, else the root with the most arrows out.
-        stack: Whose slice it is, in a net with several stacks.
+        class_box: The box of the class; by default the state that enters, else the root with the most outgoing arrows.
+        stack: The stack of the slice, in a net with several stacks.
 
     Raises:
         BNetError: There is no such slice, or no such box.
@@ -138,43 +140,43 @@ def classify_slice(
 def build_box_namer(
     ground: GroundGraph, boxes: str, slice_: int, stack: str | None = None
 ) -> tuple[Callable[[str], str], str]:
-    """The box of each node by name, and the box of the class; of a slice of that stack, where there are several."""
-    before = slice_ - 1 if slice_ else -1
-    over = [family for family in ground.template.groups if family.word_stack is not None]
-    states = [f for f in over if (f.slice, f.step) == (slice_, before) and stack in (None, f.stack)]
+    """A function from node names to boxes, and the name of the class box."""
+    previous = slice_ - 1 if slice_ else -1
+    word_groups = [group for group in ground.template.groups if group.word_stack is not None]
+    states = [f for f in word_groups if (f.slice, f.step) == (slice_, previous) and stack in (None, f.stack)]
     if len(states) != 1:
-        names = ", ".join(family.name for family in states) or "none"
-        several = f"stack=, one of {', '.join(family.stack for family in states)}; " if len(states) > 1 else ""
-        allowed = f"{several}boxes=, a mapping"
+        names = ", ".join(group.name for group in states) or "none"
+        hint = f"stack=, one of {', '.join(group.stack for group in states)}; " if len(states) > 1 else ""
+        allowed = f"{hint}boxes=, a mapping"
         raise BNetError("slice", expected="a slice that one state enters", actual=names, allowed=allowed)
     entry, stack = states[0], states[0].stack
 
     def box(name: str) -> str:
-        family, index = ground.parse_name(name)
-        if family.index == entry.index:
+        group, index = ground.parse_name(name)
+        if group.index == entry.index:
             return CLASS if boxes == "words" else entry.name
-        if family.step != slice_ or family.stack != stack:
+        if group.step != slice_ or group.stack != stack:
             return OUTSIDE
-        if boxes == "roles" or ground.axes(family)[-1:] != (WORD,):
-            return family.name
+        if boxes == "roles" or ground.axes(group)[-1:] != (WORD,):
+            return group.name
         return f"word_{index[-1]}"
 
     return box, CLASS if boxes == "words" else entry.name
 
 
 def _drop_box(quotient: Quotient, box: str) -> Quotient:
-    """The same without one box and its arrows."""
+    """The quotient without one box and its arrows."""
     if box not in quotient.boxes:
         return quotient
-    gone = quotient.boxes.index(box)
-    kept = ~(quotient.arrows == gone).any(axis=1)
-    arrows = quotient.arrows[kept]
+    index = quotient.boxes.index(box)
+    mask = ~(quotient.arrows == index).any(axis=1)
+    arrows = quotient.arrows[mask]
     boxes = tuple(name for name in quotient.boxes if name != box)
-    return Quotient(boxes, arrows - (arrows > gone), quotient.counts[kept])
+    return Quotient(boxes, arrows - (arrows > index), quotient.counts[mask])
 
 
 def _guess_class_box(quotient: Quotient) -> str:
-    """The root with the most arrows out; the first box where there is no root."""
+    """The root with the most outgoing arrows; the first box if there is no root."""
     counts = np.bincount(quotient.arrows[:, 0], minlength=len(quotient.boxes))
     entered = set(quotient.arrows[:, 1].tolist())
     roots = [k for k in range(len(quotient.boxes)) if k not in entered] or [0]
@@ -182,48 +184,57 @@ def _guess_class_box(quotient: Quotient) -> str:
 
 
 def _classify(quotient: Quotient, class_box: str) -> Tan:
-    others = [box for box in quotient.boxes if box != class_box]
+    word_boxes = [box for box in quotient.boxes if box != class_box]
     sources, targets = quotient.arrows.T
-    own, rest = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
-    reached = {quotient.boxes[k] for k in targets[sources == own].tolist()}
-    missing = tuple(box for box in others if box not in reached)
-    parents, children = (np.bincount(rest[:, side]).max(initial=0) for side in (1, 0))
+    class_index, edges = quotient.boxes.index(class_box), _drop_box(quotient, class_box).arrows
+    reached = {quotient.boxes[k] for k in targets[sources == class_index].tolist()}
+    missing = tuple(box for box in word_boxes if box not in reached)
+    parents, children = (np.bincount(edges[:, side]).max(initial=0) for side in (1, 0))
     acyclic = quotient.acyclic
-    if not acyclic or (targets == own).any():
+    if not acyclic or (targets == class_index).any():
         nearly = "no DAG" if not acyclic else "DAG"
-    elif not len(rest):
+    elif not len(edges):
         nearly = "naive Bayes"
     else:
-        one_tree = len(rest) == len(others) - 1
-        whole = "TAN" if one_tree else "forest augmented naive Bayes"
-        nearly = whole if parents <= 1 else f"reverse {whole}" if children <= 1 else "augmented naive Bayes"
+        one_tree = len(edges) == len(word_boxes) - 1
+        tree_kind = "TAN" if one_tree else "forest augmented naive Bayes"
+        nearly = tree_kind if parents <= 1 else f"reverse {tree_kind}" if children <= 1 else "augmented naive Bayes"
     kind = "DAG" if missing and nearly != "no DAG" else nearly
     return Tan(kind, nearly, class_box, missing, quotient)
 
 
 def tan_tree(attention: Tensor, tokens: tuple[str, ...], slice_: int, head: str) -> TanTree:
-    """The maximum spanning arborescence of one slice's attention, `[word, word]`; `head` says of which head."""
+    """The maximum spanning arborescence of one slice's attention.
+
+    Args:
+        attention: `P(j | i)`, `[word, word]`.
+        tokens: The tokens of the words.
+        slice_: The index of the slice.
+        head: The head in words, for display.
+    """
     table = to_numpy(attention)
     table = np.where(table == 0, np.nan, table)
+    # Maximum spanning arborescence (Chu and Liu 1965, Edmonds 1967), in graph.arborescence.
     parents = best_parents(table)
-    kept = [float(attention[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
-    between = float((1 - torch.diagonal(attention)).sum())
-    mass = sum(kept) / between if between > 0 else 1.0
-    return TanTree(tuple(parents), tuple(kept), mass, tokens, slice_, head)
+    weights = [float(attention[i, parent]) if parent >= 0 else 0.0 for i, parent in enumerate(parents)]
+    total = float((1 - torch.diagonal(attention)).sum())
+    mass = sum(weights) / total if total > 0 else 1.0
+    return TanTree(tuple(parents), tuple(weights), mass, tokens, slice_, head)
 
 
 IntArray = NDArray[np.int64]
-MIN_SENTENCES_PER_STATE = 10  # sentences to each joint state that was met: the bias is then below 1/20 nat
+MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state: the bias is then below 1/20 nat
 
 
 @dataclass(frozen=True)
 class CorpusTan:
-    """The tree of boxes of greatest conditional mutual information given the class, over a corpus.
+    """The tree of boxes with the maximum conditional mutual information given the class, over a corpus.
 
-    `parents[i]` is the box above box i (-1: the root); `information[i, j]` is `I(box i; box j | class)` in nats, and
-    `corrected` the same less its bias, by which the tree is chosen. `divergence` is the KL divergence from the corpus
-    to the TAN fitted to it; None where there are fewer than 10 sentences to each of the `enumerate_joint_states` (class and all
-    boxes) that were met, as `why_no_divergence` says.
+    - `parents[i]`: the parent of box i (-1: the root).
+    - `information[i, j]`: `I(box i; box j | class)` in nats; `corrected` is the same without its estimated bias, and
+      determines the tree.
+    - `divergence`: the KL divergence from the corpus to the TAN fitted to it; None with fewer than 10 sentences for
+      each observed joint state of the class and all boxes (`joint_states`), as `no_divergence_reason` explains.
     """
 
     boxes: tuple[str, ...]
@@ -236,15 +247,15 @@ class CorpusTan:
     sentences: int
 
     @property
-    def why_no_divergence(self) -> str | None:
-        """Why the divergence is not told; None where it is."""
+    def no_divergence_reason(self) -> str | None:
+        """Why there is no divergence; None if there is one."""
         if self.divergence is not None:
             return None
-        told = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
-        return f"{told}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
+        counts = f"{self.sentences} sentences met {self.joint_states} joint states of the class and all boxes"
+        return f"{counts}: their joint entropy needs {MIN_SENTENCES_PER_STATE} to each"
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each box: its parent in the tree and the information that they share."""
+        """A row for each box: its parent in the tree and their mutual information."""
         import pandas as pd
 
         rows = [
@@ -255,42 +266,53 @@ class CorpusTan:
 
     def _repr_html_(self) -> str:
         if self.divergence is None or self.divergence_corrected is None:
-            told = f"divergence from the TAN not told: {self.why_no_divergence}"
+            detail = f"divergence from the TAN not told: {self.no_divergence_reason}"
         else:
-            told = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
-        return f"<p>{self.sentences} sentences; {told}</p>{self.to_dataframe().to_html(index=False)}"
+            detail = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
+        return f"<p>{self.sentences} sentences; {detail}</p>{self.to_dataframe().to_html(index=False)}"
 
 
 def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> CorpusTan:
-    """The TAN of a corpus: a class for each sentence, and a code for each of its boxes, `[sentence, box]`."""
+    """The TAN of a corpus.
+
+    Args:
+        classes: A class for each sentence.
+        codes: A code for each box of each sentence, `[sentence, box]`.
+        boxes: The names of the boxes.
+    """
     import networkx as nx
 
     label, table = np.asarray(classes), np.asarray(codes)
     if table.ndim != 2 or len(label) != len(table) or len(table) < 2:
-        got = f"{len(label)} classes and codes of shape {table.shape}"
-        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=got)
+        actual = f"{len(label)} classes and codes of shape {table.shape}"
+        raise BNetError("corpus", expected="at least two sentences, a class for each", actual=actual)
     if all(len(np.unique(table[label == c], axis=0)) == 1 for c in np.unique(label)):
-        wanted = "codes that differ between sentences of a class"
-        raise BNetError("corpus", expected=wanted, actual="boxes that the class determines: their information is zero")
+        expected = "codes that differ between sentences of a class"
+        actual = "boxes that the class determines: their information is zero"
+        raise BNetError("corpus", expected=expected, actual=actual)
     n = table.shape[1]
     pairs = [(i, j) for i in range(n) for j in range(i)]
     plain, corrected = np.zeros((n, n)), np.zeros((n, n))
     for i, j in pairs:
-        each, other, both = (_conditional_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
-        plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(each, other, both, strict=True))
+        h_i, h_j, h_ij = (_conditional_entropies(label, table[:, columns]) for columns in ([i], [j], [i, j]))
+        plain[i, j], corrected[i, j] = (a + b - c for a, b, c in zip(h_i, h_j, h_ij, strict=True))
     plain, corrected = plain + plain.T, corrected + corrected.T
+    # The tree that maximizes the likelihood is the maximum spanning tree of the conditional mutual information (Chow
+    # and Liu 1968; Friedman, Geiger and Goldszmidt 1997); its root and directions do not matter.
     graph = nx.Graph()
     graph.add_nodes_from(range(n))
     graph.add_weighted_edges_from((i, j, corrected[i, j]) for i, j in pairs)
     tree = nx.bfs_tree(nx.maximum_spanning_tree(graph), 0)
     parents = tuple(next(iter(tree.predecessors(i)), -1) for i in range(n))
-    kept = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
-    alone = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
-    told = [sum(float(each[edge]) for edge in kept) for each in (plain, corrected)]
-    met = len(np.unique(np.column_stack([label, table]), axis=0))
+    edges = [(i, parent) for i, parent in enumerate(parents) if parent >= 0]
+    marginal = np.sum([_conditional_entropies(label, table[:, [i]]) for i in range(n)], axis=0)
+    explained = [sum(float(h_i[edge]) for edge in edges) for h_i in (plain, corrected)]
+    # KL(corpus || TAN) = sum_i H(i | class) - H(all | class) - sum_edges I(i; j | class). The joint entropy is at most
+    # log N whatever the truth is, so that the divergence needs several sentences for each joint state.
+    num_states = len(np.unique(np.column_stack([label, table]), axis=0))
     divergence = (
-        alone - np.array(_conditional_entropies(label, table)) - np.array(told)
-        if len(table) >= MIN_SENTENCES_PER_STATE * met
+        marginal - np.array(_conditional_entropies(label, table)) - np.array(explained)
+        if len(table) >= MIN_SENTENCES_PER_STATE * num_states
         else None
     )
     return CorpusTan(
@@ -300,18 +322,20 @@ def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> 
         corrected=corrected,
         divergence=None if divergence is None else float(divergence[0]),
         divergence_corrected=None if divergence is None else float(divergence[1]),
-        joint_states=met,
+        joint_states=num_states,
         sentences=len(table),
     )
 
 
 def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, float]:
-    """`H(codes | class)` in nats: plug-in, and corrected for its bias."""
+    """`H(codes | class)` in nats: the plug-in estimate, and the one with bias correction."""
+    # Plug-in entropy is biased down by about (observed states - 1) / 2N nats (Miller 1955), which is added for each
+    # class.
     plain = extra = 0.0
     for c in np.unique(labels):
         counts = np.unique(codes[labels == c], axis=0, return_counts=True)[1]
-        share = counts / counts.sum()
-        plain -= float((share * np.log(share)).sum()) * counts.sum() / len(labels)
+        probs = counts / counts.sum()
+        plain -= float((probs * np.log(probs)).sum()) * counts.sum() / len(labels)
         extra += (len(counts) - 1) / (2 * len(labels))
     return plain, plain + extra
 
@@ -319,15 +343,17 @@ def _conditional_entropies(labels: IntArray, codes: IntArray) -> tuple[float, fl
 def learn_tan_from_sentences(
     states: Sequence[SentenceState], classes: object, slice_: int, head: int | None, role: str | None
 ) -> CorpusTan:
-    """The TAN of sentences of one length: boxes are words, and the code of a word is the word that it reads most.
+    """The TAN of sentences of one length.
+
+    Boxes are words, and the code of a word is the word with its maximum attention.
 
     Args:
         states: The sentences; ranks share them.
         classes: A label for each sentence, or a discrete node: the class is its most probable state given the
-            evidence of the sentence, and counts as evidence itself.
-        slice_: The slice that reads.
-        head: The head that reads; all on average where None.
-        role: The role that reads.
+            evidence of the sentence, and is observed as evidence.
+        slice_: The slice.
+        head: The head; None for the mean.
+        role: The role with attention.
 
     Raises:
         BNetError: The sentences differ in length, one has no evidence for its class, or labels are missing.
@@ -337,16 +363,17 @@ def learn_tan_from_sentences(
         raise BNetError("sentences", expected="sentences of one length, at least one", actual="others, or none")
     node = classes if isinstance(classes, str) else None
     if node is not None and not all(state.evidence for state in states):
-        wanted = f"evidence (observe) on each sentence, for {classes} is its class"
-        raise BNetError("sentences", expected=wanted, actual="one without", allowed="classes=, a list of labels")
+        expected = f"evidence (observe) on each sentence, for {classes} is its class"
+        raise BNetError("sentences", expected=expected, actual="one without", allowed="classes=, a list of labels")
     labels = _parse_labels(classes, len(states)) if node is None else [None] * len(states)
-    with distributed_context(resolve_device(None, network)) as here:
+    with distributed_context(resolve_device(None, network)) as ranks:
         data = [(state.encoded.given, state.evidence) for state in states]
-        here.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
-        shard = here.shard([*zip(states, labels, strict=True)])
-        every = here.all_gather_object([_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard])
-    rows = [every[k % len(every)][k // len(every)] for k in range(len(states))]
-    if node is not None:  # labels that a user gave stay this rank's own objects
+        ranks.assert_same("tan of a corpus", net=network, data=data, settings=(labels, node, slice_, head, role))
+        shard = ranks.shard([*zip(states, labels, strict=True)])
+        local = [_get_class_and_codes(s, node, label, slice_, head, role) for s, label in shard]
+        results = ranks.all_gather_object(local)
+    rows = [results[k % len(results)][k // len(results)] for k in range(len(states))]
+    if node is not None:  # labels of the user stay the objects of this rank
         labels = [label for label, _ in rows]
     number = {label: k for k, label in enumerate(dict.fromkeys(labels))}
     table = np.array([codes for _, codes in rows])
@@ -357,7 +384,7 @@ def learn_tan_from_sentences(
 def _get_class_and_codes(
     state: SentenceState, node: str | None, label: Hashable, slice_: int, head: int | None, role: str | None
 ) -> tuple[Hashable, list[int]]:
-    """The class of a sentence, and the word that each of its words reads most."""
+    """The class of a sentence, and for each word the word with its maximum attention."""
     if node is not None:
         number = state.ground.id(node)
         check_discrete_node(state.model, number)
@@ -371,7 +398,7 @@ def _get_class_and_codes(
 
 
 def _parse_labels(classes: object, count: int) -> list[Hashable]:
-    """A label for each sentence, from a list, an array or a tensor of them."""
+    """A label for each sentence, from a list, an array or a tensor."""
     entries: list[Any] = to_list(to_host("classes", classes))
     labels = [entry.item() if isinstance(entry, Tensor | np.generic) else entry for entry in entries]
     if len(labels) != count:

@@ -1,1 +1,6 @@
-"""Bridges to other libraries: graphs for networkx, tables for pgmpy and BIF, a model for Pyro."""
+"""Bridges to other libraries.
+
+networkx   template and ground graphs as networkx graphs, node-link JSON and GraphML
+pgmpy      the discrete part of a sentence's bnet as tables, for pgmpy and as BIF
+pyro       the net as a Pyro model
+"""

@@ -1,13 +1,7 @@
-"""Exports: a sentence or a net as something else reads it: networkx graphs, tables of pgmpy and BIF, files by suffix.
+"""The template graph of a net and the ground graph of a sentence as networkx graphs, node-link JSON and GraphML.
 
-Nodes of the graphs (the folded one of a net, the ground one of a sentence or of a part of it) carry all that a picture
-or a query needs (role, slice, word, kind, label, ...), so that other exports and drawings read these graphs and nothing
-else.
-
-The tables are the discrete part of a sentence's bnet, given its words. Their variables are the discrete random nodes
-(selectors, atoms, words that are read, categorical readouts). A variable's parents are those that decide its
-distribution, be it through deterministic nodes; its table comes from the reference. Continuous readouts are left out,
-unless evidence on them is given.
+The attributes of nodes (role, slice, word, kind, label, ...) are all that other exports and figures need, so they read
+these graphs only.
 """
 
 from __future__ import annotations
@@ -33,18 +27,18 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MAX_ARROWS = 100_000
-MAX_WEIGHTED_ARROWS = 2_000_000  # arrows of which the weak ones are sought
+MAX_WEIGHTED_ARROWS = 2_000_000  # of which those below `min_weight` are then left out
 HEAD_PLATE = "head"
 JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
 
-# What XML 1.0 cannot hold, the carriage return, which its readers turn into a line feed, and what looks like such JSON.
+# Characters that XML 1.0 forbids, the carriage return, which XML readers turn into a line feed, and quoted strings.
 _NEEDS_JSON = re.compile('[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|(?s:\\A".*"\\Z)')
 
 ArrowWeights = Mapping[tuple[int, int], float]
 
 
 def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
-    """The formats of a graph, which is made when a file is written."""
+    """The writers of a graph by suffix; the graph is built when a file is written."""
     return {".json": lambda: to_json(graph()).encode(), ".graphml": lambda: to_graphml(graph()).encode()}
 
 
@@ -52,30 +46,27 @@ def get_graph_writers(graph: Callable[[], nx.Graph]) -> Writers:
 
 
 def template_graph_to_networkx(network: Network) -> nx.MultiDiGraph:
-    """One node for each family (a template at a slice), one arrow for each slot that a parent fills or picks.
+    """The template graph: one node for each node group (a template at a slice), one arrow for each slot of a child.
 
     Nodes: stack, role, slice, plates, kind, learnable, shape, tpm, label. Arrows: role (the parent's), slot, reach and
-    pick, which maps a plate of the parent to the family whose state picks along it; that family has an arrow of its
-    own, whose slot is `pick`.
+    pick, which maps a plate of the parent to the selector whose state picks along it; the selector has an arrow too,
+    with slot `pick`.
     """
     import networkx as nx
 
     graph = nx.MultiDiGraph()
-    for member in network.specs:
-        family = member.group
-        shown = format_label(family.role, stack=family.stack, slice=family.slice)
-        words = () if family.word_stack is None else (WORD,)
-        graph.add_node(family.name, **_get_group_attributes(member), plates=(*family.plates, *words), label=shown)
-    families = network.graph.groups
-    for member in network.specs:
-        arrows = [
-            (given.index, given.slot, str(given.reach), {plate: families[k].name for plate, k in given.pick})
-            for given in member.parents
-        ]
-        selectors = dict.fromkeys(index for given in member.parents for _, index in given.pick)
+    for spec in network.specs:
+        group = spec.group
+        label = format_label(group.role, stack=group.stack, slice=group.slice)
+        words = () if group.word_stack is None else (WORD,)
+        graph.add_node(group.name, **_get_group_attributes(spec), plates=(*group.plates, *words), label=label)
+    groups = network.graph.groups
+    for spec in network.specs:
+        arrows = [(p.index, p.slot, str(p.reach), {plate: groups[k].name for plate, k in p.pick}) for p in spec.parents]
+        selectors = dict.fromkeys(index for p in spec.parents for _, index in p.pick)
         for index, slot, reach, pick in [*arrows, *((index, "pick", "same", {}) for index in selectors)]:
-            parent = families[index]
-            graph.add_edge(parent.name, member.group.name, role=parent.role, slot=slot, reach=reach, pick=pick)
+            parent = groups[index]
+            graph.add_edge(parent.name, spec.group.name, role=parent.role, slot=slot, reach=reach, pick=pick)
     return graph
 
 
@@ -90,13 +81,16 @@ def ground_graph_to_networkx(
     min_weight: float | None = None,
     limit: int | None = MAX_ARROWS,
 ) -> nx.DiGraph:
-    """The ground graph of a sentence, or what a selection keeps of it.
+    """The ground graph of a sentence, or a selection of it.
 
     Nodes: role, stack, slice, head, plates, index (along each of the plates), word, token, kind (`deterministic`,
     `stochastic`, `observed`), learnable, shape, tpm, label. Arrows: role (the parent's) and, where `weights` has one
     for `(parent, child)`, weight; those of a weight below `min_weight` are left out. `tokens` are the words of each
-    stack. Past `limit` arrows, those left out not counted, it refuses with the count, before it makes any; `limit=None`
-    is no limit.
+    stack. With more than `limit` arrows (not counting those left out) it raises before any is built; `limit=None` is no
+    limit.
+
+    Raises:
+        BudgetError: There are more arrows than `limit`.
     """
     selection = selection or NodeSelection()
     weak = 0 if weights is None or min_weight is None else sum(weight < min_weight for weight in weights.values())
@@ -104,13 +98,13 @@ def ground_graph_to_networkx(
     import networkx as nx
 
     graph = nx.DiGraph()
-    for member in network.specs:
-        if ground.is_selected(member.group, selection):
-            graph.add_nodes_from(_iter_nodes(ground, member, selection, tokens or {}, observed))
+    for spec in network.specs:
+        if ground.is_selected(spec.group, selection):
+            graph.add_nodes_from(_iter_nodes(ground, spec, selection, tokens or {}, observed))
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
-    families = network.graph.groups
-    for bundle, sources, targets in ground.arrows(selection):
-        role = {"role": families[bundle.parent].role}
+    groups = network.graph.groups
+    for edge, sources, targets in ground.arrows(selection):
+        role = {"role": groups[edge.parent].role}
         arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
         if weights is not None:
             ids = zip(sources.tolist(), targets.tolist(), strict=True)
@@ -134,13 +128,13 @@ def sentence_to_networkx(
 
     Args:
         state: The sentence.
-        weights: Whether selectors and weights are in it.
-        slices: The slices that are in it; all where None.
-        words: The words that are in it; all where None.
-        heads: The heads that are in it; all where None.
-        attention: Whether arrows carry `weight`, `P(j | i)` on average over the posterior of the open choices.
-        min_weight: The least weight of an arrow that is read.
-        limit: How many arrows may remain.
+        weights: Whether to include selectors and weights.
+        slices: The slices to include; None for all.
+        words: The words to include; None for all.
+        heads: The heads to include; None for all.
+        attention: Whether arrows have a `weight`, `P(j | i)` averaged over the posterior of the open choices.
+        min_weight: The minimum weight of an arrow.
+        limit: The maximum number of arrows.
 
     Raises:
         BudgetError: More arrows than `limit` remain.
@@ -148,21 +142,21 @@ def sentence_to_networkx(
     check_choice("weights", weights, (True, False))
     check_choice("attention", attention, (True, False))
     selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
-    most = limit
+    max_arrows = limit
     if min_weight is not None:
         if not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
-        most = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
-    check_arrow_limit(state.ground, selection, most)  # before attention is computed: too large whatever is read
+        max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
+    check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
-    weighed = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
+    weights_by_arrow = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
     return ground_graph_to_networkx(
         state.network,
         state.ground,
         selection=selection,
         tokens=state.tokens,
         observed=state.evidence.keys(),
-        weights=weighed,
+        weights=weights_by_arrow,
         min_weight=min_weight,
         limit=limit,
     )
@@ -171,7 +165,7 @@ def sentence_to_networkx(
 def check_arrow_limit(
     ground: GroundGraph, selection: NodeSelection, limit: int | None = MAX_ARROWS, *, num_weak: int = 0
 ) -> None:
-    """Refuse more arrows than the limit, with the count, `num_weak` ones left out; no arrow is made for it."""
+    """Refuse more arrows than the limit, not counting `num_weak` ones; they are counted without building them."""
     if limit is None:
         return
     arrows = ground.count_arrows(selection) - num_weak
@@ -185,12 +179,12 @@ def check_arrow_limit(
 
 
 def get_display_kind(spec: NodeSpec) -> str:
-    """What figures and exported graphs call the kind of a node: observed, deterministic or stochastic."""
+    """The kind of a node in figures and exported graphs: observed, deterministic or stochastic."""
     return {"input": "observed", "deterministic": "deterministic"}.get(spec.tpm.kind, "stochastic")
 
 
 def _get_group_attributes(spec: NodeSpec) -> dict[str, Any]:
-    """The attributes that all nodes of a family share."""
+    """The attributes that all nodes of a group share."""
     return {
         "stack": spec.group.stack,
         "role": spec.group.role,
@@ -209,31 +203,31 @@ def _iter_nodes(
     tokens: Mapping[str, Sequence[str]],
     observed: Collection[int],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The nodes of a family with their attributes."""
-    family = spec.group
-    axes = ground.axes(family)
-    at = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
-    inner = len(family.plates)
-    said = None if family.word_stack is None else tokens.get(family.word_stack)
+    """The nodes of a group with their attributes."""
+    group = spec.group
+    axes = ground.axes(group)
+    head_axis = axes.index(HEAD_PLATE) if HEAD_PLATE in axes else None
+    inner = len(group.plates)
+    stack_tokens = None if group.word_stack is None else tokens.get(group.word_stack)
     common = _get_group_attributes(spec) | {"plates": axes}
-    kept = ground.select_indices(family, selection).values()
-    ids = ground.select_nodes(family, selection).tolist()
-    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in kept)), strict=True):
-        word = index[-1] if family.word_stack is not None else None
-        token = None if said is None or word is None else said[word]
-        shown = format_label(
-            family.role, stack=family.stack, slice=family.slice, plates=index[:inner], word=word, token=token
+    axis_indices = ground.select_indices(group, selection).values()
+    ids = ground.select_nodes(group, selection).tolist()
+    for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in axis_indices)), strict=True):
+        word = index[-1] if group.word_stack is not None else None
+        token = None if stack_tokens is None or word is None else stack_tokens[word]
+        label = format_label(
+            group.role, stack=group.stack, slice=group.slice, plates=index[:inner], word=word, token=token
         )
-        head = None if at is None else index[at]
-        own = {"index": index, "head": head, "word": word, "token": token, "label": shown}
-        own["do"] = node in ground.cut_nodes or node in ground.retained_parents
+        head = None if head_axis is None else index[head_axis]
+        local = {"index": index, "head": head, "word": word, "token": token, "label": label}
+        local["do"] = node in ground.cut_nodes or node in ground.retained_parents
         if node in observed:
-            own["kind"] = "observed"
-        yield ground.names[node], common | own
+            local["kind"] = "observed"
+        yield ground.names[node], common | local
 
 
 def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> Iterator[tuple[Any, ...]]:
-    """Arrows with the weight that they have; those of too small a weight left out."""
+    """Add weights to arrows, and leave out those below `min_weight`."""
     for arrow, weight in zip(arrows, weights, strict=True):
         if weight is None:
             yield arrow
@@ -243,7 +237,7 @@ def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> It
 
 
 def to_json(graph: nx.Graph) -> str:
-    """Node-link JSON, which networkx reads back as the same graph, but for lists in place of tuples.
+    """Node-link JSON, which networkx reads back as the same graph, except that tuples become lists.
 
     Raises:
         BNetError: A weight is no finite number.
@@ -262,28 +256,25 @@ def to_json(graph: nx.Graph) -> str:
 
 
 def to_graphml(graph: nx.Graph) -> str:
-    """GraphML. What it has no type for is JSON in a string: tuples and mappings, strings with characters that XML
-    forbids and, to be told from these, strings in double quotes. Attributes that are None are left out.
+    """GraphML. Values without a GraphML type are JSON strings: tuples, mappings, and strings with characters that XML
+    forbids; so are strings in double quotes, to keep the two apart. Attributes that are None are left out.
     """
     import networkx as nx
 
     plain = graph.copy()
     for *_, data in (*plain.nodes(data=True), *plain.edges(data=True)):
-        told = _to_graphml_attributes(data)
+        attributes = _to_graphml_attributes(data)
         data.clear()
-        data.update(told)
+        data.update(attributes)
     header = '<?xml version="1.0" encoding="utf-8"?>'
     return "\n".join([header, *nx.generate_graphml(plain, encoding="utf-8")]) + "\n"
 
 
 def _to_graphml_attributes(data: dict[str, Any]) -> dict[str, Any]:
-    found = {}
+    attributes = {}
     for key, value in data.items():
         if isinstance(value, bool | int | float) or (isinstance(value, str) and not _NEEDS_JSON.search(value)):
-            found[key] = value
+            attributes[key] = value
         elif value is not None:
-            found[key] = json.dumps(value)
-    return found
-
-
-# the discrete part
+            attributes[key] = json.dumps(value)
+    return attributes

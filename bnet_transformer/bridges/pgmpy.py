@@ -1,4 +1,10 @@
-"""The discrete part of a sentence's bnet as tables: a pgmpy network, and the BIF format."""
+"""The discrete part of a sentence's bnet, given its words, as tables: a pgmpy network, and the BIF format.
+
+The variables are the discrete random nodes (selectors, atoms, words that are read, categorical readouts). The parents
+of a variable are the discrete random nodes on which its distribution depends, also through deterministic nodes; its
+table is computed by the reference, once for each joint state of the parents. Continuous readouts are left out, unless
+there is evidence on them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +29,8 @@ from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, 
 if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
-MAX_TABLE_ENTRIES = 10_000_000  # of tables
-MAX_TABLE_DIMS = 64  # numpy's, so pgmpy's
+MAX_TABLE_ENTRIES = 10_000_000  # of all tables
+MAX_TABLE_DIMS = 64  # the limit of numpy, hence of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 
 
@@ -40,7 +46,7 @@ class ConditionalTable:
 
 @dataclass(frozen=True)
 class _TablePlan:
-    """A table that is to be made. `evidence` is what evidence says of the node, where the variable stands for that."""
+    """A table to compute. `evidence` is the evidence on the node, if the variable is an observation of it."""
 
     node: int
     name: str
@@ -61,10 +67,13 @@ def to_pgmpy(
 
     A node that `do` sets to a state is a root with a delta; ask `VariableElimination`, not `CausalInference`, whose
     `do` is wrong (pgmpy 1.1.2). Evidence that no state of a variable can carry (on a continuous or a deterministic
-    node) becomes a variable with the states seen and unseen, whose table is its likelihood over the greatest one.
+    node) becomes a variable with the states seen and unseen, whose table is the likelihood divided by its maximum:
+    virtual evidence (Pearl 1988), which changes no posterior.
     `model.graph["evidence"]` is all of the evidence, as `query` takes it.
 
-    Tables are counted first: it refuses more than `limit` entries and more than `runs` runs of the reference.
+    Raises:
+        BudgetError: The tables have more than `limit` entries, or need more than `runs` runs of the reference; they are
+            counted before any is computed.
     """
     tables, states = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     from pgmpy.factors.discrete import TabularCPD
@@ -96,9 +105,9 @@ def to_bif(
     limit: int = MAX_TABLE_ENTRIES,
     runs: int = BUDGET,
 ) -> str:
-    """The discrete part in the BIF format, each probability to its last digit; see `to_pgmpy` and `format_state_name`.
+    """The discrete part in the BIF format, with exact probabilities; see `to_pgmpy` and `format_state_name`.
 
-    (pgmpy's BIFReader takes names that differ in case alone for one.)
+    (pgmpy's BIFReader does not distinguish names that differ only in case.)
     """
     tables, _ = model_to_tables(model, evidence=evidence, limit=limit, runs=runs)
     lines = ["network bnet {", "}"]
@@ -109,22 +118,22 @@ def to_bif(
     for table in tables:
         bar = f" | {', '.join(table.parents)}" if table.parents else ""
         lines.append(f"probability ( {table.name}{bar} ) {{")
-        for at in np.ndindex(*table.values.shape[1:]):
-            given = ", ".join(names[parent][state] for parent, state in zip(table.parents, at, strict=True))
-            row = ", ".join(map(repr, table.values[(slice(None), *at)].tolist()))
-            lines.append(f"  ({given}) {row};" if given else f"  table {row};")
+        for index in np.ndindex(*table.values.shape[1:]):
+            condition = ", ".join(names[parent][state] for parent, state in zip(table.parents, index, strict=True))
+            row = ", ".join(map(repr, table.values[(slice(None), *index)].tolist()))
+            lines.append(f"  ({condition}) {row};" if condition else f"  table {row};")
         lines.append("}")
     return "\n".join(lines) + "\n"
 
 
 def format_state_name(text: str) -> str:
-    """A label as a BIF identifier: letters stay, as do digits after the first place; any other character is `_hex_`.
+    """A label as a BIF identifier: letters stay, and digits after the first character; any other character is `_hex_`.
 
     >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
     ('sat', 'don_27_t', '_32_nd')
     """
-    kept = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
-    parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, kept, strict=True)]
+    matches = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
+    parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, matches, strict=True)]
     return "".join(parts) or "__"
 
 
@@ -136,50 +145,49 @@ def model_to_tables(
     runs: int = BUDGET,
 ) -> tuple[list[ConditionalTable], dict[str, str]]:
     """The tables of the discrete part, and the evidence as the state of each variable that has some."""
-    seen = dict(evidence or {})
-    chosen = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
-    free = replace(model, do={n: v for n, v in model.do.items() if n not in chosen})
-    known = {n: v for n, v in seen.items() if model.spec(n).tpm.kind == "continuous"}
-    plans = _plan_tables(free, chosen, seen, known)
-    _check_table_sizes(free, plans, check_int("limit", limit), check_int("runs", runs))
+    observed = dict(evidence or {})
+    set_states = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
+    open_model = replace(model, do={n: v for n, v in model.do.items() if n not in set_states})
+    known = {n: v for n, v in observed.items() if model.spec(n).tpm.kind == "continuous"}
+    plans = _plan_tables(open_model, set_states, observed, known)
+    _check_table_sizes(open_model, plans, check_int("limit", limit), check_int("runs", runs))
     names = {plan.node: plan.name for plan in plans if plan.evidence is None}
     tables = {}
     with torch.no_grad():
         for parents, group in _group_by_parents(plans).items():
-            sizes = [free.count_states(parent) for parent in parents]
-            each_run = reference.enumerate_runs(free, list(parents), known, runs)
-            logs = [[_compute_log_row(run, plan, chosen.get(plan.node)) for plan in group] for run in each_run]
+            sizes = [open_model.count_states(parent) for parent in parents]
+            results = reference.enumerate_runs(open_model, list(parents), known, runs)
+            logs = [[_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in results]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
                 table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
-                values = (
-                    _build_likelihood_table(table, plan.name, plan.evidence)
-                    if plan.evidence is not None
-                    else np.exp(table)
-                )
+                if plan.evidence is not None:
+                    values = _build_likelihood_table(table, plan.name, plan.evidence)
+                else:
+                    values = np.exp(table)
                 tables[plan.name] = ConditionalTable(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: OBSERVATION_STATES[0] for plan in plans if plan.evidence is not None}
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
-    states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in seen.items() if _is_state(model, n, v)}
+    states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in observed.items() if _is_state(model, n, v)}
     return [tables[plan.name] for plan in plans], states
 
 
 def _plan_tables(
     model: GroundModel, set_states: Mapping[int, Tensor], evidence: Mapping[int, Tensor], fixed: Mapping[int, Tensor]
 ) -> list[_TablePlan]:
-    """Every variable with its parents: the discrete random nodes, then what evidence says of other nodes.
+    """Every variable with its parents: the discrete random nodes, then observations of other nodes.
 
-    `fixed` is the evidence on continuous nodes, which settles what is below them.
+    `fixed` is the evidence on continuous nodes: nothing below them depends on their ancestors.
     """
     ground = model.ground
-    families = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
-    nodes = [n for family in families for n in ground.select_nodes(family).tolist() if n not in model.do]
+    groups = [m.group for m in model.network.specs if m.tpm.kind == "discrete"]
+    nodes = [n for group in groups for n in ground.select_nodes(group).tolist() if n not in model.do]
     if not nodes:
         kinds = sorted({type(m.tpm).__name__ for m in model.network.specs if m.tpm.is_random})
-        got = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
-        raise BNetError("discrete part", expected="at least one discrete random node", actual=got)
+        actual = f"none ({', '.join(kinds)} {'is' if len(kinds) == 1 else 'are'} continuous)" if kinds else "none"
+        raise BNetError("discrete part", expected="at least one discrete random node", actual=actual)
 
     def find_discrete_parents(node: int) -> tuple[int, ...]:
-        """The discrete random nodes that decide the distribution of a node."""
+        """The discrete random nodes on which the distribution of a node depends."""
         return tuple(find_open_choices(model, parents(model, node), fixed))
 
     plans = [
@@ -198,26 +206,26 @@ def _plan_tables(
 
 
 def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: int, budget: int) -> None:
-    """Refuse tables that are too large, before any is made."""
-    ways = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
+    """Refuse tables that are too large, before any is computed."""
+    hint = "do on some of its parents to a value, a shorter sentence, fewer heads, or limit="
     total = 0
     for plan in plans:
         dims = 1 + len(plan.parents)
         entries = len(plan.states) * math.prod(model.count_states(parent) for parent in plan.parents)
         if dims > MAX_TABLE_DIMS or entries > limit:
-            wanted = f"a table of at most {MAX_TABLE_DIMS} dims and {limit} entries"
+            expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit} entries"
             raise BudgetError(
-                plan.name, expected=wanted, actual=f"{dims} dims and {_format_count(entries)} entries", allowed=ways
+                plan.name, expected=expected, actual=f"{dims} dims and {_format_count(entries)} entries", allowed=hint
             )
         total += entries
     if total > limit:
-        got = f"{_format_count(total)} in {len(plans)} tables"
-        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=got, allowed="limit=")
+        actual = f"{_format_count(total)} in {len(plans)} tables"
+        raise BudgetError("discrete part", expected=f"at most {limit} entries in all", actual=actual, allowed="limit=")
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
-        wanted = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
+        expected = f"at most {budget} runs of the reference, one for each joint state of a variable's parents"
         raise BudgetError(
-            "discrete part", expected=wanted, actual=f"{_format_count(count)} runs", allowed=f"runs={count}"
+            "discrete part", expected=expected, actual=f"{_format_count(count)} runs", allowed=f"runs={count}"
         )
 
 
@@ -226,7 +234,7 @@ def _format_count(count: int) -> str:
 
 
 def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list[_TablePlan]]:
-    """Variables of the same parents share the runs."""
+    """Group variables by their parents: those with the same parents share the runs of the reference."""
     groups: dict[tuple[int, ...], list[_TablePlan]] = {}
     for plan in plans:
         groups.setdefault(plan.parents, []).append(plan)
@@ -234,7 +242,7 @@ def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list
 
 
 def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | None) -> Tensor:
-    """The log probability of each state, or of what is seen."""
+    """The log probability of each state, or of the evidence."""
     if plan.evidence is not None:
         if run.model.spec(plan.node).tpm.kind == "continuous":
             return run.log_prob(plan.node).reshape(1)
@@ -250,29 +258,29 @@ def _compute_log_row(run: ReferenceRun, plan: _TablePlan, set_state: Tensor | No
 
 
 def _build_likelihood_table(log_likelihood: NDArray[np.float64], name: str, evidence: Tensor) -> NDArray[np.float64]:
-    """Seen and unseen from a log likelihood: over the greatest, so that both are probabilities."""
+    """The table of seen and unseen: the likelihood divided by its maximum is a probability, with the same ratios."""
     top = log_likelihood.max()
     if not top > -math.inf:
-        got = f"{evidence.tolist()}, of probability zero"
-        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=got)
-    seen = np.exp(log_likelihood - top)
-    return np.concatenate([seen, 1 - seen])
+        actual = f"{evidence.tolist()}, of probability zero"
+        raise EvidenceError(name, expected="evidence that some state of the net makes possible", actual=actual)
+    likelihood = np.exp(log_likelihood - top)
+    return np.concatenate([likelihood, 1 - likelihood])
 
 
 def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
     """The names of a variable's states: its labels, the words of the vocabulary for a readout of words, or numbers."""
-    member, count = model.spec(node), model.count_states(node)
-    labels = getattr(member.tpm, "labels", None)
-    words = model.network.vocabularies.get(member.group.stack, ())
-    is_last = member.group.step == model.network.graph.slices.get(member.group.stack)
+    spec, count = model.spec(node), model.count_states(node)
+    labels = getattr(spec.tpm, "labels", None)
+    words = model.network.vocabularies.get(spec.group.stack, ())
+    is_last = spec.group.step == model.network.graph.slices.get(spec.group.stack)
     if labels is None and is_last and len(words) == count:
         labels = words
     names = tuple(map(format_state_name, map(str, labels))) if labels is not None else tuple(map(str, range(count)))
     if len(set(names)) != count:
-        raise BNetError(f"labels of {member.group.name}", expected=f"{count} different ones", actual=labels)
+        raise BNetError(f"labels of {spec.group.name}", expected=f"{count} different ones", actual=labels)
     return names
 
 
 def _is_state(model: GroundModel, node: int, value: Tensor) -> bool:
-    """True for a value that is a state of a discrete random node, and not an atom by its matrix."""
+    """True for a state of a discrete random node (an atom may also be given by its matrix, which is none)."""
     return model.spec(node).tpm.kind == "discrete" and not value.is_floating_point()

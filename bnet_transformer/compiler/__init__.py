@@ -1,7 +1,14 @@
-"""The compiled reading: a declaration as batched tensor operations.
+"""The compiler: a declaration as batched tensor operations.
 
-Passes: `network_to_plan` (which families a question needs, which choices it enumerates), then `plan_to_values` (their
-values, family by family, in one layout). `CompiledModule` holds the parameters and runs both.
+The pipeline, in the order in which data flows:
+
+    module            `CompiledModule`, which holds the parameters, takes an `ExecutionRequest` and runs all passes
+    validate_inputs   checks values and masks, and reshapes values to the layout of a run
+    plan              `network_to_plan`: the node groups to compute, in order; choices to enumerate; products to fuse
+    execution_state   `ExecutionState`: the layout, the parameters and the values computed so far
+    gather            `gather_parents`: what a TPM reads, aligned with the words of its node
+    evaluate          `plan_to_values`: one tensor for each node group; `Scan` for recurrence
+    fused             linear maps and attention as few large products
 """
 
 from bnet_transformer.compiler.execution_state import ExecutionRequest

@@ -1,32 +1,24 @@
-"""Second pass, plan to values: every family as one tensor, in the layout `[*enumerated, batch, *plates, word, *shape]`.
+"""Second pass, plan to values: each node group as one tensor, `[*enumerated, batch, *plates, word, *shape]`.
 
-A dim on which a value does not depend has size 1, so values broadcast: all states of a selector share what lies
-before it.
+A dim on which a value does not depend has size 1, so values broadcast: what does not depend on a selector is computed
+once for all its states.
 
-Families that read themselves at earlier words are computed word after word (`Scan`). All that does not wait for an
-earlier word is done before the first: parameters, what comes from outside the group, and the products `W x` of a
-recurrent map, of all words and of all gates at once. What is left of a word is one product `U h` for all gates that
-read the same h, and what stands between it and the next word.
+Groups that read themselves at earlier words are computed word by word (`Scan`). All that does not depend on an earlier
+word is computed before the loop: parameters, values from outside the component, and the products `W x` of recurrent
+maps, for all words and all gates at once. The loop then has one product `U h` for all gates that read the same h.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.execution_state import (
-    ExecutionState,
-    build_context,
-    gather_parents,
-    get_initial_value,
-    get_known_value,
-    get_present_mask,
-    pad_dims,
-)
+from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
     AttentionInputs,
     apply_maps,
@@ -35,6 +27,14 @@ from bnet_transformer.compiler.fused import (
     compute_fused,
     expand_table,
     is_scaled_dot_product,
+)
+from bnet_transformer.compiler.gather import (
+    build_context,
+    gather_parents,
+    get_initial_value,
+    get_known_value,
+    get_present_mask,
+    pad_dims,
 )
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import NodeSpec, ParentSpec
@@ -45,168 +45,171 @@ from bnet_transformer.tpm.steps import ACTIVATIONS
 
 
 def plan_to_values(plan: Plan, state: ExecutionState) -> None:
-    """Compute the value of every family of a plan."""
-    for group, done in zip(plan.components, plan.released, strict=True):
-        if group[0] in plan.deferred:
+    """Compute the value of every group of a plan; they are written into `state.values`."""
+    for component, released in zip(plan.components, plan.released, strict=True):
+        index = component[0]  # a component of several groups is recurrent
+        if index in plan.deferred:
             pass
-        elif group[0] in plan.folds:
-            state.values[group[0]] = compute_folded_attention(state, plan.folds[group[0]])
-        elif group[0] in plan.fused_maps:
-            state.values |= compute_fused_maps(state, plan.fused_maps[group[0]])
-        elif group[0] in state.values:
-            pass  # made together with an earlier one
-        elif group[0] in plan.recurrent:
-            state.values |= Scan(state, group).run(done)
+        elif index in plan.folds:
+            state.values[index] = compute_folded_attention(state, plan.folds[index])
+        elif index in plan.fused_maps:
+            state.values |= compute_fused_maps(state, plan.fused_maps[index])
+        elif index in state.values:
+            pass  # computed with an earlier fused map
+        elif index in plan.recurrent:
+            state.values |= Scan(state, component).run(released)
         else:
-            state.values[group[0]] = compute_value(state, group[0])
-        if group[0] in state.attention_rows and group[0] not in state.known:
-            state.values[group[0]] = _apply_attention_rows(state, group[0])
-        if group[0] in state.patched and group[0] not in plan.recurrent:
-            state.values[group[0]] = _apply_patch(state, group[0])
-        if group[0] in state.gates:
-            state.values[group[0]] = state.values[group[0]] * state.gates[group[0]]
-        if group[0] in state.perturbations:
-            made = state.values[group[0]]
-            state.values[group[0]] = made + state.perturbations[group[0]].to(made.device)
-        for index in done:
-            state.values.pop(index, None)
+            state.values[index] = compute_value(state, index)
+        if index in state.attention_rows and index not in state.known:
+            state.values[index] = _apply_attention_rows(state, index)
+        if index in state.patched and index not in plan.recurrent:
+            state.values[index] = _apply_patch(state, index)
+        if index in state.gates:
+            state.values[index] = state.values[index] * state.gates[index]
+        if index in state.perturbations:
+            value = state.values[index]
+            state.values[index] = value + state.perturbations[index].to(value.device)
+        for unread in released:
+            state.values.pop(unread, None)
 
 
 def _apply_patch(state: ExecutionState, index: int) -> Tensor:
-    """The value of a family some of whose nodes are set."""
-    (set_, which), member, made = state.patched[index], state.network.specs[index], state.values[index]
-    if member.tpm.kind == "discrete" and not set_.is_floating_point():
-        set_ = pad_dims(state, member, member.tpm.emit(build_context(state, member), set_))
-    own = set_.dim() - state.layout.rank
-    return torch.where(which.reshape(*which.shape, *[1] * own).to(made.device), set_.to(made.device), made)
+    """The value of a group of which some nodes are set."""
+    (patch, mask), spec, value = state.patched[index], state.network.specs[index], state.values[index]
+    if spec.tpm.kind == "discrete" and not patch.is_floating_point():
+        patch = pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), patch))
+    event_dim = patch.dim() - state.layout.rank
+    return torch.where(mask.reshape(*mask.shape, *[1] * event_dim).to(value.device), patch.to(value.device), value)
 
 
 def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
-    """The value of a family some of whose nodes mix by rows that were set, in place of their `P(j | i)`."""
-    (weights, which), member = state.attention_rows[index], state.network.specs[index]
-    assert isinstance(member.tpm, Attention)
-    _, parents = gather_parents(state, member)
-    mix = pad_dims(state, member, member.tpm.mix(weights.to(parents[0].device), *parents))
-    return torch.where(which[..., None].to(mix.device), mix, state.values[index])
+    """The value of an attention of which some nodes have a given row in place of their `P(j | i)`."""
+    (weights, mask), spec = state.attention_rows[index], state.network.specs[index]
+    assert isinstance(spec.tpm, Attention)
+    _, parents = gather_parents(state, spec)
+    mix = pad_dims(state, spec, spec.tpm.mix(weights.to(parents[0].device), *parents))
+    return torch.where(mask[..., None].to(mix.device), mix, state.values[index])
 
 
 def compute_value(state: ExecutionState, index: int) -> Tensor:
-    """The value of one family, for all its words at once."""
-    member = state.network.specs[index]
-    found = get_known_value(state, index)
-    if found is not None:
-        return found
-    if isinstance(member.tpm, Select) and (dims := _find_state_dims(state, member)):
-        return expand_table(state.parameters[f"{member.param_prefix}.values"], dims, state.layout.rank)
-    at, parents = gather_parents(state, member)
+    """The value of one group, for all its words at once."""
+    spec = state.network.specs[index]
+    known = get_known_value(state, index)
+    if known is not None:
+        return known
+    if isinstance(spec.tpm, Select) and (dims := _find_state_dims(state, spec)):
+        return expand_table(state.parameters[f"{spec.param_prefix}.values"], dims, state.layout.rank)
+    context, parents = gather_parents(state, spec)
     if index in state.attention_weights:
-        return pad_dims(state, member, _compute_with_attention(state, member, at, parents))
-    return pad_dims(state, member, evaluate_tpm(state, member, at, parents))
+        return pad_dims(state, spec, _compute_with_attention(state, spec, context, parents))
+    return pad_dims(state, spec, evaluate_tpm(state, spec, context, parents))
 
 
 def _find_state_dims(state: ExecutionState, spec: NodeSpec) -> list[int]:
-    """The dims along which the parents of a family run through all their states; none where some do not."""
+    """The enumerated dims of the parents, if all are enumerated choices, each read once and unchanged; else []."""
     enumerated = state.layout.enumerated
-    each = {given.index for given in spec.parents}
-    plain = all(not (given.pick or given.over) and given.reach.kind == "same" for given in spec.parents)
-    plain = plain and not each & state.patched.keys()
-    if spec.group.plates or not plain or len(each) < len(spec.parents) or not each <= {*enumerated}:
+    parent_ids = {parent.index for parent in spec.parents}
+    is_plain = all(not (parent.pick or parent.over) and parent.reach.kind == "same" for parent in spec.parents)
+    is_plain = is_plain and not parent_ids & state.patched.keys()
+    if spec.group.plates or not is_plain or len(parent_ids) < len(spec.parents) or not parent_ids <= {*enumerated}:
         return []
-    return [enumerated.index(given.index) for given in spec.parents]
+    return [enumerated.index(parent.index) for parent in spec.parents]
 
 
 def _compute_with_attention(
     state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
 ) -> Tensor:
-    """The value of a family, whose `P(j | i)` is kept beside it: an attention is computed once for both."""
+    """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm
     if isinstance(tpm, Attention) and is_scaled_dot_product(tpm, spec, parents):
         weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents))
-        found = mix + parents[-1] if tpm.residual else mix
+        value = mix + parents[-1] if tpm.residual else mix
     else:
-        told = tpm.attention_weights(context, *parents)
-        if told is None:
+        attention = tpm.attention_weights(context, *parents)
+        if attention is None:
             raise UnsupportedError(spec.group.name, expected="attention P(j | i)", actual=tpm.no_attention_reason())
-        weights, found = told, evaluate_tpm(state, spec, context, parents)
+        weights, value = attention, evaluate_tpm(state, spec, context, parents)
     state.attention_weights[spec.group.index] = state.layout.pad_dims(weights, 1)
-    return found
+    return value
 
 
 def evaluate_tpm(state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]) -> Tensor:
-    """What a TPM makes of what it sees, by a fused operation where there is one."""
-    whole, causal = _is_full_or_causal(state, spec)
-    found = compute_fused(spec, context, parents, is_full=whole, is_causal=causal)
-    if found is not None:
-        return found
-    found = spec.tpm.value(context, *parents)
-    if not isinstance(found, Tensor) or found.shape[max(0, found.dim() - len(spec.shape)) :] != spec.shape:
-        got = f"one of shape {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
-        what = f"{spec.group.name} ({type(spec.tpm).__name__})"
-        raise BNetError(what, expected=f"a value of shape {spec.shape}, as it says", actual=got)
-    return found
+    """The value of a TPM from its parents, by a fused operation if there is one."""
+    is_full, is_causal = _is_full_or_causal(state, spec)
+    value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal)
+    if value is not None:
+        return value
+    value = spec.tpm.value(context, *parents)
+    if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
+        actual = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        subject = f"{spec.group.name} ({type(spec.tpm).__name__})"
+        raise BNetError(subject, expected=f"a value of shape {spec.shape}, as it says", actual=actual)
+    return value
 
 
 def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[int, Tensor]:
-    """Several maps of one vector, as one product."""
-    members = [state.network.specs[index] for index in indices]
-    seen_ = [gather_parents(state, member) for member in members]
-    biases = [at["bias"] if isinstance(m.tpm, Affine) else None for m, (at, _) in zip(members, seen_, strict=True)]
-    made = apply_maps([parents[0] for _, parents in seen_], seen_[0][1][1], biases)
-    return {m.group.index: pad_dims(state, m, each) for m, each in zip(members, made, strict=True)}
+    """Several linear maps of one vector, as one product."""
+    specs = [state.network.specs[index] for index in indices]
+    gathered = [gather_parents(state, spec) for spec in specs]
+    biases = [
+        context["bias"] if isinstance(m.tpm, Affine) else None for m, (context, _) in zip(specs, gathered, strict=True)
+    ]
+    values = apply_maps([parents[0] for _, parents in gathered], gathered[0][1][1], biases)
+    return {m.group.index: pad_dims(state, m, value) for m, value in zip(specs, values, strict=True)}
 
 
 def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
-    """An attention with the maps around it folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the mix."""
-    at, parents, residual = _gather_folded(state, fold)
-    mix = evaluate_tpm(state, fold.spec, at, parents)
+    """An attention with its maps folded in: `softmax(x_i . (W_q^T W_k) x_j)`, and W_v after the weighted sum."""
+    context, parents, residual = _gather_folded(state, fold)
+    mix = evaluate_tpm(state, fold.spec, context, parents)
     if fold.W_v is not None:
         (mix,) = apply_maps([state.values[fold.W_v.index]], mix, [None])
     return pad_dims(state, fold.spec, mix if residual is None else mix + residual)
 
 
 def _gather_folded(state: ExecutionState, fold: Fold) -> tuple[EvalContext, list[Tensor], Tensor | None]:
-    """What the attention of a fold sees, and the residual that is added to what it makes."""
-    at, parents = gather_parents(state, fold.spec)
+    """The context and the parents of a folded attention, and the residual to add to its output."""
+    context, parents = gather_parents(state, fold.spec)
     residual = parents.pop() if fold.has_residual else None
     W_q, W_k = state.values[fold.W_q.index], state.values[fold.W_k.index]
     (parents[0],) = apply_maps([W_k.mT @ W_q], parents[0], [None])
-    return at, parents, residual
+    return context, parents, residual
 
 
 def gather_attention_inputs(
     state: ExecutionState, spec: NodeSpec, fold: Fold | None
 ) -> tuple[AttentionInputs, Tensor | None, Tensor | None]:
-    """What a plain attention reads; then W_v, where it is applied to the mix; then the residual."""
+    """The inputs of a softmax attention; W_v, if it is applied to the weighted sum; the residual, if there is one."""
     if fold is not None:
-        at, parents, residual = _gather_folded(state, fold)
+        context, parents, residual = _gather_folded(state, fold)
         W_v = None if fold.W_v is None else state.values[fold.W_v.index]
-        return _prepare_attention_inputs(state, fold.spec, at, parents), W_v, residual
-    at, parents = gather_parents(state, spec)
+        return _prepare_attention_inputs(state, fold.spec, context, parents), W_v, residual
+    context, parents = gather_parents(state, spec)
     assert isinstance(spec.tpm, Attention)
-    return _prepare_attention_inputs(state, spec, at, parents), None, parents[-1] if spec.tpm.residual else None
+    return _prepare_attention_inputs(state, spec, context, parents), None, parents[-1] if spec.tpm.residual else None
 
 
 def _prepare_attention_inputs(
     state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor]
 ) -> AttentionInputs:
-    """What a plain attention reads, from what it sees."""
+    """The inputs of a softmax attention, from its parents."""
     assert isinstance(spec.tpm, Attention)
-    whole, causal = _is_full_or_causal(state, spec)
-    return build_attention_inputs(spec.tpm, context, parents, is_full=whole, is_causal=causal)
+    is_full, is_causal = _is_full_or_causal(state, spec)
+    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal)
 
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether all words are there and every one reads every one, or those up to itself: no mask is needed then."""
-    reaches = {_get_reach_kind(state, given) for given in spec.parents if WORD in given.over}
-    bare = not state.present
-    return bare and reaches == {"every"}, bare and reaches == {"causal"}
+    """Whether there is no padding and every word reads every word, or those up to itself; no mask is needed then."""
+    reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
+    is_unpadded = not state.present
+    return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}
 
 
 def _get_reach_kind(state: ExecutionState, parent: ParentSpec) -> str:
-    """The kind of a reach; that of recent words is causal where no word stands further back."""
-    words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
-    near = parent.reach.kind == "recent" and words <= parent.reach.width + 1
-    return "causal" if near else parent.reach.kind
+    """The kind of a reach; "recent" is causal if its window covers all words."""
+    num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
+    is_causal = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
+    return "causal" if is_causal else parent.reach.kind
 
 
 WordReader = Callable[[int], Tensor]
@@ -214,7 +217,7 @@ WordStep = Callable[[int], None]
 
 
 class Scan:
-    """One scan of a group whose members read each other, or themselves, at earlier words: the values so far."""
+    """The word-by-word computation of one component, whose groups read themselves or each other at earlier words."""
 
     def __init__(self, state: ExecutionState, component: Sequence[int]) -> None:
         self.state, self.axis = state, state.layout.word_dim
@@ -222,21 +225,21 @@ class Scan:
         self.num_words = state.word_counts[self.specs[component[0]].group.word_stack or ""]
         self.positions = state.arange(self.num_words).split(1)
         self.known_values = {
-            index: found for index in component if (found := get_known_value(state, index)) is not None
+            index: value for index in component if (value := get_known_value(state, index)) is not None
         }
-        self.values_by_word = {index: list(self.split_by_word(found)) for index, found in self.known_values.items()}
+        self.values_by_word = {index: list(self.split_by_word(value)) for index, value in self.known_values.items()}
         self.values_by_word |= {index: [] for index in component if index not in self.known_values}
         self.patched = {
             index: (
                 self.split_by_word(value),
-                self.split_by_word(which.reshape(*which.shape, *[1] * len(self.specs[index].shape))),
+                self.split_by_word(mask.reshape(*mask.shape, *[1] * len(self.specs[index].shape))),
             )
-            for index, (value, which) in state.patched.items()
+            for index, (value, mask) in state.patched.items()
             if index in self.values_by_word
         }
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
-        """All words, one after another; the values of all members but those that nothing reads after it."""
+        """Compute all words in order; returns the values of the groups that are not `released`."""
         steps = self.build_steps()
         for word in range(self.num_words):
             for step in steps:
@@ -244,79 +247,79 @@ class Scan:
         return {index: self.get_value(index) for index in self.specs if index not in released}
 
     def split_by_word(self, value: Tensor) -> Sequence[Tensor]:
-        """A value at each word; the same at all, where it does not depend on the word."""
+        """A value at each word; one tensor for all words if it does not depend on the word."""
         parts: list[Tensor] = list(value.split(1, self.axis))
         return parts if len(parts) == self.num_words else parts * self.num_words
 
     def get_value(self, index: int) -> Tensor:
-        """The value of a member at all words."""
+        """The value of a group at all words."""
         return self.known_values[index] if index in self.known_values else self.concat(self.values_by_word[index])
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
-        """Values at words one after another, broadcast to one shape."""
-        shapes = {each.shape for each in parts}
+        """Concatenate the values of consecutive words, broadcast to one shape."""
+        shapes = {part.shape for part in parts}
         if len(shapes) > 1:
             shape = broadcast_shapes(*shapes)
-            parts = [each.expand(shape) for each in parts]
+            parts = [part.expand(shape) for part in parts]
         return torch.cat(list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
-        """Keep the value of a member at a word, or what is set in its place."""
+        """Append the value of a group at a word, or the value that is set in its place."""
         if index in self.patched:
-            values, which = self.patched[index]
-            value = torch.where(which[word], values[word], value)
+            values, mask = self.patched[index]
+            value = torch.where(mask[word], values[word], value)
         self.values_by_word[index].append(value)
 
-    # what is done at each word, in order
+    # the steps of one word, in order
 
     def build_steps(self) -> list[WordStep]:
-        """What each word takes."""
-        found: list[WordStep] = []
-        made: set[int] = set()
-        for index, member in self.specs.items():
-            if index in self.known_values or index in made:
+        """The steps of one word; fused maps are one step."""
+        steps: list[WordStep] = []
+        done: set[int] = set()
+        for index, spec in self.specs.items():
+            if index in self.known_values or index in done:
                 continue
-            beside = self.find_fusable_maps(member)
-            found.append(self.build_fused_step(beside) if beside else self.build_step(member))
-            made |= {each.group.index for each in beside}
-        return found
+            fusable = self.find_fusable_maps(spec)
+            steps.append(self.build_fused_step(fusable) if fusable else self.build_step(spec))
+            done |= {m.group.index for m in fusable}
+        return steps
 
     def build_step(self, spec: NodeSpec) -> WordStep:
-        """One member, by its TPM."""
+        """The step of one group, by its TPM."""
         index, tpm, event_dim = spec.group.index, spec.tpm, len(spec.shape)
         if not all(map(self.is_single, spec.parents)):
             return lambda word: self.append_value(index, word, self.evaluate_word(spec, word))
-        reads = [self.make_reader(given) for given in spec.parents]
-        at = build_context(self.state, spec)
-        ats = [EvalContext(at.parameters, place, {}, {}, at.training, at.dtype) for place in self.positions]
+        reads = [self.make_reader(parent) for parent in spec.parents]
+        context = build_context(self.state, spec)
+        contexts = [replace(context, word=position, rotary={}) for position in self.positions]
         pad_dims = self.state.layout.pad_dims
         return lambda word: self.append_value(
-            index, word, pad_dims(tpm.value(ats[word], *(read(word) for read in reads)), event_dim)
+            index, word, pad_dims(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)
         )
 
     def evaluate_word(self, spec: NodeSpec, word: int) -> Tensor:
-        """One member at a word, of which it reads several words, or those that a selector picks."""
-        for given in spec.parents:
-            selectors = [selector for _, selector in given.pick]
-            for index in {given.index, *selectors} & self.values_by_word.keys():
+        """The value at a word of a group that reads several words, or entries that a selector picks."""
+        for parent in spec.parents:
+            selectors = [selector for _, selector in parent.pick]
+            for index in {parent.index, *selectors} & self.values_by_word.keys():
                 if self.values_by_word[index]:
                     self.state.values[index] = self.pad_to_length(index)
-        at, parents = gather_parents(self.state, spec, word)
-        return pad_dims(self.state, spec, spec.tpm.value(at, *parents))
+        context, parents = gather_parents(self.state, spec, word)
+        return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
 
     def pad_to_length(self, index: int) -> Tensor:
-        """A member at all words, zero at those that are still to come."""
+        """The value of a group at all words, zero at later ones. No zero is read: reaches in a scan are causal."""
         if index in self.known_values:
             return self.known_values[index]
-        there = self.values_by_word[index]
-        return self.concat([*there, *[torch.zeros_like(there[0])] * (self.num_words - len(there))])
+        computed = self.values_by_word[index]
+        return self.concat([*computed, *[torch.zeros_like(computed[0])] * (self.num_words - len(computed))])
 
     def is_single(self, parent: ParentSpec) -> bool:
-        """True for a parent of which the own word is read, or the one before, or one without words."""
+        """True for a parent of which one entry is read: at the same word, at the word before, or without words."""
         return parent.reach.kind in ("same", "before") and not parent.over and not parent.pick
 
     def make_reader(self, parent: ParentSpec) -> WordReader:
-        """What a slot receives at each word."""
+        """The function from a word to the value of one slot."""
         parts: Sequence[Tensor]
         if parent.index in self.values_by_word:
             parts = self.values_by_word[parent.index]
@@ -324,23 +327,24 @@ class Scan:
             parts = self.split_by_word(self.state.values[parent.index])
         if parent.reach.kind == "same":
             return lambda word: parts[word]
-        nobody = torch.zeros_like(parts[0]) if parts else get_initial_value(self.state, parent)
-        there = get_present_mask(self.state, self.state.network.specs[parent.index].group.word_stack)
-        if there is None:
-            return lambda word: parts[word - 1] if word else nobody
-        own = nobody.dim() - there.dim()
-        here = [each.reshape(*each.shape, *[1] * own) for each in self.split_by_word(there)]
-        return lambda word: torch.where(here[word - 1], parts[word - 1], nobody) if word else nobody
+        initial = torch.zeros_like(parts[0]) if parts else get_initial_value(self.state, parent)
+        present = get_present_mask(self.state, self.state.network.specs[parent.index].group.word_stack)
+        if present is None:
+            return lambda word: parts[word - 1] if word else initial
+        event_dim = initial.dim() - present.dim()
+        present_by_word = [mask.reshape(*mask.shape, *[1] * event_dim) for mask in self.split_by_word(present)]
+        return lambda word: torch.where(present_by_word[word - 1], parts[word - 1], initial) if word else initial
 
-    # recurrent maps of the same words, as one product
+    # Recurrent maps W x + U h + b of the same x and h (the gates of an LSTM) as one product: W x + b has no recurrence
+    # and is one matrix product over all words; only U h stays in the loop.
 
     def find_fusable_maps(self, spec: NodeSpec) -> list[NodeSpec]:
-        """The recurrent maps that are made together with one: of the same x from outside, and of the same h."""
+        """The recurrent maps that can be fused with this one: they read the same x from outside, and the same h."""
         if not self.is_recurrent_map(spec):
             return []
 
         def read_sources(candidate: NodeSpec) -> list[tuple[object, ...]]:
-            return [(given.index, given.reach) for given in candidate.parents]
+            return [(parent.index, parent.reach) for parent in candidate.parents]
 
         fusable = [
             other
@@ -352,7 +356,7 @@ class Scan:
         return sorted(fusable, key=_get_activation)
 
     def is_recurrent_map(self, spec: NodeSpec) -> bool:
-        """True for a recurrent map without plates of a word from outside and of what came before it in the group."""
+        """True for a recurrent map without plates, of x from outside the component and h at the word before."""
         if not isinstance(spec.tpm, Recur) or spec.group.plates:
             return False
         x, h = spec.parents
@@ -361,32 +365,34 @@ class Scan:
 
     def build_fused_step(self, specs: Sequence[NodeSpec]) -> WordStep:
         """Several recurrent maps: `W x + b` of all words, then at each word `+ U h`, and their activations."""
-        ats = [build_context(self.state, member) for member in specs]
-        x, h = (self.make_reader(given) for given in specs[0].parents)
-        W, U = (torch.cat([at[name] for at in ats]) for name in "WU")
-        whole = self.state.values[specs[0].parents[0].index]
-        bias = torch.cat([at.parameters.get("bias", W.new_zeros(len(at["W"]))) for at in ats])
+        contexts = [build_context(self.state, spec) for spec in specs]
+        x, h = (self.make_reader(parent) for parent in specs[0].parents)
+        W, U = (torch.cat([context[name] for context in contexts]) for name in "WU")
+        inputs = self.state.values[specs[0].parents[0].index]
+        bias = torch.cat([context.parameters.get("bias", W.new_zeros(len(context["W"]))) for context in contexts])
         if specs[0].parents[0].reach.kind == "same":
-            ready = self.split_by_word(functional.linear(whole, W, bias))
+            projected = self.split_by_word(functional.linear(inputs, W, bias))
         else:
-            ready = [functional.linear(x(word), W, bias) for word in range(self.num_words)]
+            projected = [functional.linear(x(word), W, bias) for word in range(self.num_words)]
         kinds = dict.fromkeys(map(_get_activation, specs))
-        alike = {kind: [(m.group.index, m.shape[0]) for m in specs if _get_activation(m) == kind] for kind in kinds}
-        acts = [(ACTIVATIONS[kind], some) for kind, some in alike.items()]
-        widths = [sum(width for _, width in some) for _, some in acts]
+        by_activation = {
+            kind: [(m.group.index, m.shape[0]) for m in specs if _get_activation(m) == kind] for kind in kinds
+        }
+        activations = [(ACTIVATIONS[kind], outputs) for kind, outputs in by_activation.items()]
+        widths = [sum(width for _, width in outputs) for _, outputs in activations]
 
         def step(word: int) -> None:
-            raw = _add_map(U, h(word), ready[word]).split_with_sizes(widths, -1)
-            for (act, some), each in zip(acts, raw, strict=True):
-                made = act(each).split_with_sizes([width for _, width in some], -1)
-                for (index, _), value in zip(some, made, strict=True):
+            preactivations = _add_map(U, h(word), projected[word]).split_with_sizes(widths, -1)
+            for (activation, outputs), part in zip(activations, preactivations, strict=True):
+                values = activation(part).split_with_sizes([width for _, width in outputs], -1)
+                for (index, _), value in zip(outputs, values, strict=True):
                     self.append_value(index, word, value)
 
         return step
 
 
 def _add_map(U: Tensor, h: Tensor, offset: Tensor) -> Tensor:
-    """`U h + ready`, in one operation where both have the same dims."""
+    """`U h + offset`, in one operation if both have the same leading dims."""
     if h.shape[:-1] != offset.shape[:-1]:
         return functional.linear(h, U) + offset
     flat = torch.addmm(offset.reshape(-1, len(U)), h.reshape(-1, U.shape[-1]), U.mT)

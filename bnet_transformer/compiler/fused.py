@@ -1,8 +1,8 @@
-"""Fused operations: equations of the package's TPMs as the fewest and largest products that torch has for them.
+"""Fused operations: linear maps and attention as few large matrix products.
 
-Each takes what the TPM would see, in the layout `[*enumerated, batch, *plates, word, *shape]`, and returns the same
-value, or None where it does not apply. Dims of size 1 are dims on which a value does not depend: what is the same for
-all heads or selector states is one operand of one large product, never copied.
+Each takes the inputs of a TPM, in the layout `[*enumerated, batch, *plates, word, *shape]`, and returns its value,
+or None if it does not apply. A dim on which a value does not depend has size 1: an operand that all heads or
+selector states share is used once in one large product, and is not copied.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ from bnet_transformer.tpm import Affine, Attention, Bias, Cayley, Dot, EvalConte
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.combine import apply_linear
 
-MAX_EXPLICIT_PAIRS = (
-    16 * 16
-)  # pairs of words up to which explicit products beat fused attention (2 cores, forward and backward)
+# The number of pairs of words up to which explicit products are faster than torch's attention (2 cores, with backward).
+MAX_EXPLICIT_PAIRS = 16 * 16
 
 
 def compute_fused(
     spec: NodeSpec, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
 ) -> Tensor | None:
-    """The value of a node by a fused operation, where there is one.
+    """The value of a node by a fused operation; None if there is none.
 
-    `is_full` says that every word reads every word, `is_causal` that it reads those up to itself: no mask is needed then.
+    No mask is needed if `is_full` (every word reads every word) or `is_causal` (it reads those up to itself).
     """
     tpm = spec.tpm
     if isinstance(tpm, Linear | Affine) and tpm.dim is None:
@@ -45,16 +44,14 @@ def compute_fused(
         and all(x.shape[-3] == 1 for x in parents)
         and context.word is context.read_indices["z."]
     ):
-        mask = (
-            None if is_full else context.mask["z."].any(-2, keepdim=True)
-        )  # every word reads the same: all that are there
+        # Every word reads the same words, all that are present: one Cayley transform serves all.
+        mask = None if is_full else context.mask["z."].any(-2, keepdim=True)
         return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
     return None
 
 
 def expand_table(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
-    """`table[d1, d2, *shape]` at all states of its parents, each along its own dim of the layout: a view, where a
-    look-up would copy."""
+    """`table[d1, d2, *shape]` at all states of its parents, each along its dim of the layout: a view, not a gather."""
     order = sorted(range(len(dims)), key=dims.__getitem__)
     sizes = [1] * rank
     for d, size in zip(dims, table.shape, strict=False):
@@ -63,7 +60,10 @@ def expand_table(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
 
 
 def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | None]) -> list[Tensor]:
-    """`W x (+ b)` for several W at once: one matrix product where x is the same for all their heads and states."""
+    """`W x (+ b)` for several W at once: one matrix product if x is the same for all their heads and states.
+
+    `[W_1; W_2] x = [W_1 x; W_2 x]`: the rows of all W, heads and states are stacked.
+    """
     shared = all(_can_share_input(W, x) for W in weights)
     if shared and not any(_has_extra_dims(b, W) for b, W in zip(biases, weights, strict=True)):
         if len(weights) > 1 and not _is_concat_cheaper(weights, x):
@@ -81,22 +81,25 @@ def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | N
 
 
 def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
-    """`W x` with one product for each head or state, each of all words."""
+    """`W x` with one product for each head or state over all words."""
     rank = x.dim() - 1
-    wide = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
-    if not wide or any(x.shape[d] != W.shape[d] for d in wide):
+    batch_dims = [d for d in range(rank) if W.shape[d] > 1] if W.dim() == x.dim() + 1 else []
+    if not batch_dims or any(x.shape[d] != W.shape[d] for d in batch_dims):
         return apply_linear(W, x)
-    rest = [d for d in range(rank) if d not in wide]
-    count = math.prod([W.shape[d] for d in wide])
-    order = [*wide, *rest]
+    row_dims = [d for d in range(rank) if d not in batch_dims]
+    count = math.prod([W.shape[d] for d in batch_dims])
+    order = [*batch_dims, *row_dims]
     W, x = W.reshape(count, *W.shape[-2:]), x.permute(*order, rank)
     y = torch.bmm(x.reshape(count, -1, x.shape[-1]), W.mT)
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
 
 
 def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
-    """True where one product with all weights side by side moves fewer numbers than a product with each: their copy is
-    written and read, where x would be read again for each. On a GPU calls count for more."""
+    """True if one product with all weights concatenated moves fewer numbers than one product for each.
+
+    Concatenation writes and reads the weights once more; separate products read x once more for each further weight. On
+    a GPU the number of calls counts more.
+    """
     return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
 
 
@@ -105,38 +108,38 @@ def _concat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _can_share_input(W: Tensor, x: Tensor) -> bool:
-    """True where x has size 1 along every dim in which W differs."""
+    """True if x has size 1 along every leading dim of W that is larger than 1."""
     return W.dim() == x.dim() + 1 and all(x.shape[d] == 1 for d in range(x.dim() - 1) if W.shape[d] > 1)
 
 
 def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
-    """True where a bias differs along a dim in which its W does not."""
+    """True if a bias varies along a dim in which its W does not."""
     return b is not None and any(n > m for n, m in zip(b.shape[-2::-1], W.shape[-3::-1], strict=False))
 
 
 def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
-    """From `[*lead, all rows of W]` to the layout, the dims of W in their places: a view."""
+    """From `[*leading, all rows of W]` to the layout, with the leading dims of W back in place: a view."""
     rank = y.dim() - 1
-    wide = [d for d in range(rank) if W.shape[d] > 1]
-    if not wide:
+    W_dims = [d for d in range(rank) if W.shape[d] > 1]
+    if not W_dims:
         return y
-    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in wide], W.shape[-2])
-    order = [rank + wide.index(d) if d in wide else d for d in range(rank)]
-    return y.permute(*order, *wide, y.dim() - 1).squeeze(tuple(range(rank, rank + len(wide))))
+    y = y.reshape(*y.shape[:-1], *[W.shape[d] for d in W_dims], W.shape[-2])
+    order = [rank + W_dims.index(d) if d in W_dims else d for d in range(rank)]
+    return y.permute(*order, *W_dims, y.dim() - 1).squeeze(tuple(range(rank, rank + len(W_dims))))
 
 
 def is_scaled_dot_product(tpm: Attention, spec: NodeSpec, parents: Sequence[Tensor]) -> bool:
-    """True for softmax attention over words by scaled products, all words reading the same keys."""
+    """True for softmax attention over words with scaled dot products, where all words read the same keys."""
     plain = isinstance(tpm.score, Dot) and tpm.over == "keys"
     plain = plain and tpm.normaliser.kind == "softmax" and spec.parents[1].over == (WORD,) and parents[1].dim() >= 4
-    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # each word may have keys of its own
+    return plain and parents[1].shape[-3] == 1 == parents[2].shape[-3]  # else each word has its own keys or values
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a plain softmax attention reads: q, k, v `[*lead, word, feature]`; no mask where every word reads all.
+    """The inputs of a softmax attention: q, k, v `[*leading, word, feature]`; mask None if every word reads all words.
 
-    A bias `[*lead, word, word read]` is added to the scores.
+    The bias `[*leading, word, word read]` is added to the scores.
     """
 
     q: Tensor
@@ -151,44 +154,44 @@ class AttentionInputs:
 def build_attention_inputs(
     tpm: Attention, context: EvalContext, parents: Sequence[Tensor], *, is_full: bool, is_causal: bool
 ) -> AttentionInputs:
-    """What an attention reads, from what it sees."""
+    """The inputs of an attention from its parents: rotated q and k, and the bias of the scores."""
     assert isinstance(tpm.score, Dot)
     q, v = tpm.score.rotate(parents[0], context.word, context.rotary), parents[2].squeeze(-3)
     k = tpm.score.rotate(parents[1].squeeze(-3), context.read_indices["k."], context.rotary)
-    if q.shape[-2] != k.shape[-2]:  # a branch: torch.compile would make a symbol of the comparison
+    if q.shape[-2] != k.shape[-2]:  # not `is_causal &= ...`: torch.compile would make a symbolic boolean of it
         is_causal = False
     bias = None
-    if tpm.bias is not None:  # each pair of words has its own score then, though q and k may be the same for all
+    if tpm.bias is not None:  # then each pair of words has its own score, even if q and k are the same for all words
         bias = _compute_bias(tpm.bias, context, parents[3])
         q = q.expand(*q.shape[:-2], bias.shape[-2], -1)
         k, v = (x.expand(*x.shape[:-2], bias.shape[-1], -1) for x in (k, v))
-    return AttentionInputs(
-        q, k, v, None if is_full else context.mask["k."], is_causal, tpm.score.get_scale(q.shape[-1]), bias
-    )
+    mask = None if is_full else context.mask["k."]
+    return AttentionInputs(q, k, v, mask, is_causal, tpm.score.get_scale(q.shape[-1]), bias)
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:
-    """What is added to the scores, made once for all slices that have it from the same parent."""
+    """The bias of the scores, computed once for all slices that read the same parent."""
     i, j = context.word, context.read_indices["k."]
-    made: list[tuple[Tensor, ...]] = context.rotary.setdefault(bias, [])
-    for *of, found in made:
-        if all(mine is other for mine, other in zip(of, (b, i, j), strict=True)):
-            return found
-    made.append((b, i, j, bias.compute_bias(b, i, j)))
-    return made[-1][-1]
+    cache: list[tuple[Tensor, ...]] = context.rotary.setdefault(bias, [])
+    for *key, value in cache:
+        if all(x is y for x, y in zip(key, (b, i, j), strict=True)):
+            return value
+    cache.append((b, i, j, bias.compute_bias(b, i, j)))
+    return cache[-1][-1]
 
 
 def attend(inputs: AttentionInputs) -> Tensor:
-    """`softmax(scale q k^T) v`: by explicit products for few words, else torch's own attention."""
+    """`softmax(scale q k^T) v`: by explicit products for few words, else by `scaled_dot_product_attention`.
+
+    The explicit products take dims that only q, k or v has (heads of one, states of a selector) as more rows or columns
+    of one matrix; dims that several of them have are a batch.
+    """
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     if n * m > MAX_EXPLICIT_PAIRS:
         return _scaled_dot_product(inputs)
     dims = classify_dims(inputs)
-    Q, K, V = (
-        dims.flatten(inputs.q, dims.only_q),
-        dims.flatten(inputs.k, dims.only_k, is_leading=True),
-        dims.flatten(inputs.v, dims.only_v),
-    )
+    Q, V = dims.flatten(inputs.q, dims.only_q), dims.flatten(inputs.v, dims.only_v)
+    K = dims.flatten(inputs.k, dims.only_k, is_leading=True)
     scores = scaled_product(Q, K, inputs.scale).reshape(len(Q), n, -1, m)
     if inputs.bias is not None:
         scores = scores + dims.flatten_mask(inputs.bias).unsqueeze(-2)
@@ -199,42 +202,38 @@ def attend(inputs: AttentionInputs) -> Tensor:
 
 
 def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """`P = softmax(scale q k^T)`, `[*lead, word, word read]`, and the mix `P v`."""
+    """`P = softmax(scale q k^T)`, `[*leading, word, word read]`, and `P v`, `[*leading, word, feature]`."""
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     added = _build_additive_mask(inputs)
-    lead = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
-    grouped = _is_grouped_query(inputs, lead)
-    outer, rows = (lead[:-1], lead[-1] * n) if grouped else (lead, n)
-    Q = inputs.q.expand(*lead, n, -1).reshape(-1, rows, inputs.q.shape[-1])
+    leading = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
+    grouped = _is_grouped_query(inputs, leading)
+    outer, rows = (leading[:-1], leading[-1] * n) if grouped else (leading, n)
+    Q = inputs.q.expand(*leading, n, -1).reshape(-1, rows, inputs.q.shape[-1])
     K, v = (x.squeeze(-3) if grouped else x for x in (inputs.k, inputs.v))
     K = K.expand(*outer, m, -1).reshape(-1, m, K.shape[-1])
     if added is None:
         scores = scaled_product(Q, K, inputs.scale)
     else:
-        scores = added.expand(*lead, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
+        scores = added.expand(*leading, n, m).clone(memory_format=torch.contiguous_format).reshape(-1, rows, m)
         scores.baddbmm_(Q, K.mT, alpha=inputs.scale)
     P = scores.softmax(-1)
     mix = P.reshape(*outer, rows, m) @ v
-    return P.reshape(*lead, n, m), mix.reshape(*lead, n, -1) if grouped else mix
+    return P.reshape(*leading, n, m), mix.reshape(*leading, n, -1) if grouped else mix
 
 
 def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
-    """What is added to the scores: a bias, and minus infinity where a word is not read."""
+    """The bias of the scores, with minus infinity for the words that are not read; None if there is neither."""
     if inputs.mask is None:
         return inputs.bias
-    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device).masked_fill_(
-        ~inputs.mask, -torch.inf
-    )
+    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device)
+    hidden = hidden.masked_fill_(~inputs.mask, -torch.inf)
     return hidden if inputs.bias is None else inputs.bias + hidden
 
 
 def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:
-    """True where the heads of a group share k and v: their words are then rows of one product."""
-    shared = (
-        min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3
-        and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
-        and leading[-1] > 1
-    )
+    """True if all heads of a group share k and v (Ainslie et al. 2023): their words are then rows of one product."""
+    shared = min(inputs.q.dim(), inputs.k.dim(), inputs.v.dim()) > 3 and leading[-1] > 1
+    shared = shared and inputs.k.shape[-3] == 1 == inputs.v.shape[-3]
     return shared and tuple(broadcast_shapes(leading, inputs.v.shape[:-2])) == tuple(leading)
 
 
@@ -246,31 +245,29 @@ def scaled_product(Q: Tensor, K: Tensor, scale: float) -> Tensor:
 def _scaled_dot_product(inputs: AttentionInputs) -> Tensor:
     q, k, v, mask, is_causal = inputs.q, inputs.k, inputs.v, None if inputs.is_causal else inputs.mask, inputs.is_causal
     if inputs.bias is not None:
-        mask, is_causal = (
-            inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf),
-            False,
-        )
+        mask = inputs.bias if inputs.mask is None else inputs.bias.masked_fill(~inputs.mask, -torch.inf)
+        is_causal = False
     n = q.shape[-2]
     dims = classify_dims(inputs)
     if mask is None and not is_causal and dims.only_q and not dims.only_k and not dims.only_v:
         Q, K, V = dims.flatten(q, dims.only_q), dims.flatten(k, ()), dims.flatten(v, ())
         mix = functional.scaled_dot_product_attention(Q[:, None], K[:, None], V[:, None], scale=inputs.scale)
         return dims.unflatten(mix[:, 0], n, v.shape[-1])
-    lead = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    if _is_grouped_query(inputs, lead) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
-        return _grouped_query_attention(inputs, lead, mask, is_causal=is_causal)
+    leading = broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if _is_grouped_query(inputs, leading) and (mask is None or mask.dim() == 2 or mask.shape[-4:-2] == (1, 1)):
+        return _grouped_query_attention(inputs, leading, mask, is_causal=is_causal)
     if mask is not None and mask.dim() > 2:
-        lead = broadcast_shapes(lead, mask.shape[:-2])
-        mask = mask.expand(*lead[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # heads share it: not copied
-    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(-1, lead[-1], *x.shape[-2:]) for x in (q, k, v))
+        leading = broadcast_shapes(leading, mask.shape[:-2])
+        mask = mask.expand(*leading[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])  # not copied for each head
+    q, k, v = (x.expand(*leading, *x.shape[-2:]).reshape(-1, leading[-1], *x.shape[-2:]) for x in (q, k, v))
     mix = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=inputs.scale)
-    return mix.reshape(*lead, n, v.shape[-1])
+    return mix.reshape(*leading, n, v.shape[-1])
 
 
 def _grouped_query_attention(
     inputs: AttentionInputs, leading: Sequence[int], mask: Tensor | None, *, is_causal: bool
 ) -> Tensor:
-    """`softmax(scale q k^T) v`, where k and v are the same for the heads of a group, and are not copied for each."""
+    """`softmax(scale q k^T) v` where the heads of a group share k and v, which are not copied for each head."""
     *outer, groups, heads = leading
     q = inputs.q.expand(*leading, -1, -1).reshape(-1, groups * heads, *inputs.q.shape[-2:])
     k, v = (
@@ -286,7 +283,7 @@ def _grouped_query_attention(
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """The leading dims of an attention: those of q, of k or of v alone, and those that several of them have."""
+    """The leading dims of an attention by operand: those of q only, k only, v only, or of several (`shared`)."""
 
     sizes: tuple[int, ...]
     shared: tuple[int, ...]
@@ -295,44 +292,46 @@ class AttentionDims:
     only_v: tuple[int, ...]
 
     def flatten(self, x: Tensor, private: tuple[int, ...], *, is_leading: bool = False) -> Tensor:
-        """`[both, word * own, feature]` of `[*lead, word, feature]`; `is_leading`: `own * word`."""
+        """`[*leading, word, feature]` as `[shared, word * private, feature]`, or `private * word` with `is_leading`."""
         rank = len(self.sizes)
         x = x.reshape(*[1] * (rank + 2 - x.dim()), *x.shape)
         x = x.expand(*(n if d in self.shared else x.shape[d] for d, n in enumerate(self.sizes)), -1, -1)
-        rest = [d for d in range(rank) if d not in self.shared and d not in private]
+        trailing = [d for d in range(rank) if d not in self.shared and d not in private]
         order = [*self.shared, *private, rank] if is_leading else [*self.shared, rank, *private]
-        return x.permute(*order, *rest, rank + 1).reshape(self.count_entries(self.shared), -1, x.shape[-1])
+        return x.permute(*order, *trailing, rank + 1).reshape(self.count_entries(self.shared), -1, x.shape[-1])
 
     def unflatten(self, mix: Tensor, n: int, width: int) -> Tensor:
-        """The layout `[*lead, word, feature]` of `[both, word * of_q * of_k, of_v * feature]`: a view."""
+        """`[shared, word * only_q * only_k, only_v * feature]` as `[*leading, word, feature]`: a view."""
         order = [*self.shared, -1, *self.only_q, *self.only_k, *self.only_v]
         full = mix.reshape(*(n if d < 0 else self.sizes[d] for d in order), width)
         return full.permute(*(order.index(d) for d in range(len(self.sizes))), order.index(-1), len(order))
 
     def flatten_mask(self, mask: Tensor) -> Tensor:
-        """A mask `[..., word, word read]` as `[both, word, word read]`, or as it is where all share it."""
+        """A mask `[..., word, word read]` as `[shared, word, word read]`; unchanged if all share it."""
         return mask if mask.dim() == 2 else self.flatten(mask, ())
 
     def count_entries(self, dims: tuple[int, ...]) -> int:
-        """How many entries some dims have."""
+        """The product of the sizes of some dims."""
         return math.prod([self.sizes[d] for d in dims])
 
 
 def classify_dims(inputs: AttentionInputs, *extra: Tensor) -> AttentionDims:
-    """The dims of a reading; those of its mask, its bias and of others `[*lead, ., .]`, count as dims of several."""
+    """Classify the leading dims of an attention; dims of its mask, its bias and of `extra` count as shared."""
     rank = inputs.q.dim() - 2
-    given = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
-    more = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]
-    sizes = [max([lead[d] for lead in given + more]) for d in range(rank)]
+    qkv_shapes = [list(x.shape[:rank]) for x in (inputs.q, inputs.k, inputs.v)]
+    extra_shapes = [_get_leading_sizes(x, rank) for x in (inputs.mask, inputs.bias, *extra) if x is not None]
+    sizes = [max([shape[d] for shape in qkv_shapes + extra_shapes]) for d in range(rank)]
     shared_dims: list[int] = []
-    alone: list[list[int]] = [[], [], []]
+    exclusive: list[list[int]] = [[], [], []]
     for d in range(rank):
-        wide = [i for i in range(3) if given[i][d] > 1]
-        is_shared = len(wide) != 1 or any([lead[d] > 1 for lead in more])  # noqa: C419
-        (shared_dims if is_shared else alone[wide[0]]).append(d)
-    return AttentionDims(tuple(sizes), tuple(shared_dims), tuple(alone[0]), tuple(alone[1]), tuple(alone[2]))
+        operands = [i for i in range(3) if qkv_shapes[i][d] > 1]
+        is_shared = len(operands) != 1 or any([shape[d] > 1 for shape in extra_shapes])  # noqa: C419
+        (shared_dims if is_shared else exclusive[operands[0]]).append(d)
+    return AttentionDims(
+        tuple(sizes), tuple(shared_dims), tuple(exclusive[0]), tuple(exclusive[1]), tuple(exclusive[2])
+    )
 
 
 def _get_leading_sizes(x: Tensor, rank: int) -> list[int]:
-    """The leading dims of `[..., ., .]`, as many as there are in the layout."""
+    """The leading sizes of `[..., n, m]`, padded in front to the rank of the layout."""
     return [1] * (rank + 2 - x.dim()) + list(x.shape[:-2])

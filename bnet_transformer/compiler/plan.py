@@ -1,7 +1,7 @@
-"""First pass, network to plan: the families that what is wanted needs, in order, and the choices to enumerate.
+"""First pass, network to plan: the node groups that the outputs need, in order, and the choices to enumerate.
 
-Within the plan some matrix products are made as one. Maps of one vector are made *together*:
-`[q k v] = [W_q W_k W_v] x`. Maps around an attention are *folded* into it where that costs less:
+The plan also merges matrix products. Linear maps of one vector are *fused*: `[q k v] = [W_q W_k W_v] x`. Linear maps
+around an attention are *folded* into it where that costs less:
 `q_i . k_j = x_i . (W_q^T W_k) x_j`, and `sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j`.
 """
 
@@ -17,14 +17,14 @@ from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear
 
 ValueDims = Mapping[int, frozenset[object]]
-CROSS_WORD_HINT = (  # what to do where choices of different words meet
+CROSS_WORD_HINT = (  # the advice where one value depends on the choices of several words
     "do= for that choice; net.sentence(...), which asks about one sentence within a budget"
 )
 
 
 @dataclass(frozen=True)
 class Fold:
-    """An attention that reads x instead of q, k (and v): how it sees x, and the weights that are applied to it."""
+    """An attention that reads x in place of q, k (and v): its node with x as parents, and the weights to apply to x."""
 
     spec: NodeSpec
     W_q: ParentSpec
@@ -41,108 +41,121 @@ def find_folds(
     retained: set[int],
     known: Collection[int],
 ) -> dict[int, Fold]:
-    """The attentions of a plan that are cheaper when the maps around them are folded in; `retained` are wanted."""
-    order = [index for group in components for index in group]
-    spread = _find_value_dims(network, order, enumerated)
-    readers = dict.fromkeys(order, 0)
+    """The attentions of a plan that are cheaper with their maps folded in; `retained` values must be computed."""
+    order = [index for component in components for index in component]
+    value_dims = _find_value_dims(network, order, enumerated)
+    num_readers = dict.fromkeys(order, 0)
     for index in order:
-        for parent in {bundle.parent for bundle in network.graph.in_edges[index]} & readers.keys():
-            readers[parent] += 1
-    free = {index for index in order if readers[index] == 1 and index not in {*retained, *known, *enumerated}}
-    found: dict[int, Fold] = {}
-    for (index,) in (group for group in components if len(group) == 1):
-        member = network.specs[index]
-        if isinstance(member.tpm, Attention) and index not in known:
-            fold = _fold_attention(network, member, spread, free)
+        for parent in {edge.parent for edge in network.graph.in_edges[index]} & num_readers.keys():
+            num_readers[parent] += 1
+    foldable = {index for index in order if num_readers[index] == 1 and index not in {*retained, *known, *enumerated}}
+    folds: dict[int, Fold] = {}
+    for (index,) in (component for component in components if len(component) == 1):
+        spec = network.specs[index]
+        if isinstance(spec.tpm, Attention) and index not in known:
+            fold = _fold_attention(network, spec, value_dims, foldable)
             if fold is not None:
-                found[index] = fold
-    return found
+                folds[index] = fold
+    return folds
 
 
 def find_fused_maps(network: Network, order: Sequence[int], excluded: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """Maps of one vector by weights that are all there when the first of them is due: first -> all."""
-    place = {index: k for k, index in enumerate(order)}
-    alike: dict[tuple[object, ...], list[int]] = {}
+    """Linear maps of one vector that can be one product: the first of them -> all of them.
+
+    All their weights must be computed before the first map.
+    """
+    position = {index: k for k, index in enumerate(order)}
+    by_input: dict[tuple[object, ...], list[int]] = {}
     for index in order:
-        member = network.specs[index]
-        if index not in excluded and isinstance(member.tpm, Linear | Affine) and _is_map(member):
-            x = member.parents[1]
-            alike.setdefault((x.index, member.group.plates, member.group.word_stack, type(member.tpm)), []).append(
-                index
-            )
-    found = {}
-    for indices in alike.values():
-        there = [i for i in indices if place.get(network.specs[i].parents[0].index, -1) < place[indices[0]]]
-        if len(there) > 1:
-            found[there[0]] = tuple(there)
-    return found
+        spec = network.specs[index]
+        if index not in excluded and isinstance(spec.tpm, Linear | Affine) and _is_map(spec):
+            x = spec.parents[1]
+            by_input.setdefault((x.index, spec.group.plates, spec.group.word_stack, type(spec.tpm)), []).append(index)
+    fused = {}
+    for indices in by_input.values():
+        available = [i for i in indices if position.get(network.specs[i].parents[0].index, -1) < position[indices[0]]]
+        if len(available) > 1:
+            fused[available[0]] = tuple(available)
+    return fused
 
 
 def _fold_attention(network: Network, spec: NodeSpec, value_dims: ValueDims, foldable: set[int]) -> Fold | None:
     tpm = spec.tpm
     assert isinstance(tpm, Attention)
+    # Associativity: (W_q x_i) . (W_k x_j) = x_i . (W_q^T W_k x_j). A rotation between W and x depends on the positions,
+    # so rotary scores cannot be folded. Mixing is linear: sum_j P(j | i) W_v x_j = W_v sum_j P(j | i) x_j, as long as
+    # W_v does not depend on the word j.
     if not isinstance(tpm.score, Dot) or tpm.score.rotary is not None or tpm.over != "keys":
         return None
-    if any(given.pick for given in spec.parents) or any(given.over != (WORD,) for given in spec.parents[1:3]):
+    if any(parent.pick for parent in spec.parents) or any(parent.over != (WORD,) for parent in spec.parents[1:3]):
         return None
-    q, k, v = (network.specs[given.index] for given in spec.parents[:3])
+    q, k, v = (network.specs[parent.index] for parent in spec.parents[:3])
     if not all(m.group.index in foldable and isinstance(m.tpm, Linear) and _is_map(m) for m in (q, k)):
         return None
     (W_q, x_q), (W_k, x_k) = q.parents, k.parents
     of_words = {m.group.index for m in network.specs if m.group.word_stack is not None}
-    if W_k.index in of_words:  # weights of the word that is read, which only a map before the attention can take
+    if W_k.index in of_words:  # a weight that differs between the words j must be applied before the attention
         return None
+    # The cost for each word: the joint weight has d_q d_k entries, W_q and W_k have (d_q + d_k) key.
     (key,), (d_q,), (d_k,) = q.shape, q.tpm_parents[1].shape, k.tpm_parents[1].shape
-    together, alone_q, alone_k = (_count_entries(network, value_dims, *some) for some in ((W_q, W_k), (W_q,), (W_k,)))
-    if d_k > key or together * d_q * d_k > (alone_q * d_q + alone_k * d_k) * key:
+    num_joint, num_q, num_k = (_count_entries(network, value_dims, *pair) for pair in ((W_q, W_k), (W_q,), (W_k,)))
+    if d_k > key or num_joint * d_q * d_k > (num_q * d_q + num_k * d_k) * key:
         return None
-    inputs = [replace(x_q, slot="q"), replace(spec.parents[1], index=x_k.index), *spec.parents[2:]]
-    away, W_v = {q.group.index, k.group.index}, None
+    parents = [replace(x_q, slot="q"), replace(spec.parents[1], index=x_k.index), *spec.parents[2:]]
+    absorbed, W_v = {q.group.index, k.group.index}, None
     if v.group.index in foldable and isinstance(v.tpm, Linear) and _is_map(v):
-        weights, x_v = v.parents
-        shared = not value_dims.get(x_v.index, frozenset()) & value_dims[weights.index]
-        within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[weights.index]
-        if shared and within and weights.index not in of_words and v.tpm_parents[1].shape <= v.shape:
-            W_v = weights
-            inputs[2] = replace(spec.parents[2], index=x_v.index)
-            away.add(v.group.index)
+        W, x_v = v.parents
+        shared = not value_dims.get(x_v.index, frozenset()) & value_dims[W.index]
+        within = value_dims[W_q.index] | value_dims[W_k.index] <= value_dims[W.index]
+        if shared and within and W.index not in of_words and v.tpm_parents[1].shape <= v.shape:
+            W_v = W
+            parents[2] = replace(spec.parents[2], index=x_v.index)
+            absorbed.add(v.group.index)
     scored = replace(tpm, score=Dot(tpm.score.get_scale(key)), residual=False)
-    return Fold(replace(spec, tpm=scored, parents=tuple(inputs)), W_q, W_k, W_v, tpm.residual, frozenset(away))
+    return Fold(replace(spec, tpm=scored, parents=tuple(parents)), W_q, W_k, W_v, tpm.residual, frozenset(absorbed))
 
 
 def _is_map(spec: NodeSpec) -> bool:
-    """True for `W x` of a word's own vector, W and x read as they are."""
+    """True for `W x` where W and x are read at the same word, without selector or collection."""
     if len(spec.parents) != 2:
         return False
     W, x = spec.parents
-    bare = not (W.pick or x.pick or W.over or x.over)
-    return bare and W.reach.kind == x.reach.kind == "same" and spec.group.word_stack is not None
+    is_plain = not (W.pick or x.pick or W.over or x.over)
+    return is_plain and W.reach.kind == x.reach.kind == "same" and spec.group.word_stack is not None
 
 
 def _find_value_dims(network: Network, order: Sequence[int], enumerated: set[int]) -> ValueDims:
-    """The dims besides batch and word along which each value spreads: plates, and enumerated families."""
-    found: dict[int, frozenset[object]] = {}
+    """The dims, besides batch and word, along which each value varies: plates and enumerated node groups."""
+    value_dims: dict[int, frozenset[object]] = {}
     for index in order:
-        family = network.specs[index].group
-        above = (found.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
-        inner = {index} if index in enumerated else {d for each in above for d in each if isinstance(d, int)}
-        found[index] = frozenset({*family.plates, *inner})
-    return found
+        group = network.specs[index].group
+        parent_dims = (value_dims.get(edge.parent, frozenset()) for edge in network.graph.in_edges[index])
+        inner = {index} if index in enumerated else {d for dims in parent_dims for d in dims if isinstance(d, int)}
+        value_dims[index] = frozenset({*group.plates, *inner})
+    return value_dims
 
 
 def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec) -> float:
-    """How many entries the dims have along which some weights spread."""
+    """The number of entries of the dims along which the weights vary."""
     dims = {dim for W in weights for dim in value_dims.get(W.index, frozenset())}
-    families = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
-    return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(families)
+    state_counts = [network.specs[dim].tpm.states or math.inf for dim in dims if isinstance(dim, int)]
+    return math.prod([network.graph.plate_sizes[dim] for dim in dims if isinstance(dim, str)]) * math.prod(state_counts)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is computed: groups of families in order (several in one group read each other word after word), the
-    families that nothing reads after each group, the discrete families whose states lead as enumerated dims, what
-    is wanted, the attentions into which their maps are folded, the maps that are made together, the families that
-    are left to whoever asked, who finds all that they read, and those that are computed word after word."""
+    """What one run computes. Numbers are indices of node groups.
+
+    Args:
+        components: Strongly connected components in topological order; the groups of one read each other word by word.
+        released: For each component, the groups that nothing reads after it: their values are dropped.
+        enumerated: Discrete groups, each of which has a leading dim of its states.
+        outputs: The requested groups.
+        folds: Attentions into which their linear maps are folded.
+        fused_maps: The first of several linear maps of one vector -> all of them.
+        deferred: Groups that the caller computes; all that they read is computed here.
+        recurrent: Groups that are computed word by word.
+    """
 
     components: tuple[tuple[int, ...], ...]
     released: tuple[tuple[int, ...], ...]
@@ -151,7 +164,7 @@ class Plan:
     folds: Mapping[int, Fold] = field(default_factory=dict)
     fused_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     deferred: frozenset[int] = frozenset()
-    recurrent: frozenset[int] = frozenset()  # of the graph, where torch.compile cannot trace a cached property
+    recurrent: frozenset[int] = frozenset()  # copied: torch.compile cannot trace the graph's cached property
 
 
 def network_to_plan(
@@ -166,11 +179,21 @@ def network_to_plan(
     transient: frozenset[int] = frozenset(),
     word_counts: Mapping[str, int] | None = None,
 ) -> Plan:
-    """The plan for some families; `known` are those whose value comes from outside (`do`, evidence).
+    """Plan the computation of some node groups.
 
-    `fold` where there are so many words that a product of two weights costs less than a map of all words; the families
-    `deferred` are not computed, but all that they read is; the deterministic families `transient` are computed, and not kept.
-    Some nodes of the families `patched` are set. `build_length_inputs` of each stack are for the messages.
+    Args:
+        network: The net.
+        outputs: The names of the requested groups.
+        known: Groups whose values are given (inputs, `do`, evidence).
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        fold: Whether to fold maps into attentions; worth it where there are more words than features.
+        deferred: Groups that are not computed, although their parents are.
+        patched: Groups of which some nodes are set.
+        transient: Deterministic groups that are computed and then dropped.
+        word_counts: The number of words of each stack, for the error message only.
+
+    Raises:
+        UnsupportedError: One batched pass cannot compute them.
     """
     output_ids = tuple(network.graph.get_group(name).index for name in outputs)
     needs = find_requirements(
@@ -180,21 +203,29 @@ def network_to_plan(
         raise needs.fault
     needed, enumerated = set(needs.required), set(needs.enumerated)
     components = network.filter_components(needed)
-    read = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
-    retained = {*output_ids, *(bundle.parent for index in read for bundle in network.graph.in_edges[index])}
-    folded = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
-    components = network.filter_components(needed - {index for each in folded.values() for index in each.absorbed})
-    retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folded)}
-    sides = find_fused_maps(network, [group[0] for group in components if len(group) == 1], {*known, *folded})
-    done = _find_released(network, components, retained, folded)
+    random_outputs = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
+    retained = {*output_ids, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
+    folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
+    components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
+    retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
+    single = [component[0] for component in components if len(component) == 1]
+    fused_maps = find_fused_maps(network, single, {*known, *folds})
+    released = _find_released(network, components, retained, folds)
     return Plan(
-        components, done, tuple(sorted(enumerated)), output_ids, folded, sides, deferred, network.graph.recurrent
+        components,
+        released,
+        tuple(sorted(enumerated)),
+        output_ids,
+        folds,
+        fused_maps,
+        deferred,
+        network.graph.recurrent,
     )
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """The families that a question needs, the choices among them that are enumerated, and why it cannot be planned."""
+    """The groups to compute, the choices among them to enumerate, and the error if there can be no plan."""
 
     required: frozenset[int]
     enumerated: frozenset[int]
@@ -211,16 +242,16 @@ def find_requirements(
     transient: frozenset[int] = frozenset(),
     word_counts: Mapping[str, int] | None = None,
 ) -> Requirements:
-    """What `network_to_plan` plans for, or the fault for which it refuses, which is not raised here.
+    """Find what a plan must compute; an error is returned, not raised.
 
     Args:
         network: The net.
-        outputs: Families whose values, or whose parents' values, are asked for.
-        known: Families whose value comes from outside (inputs, `do`, evidence).
-        enumerate_too: Choices that are enumerated though no value depends on them.
-        patched: Families of which some nodes are set.
-        transient: Deterministic families that are computed and not kept.
-        word_counts: How many words each stack has, for the message alone.
+        outputs: Requested groups; of a random one its parents are needed.
+        known: Groups whose values are given (inputs, `do`, evidence).
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        patched: Groups of which some nodes are set.
+        transient: Deterministic groups that are computed and then dropped.
+        word_counts: The number of words of each stack, for the error message only.
     """
     needed: set[int] = set(enumerate_too)
     enumerated: set[int] = set(enumerate_too)
@@ -232,11 +263,11 @@ def find_requirements(
         if index in needed:
             continue
         needed.add(index)
-        member = network.specs[index]
-        if member.tpm.kind == "discrete" and index not in known:
+        spec = network.specs[index]
+        if spec.tpm.kind == "discrete" and index not in known:
             enumerated.add(index)
-        elif member.tpm.kind == "continuous" and index not in known:
-            fault = fault or unset_parent_error(member.group.name)
+        elif spec.tpm.kind == "continuous" and index not in known:
+            fault = fault or unset_parent_error(spec.group.name)
         else:
             stack.extend(_get_required_parents(network, index, known, is_output=False))
     for index in sorted(enumerated):
@@ -247,7 +278,7 @@ def find_requirements(
 
 
 def unset_parent_error(name: str) -> UnsupportedError:
-    """The fault of a family that is random and real, and has no value."""
+    """The error for a continuous random group that is read and has no value."""
     expected = "a value (do= or evidence) for all of it, for it is random and real, and others read it"
     return UnsupportedError(name, expected=expected, actual="none")
 
@@ -255,15 +286,18 @@ def unset_parent_error(name: str) -> UnsupportedError:
 def _find_patch_error(
     network: Network, patched: Collection[int], enumerated: Collection[int]
 ) -> UnsupportedError | None:
-    """Some nodes of a family may be set where its values are computed, or enumerated, for all words at once; word after
-    word where it is neither random nor an attention."""
+    """The error for a group of which some nodes are set, if a run cannot mix set and computed values.
+
+    Set and computed values can be mixed if all words are computed or enumerated at once, and in a scan if the group is
+    neither random nor an attention.
+    """
     for index in sorted(patched):
-        member, recurrent = network.specs[index], index in network.graph.recurrent
-        if (recurrent and isinstance(member.tpm, Attention)) or (
-            member.tpm.is_random and (recurrent or index not in enumerated)
+        spec, recurrent = network.specs[index], index in network.graph.recurrent
+        if (recurrent and isinstance(spec.tpm, Attention)) or (
+            spec.tpm.is_random and (recurrent or index not in enumerated)
         ):
             return UnsupportedError(
-                member.group.name,
+                spec.group.name,
                 expected="all nodes of a family set, or none, where they are random or attend word after word",
                 actual="some of them",
             )
@@ -271,58 +305,64 @@ def _find_patch_error(
 
 
 def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fold]) -> set[int]:
-    """What the value of a family is made of, also through the maps that are folded into it."""
-    above = {index, *(folds[index].absorbed if index in folds else ())}
-    return {bundle.parent for i in above for bundle in network.graph.in_edges[i]}
+    """The parents of a group, with those of the maps that are folded into it."""
+    indices = {index, *(folds[index].absorbed if index in folds else ())}
+    return {edge.parent for i in indices for edge in network.graph.in_edges[i]}
 
 
 def _find_released(
     network: Network, components: tuple[tuple[int, ...], ...], retained: set[int], folds: Mapping[int, Fold]
 ) -> tuple[tuple[int, ...], ...]:
-    """After each group, the families that are read no more."""
+    """For each component, the groups that no later component reads."""
     last: dict[int, int] = {}
-    for k, group in enumerate(components):
-        for index in group:
+    for k, component in enumerate(components):
+        for index in component:
             last.setdefault(index, k)
             last |= dict.fromkeys(_get_effective_parents(network, index, folds), k)
-    return tuple(tuple(i for i, at in last.items() if at == k and i not in retained) for k in range(len(components)))
+    return tuple(
+        tuple(i for i, step in last.items() if step == k and i not in retained) for k in range(len(components))
+    )
 
 
 def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
-    """The families whose values one family needs: none where its value comes from outside or is enumerated."""
-    member = network.specs[index]
-    if index in known or member.tpm.kind == "input" or (member.tpm.is_random and not is_output):
+    """The groups whose values a group needs: none if its own value is given or enumerated."""
+    spec = network.specs[index]
+    if index in known or spec.tpm.kind == "input" or (spec.tpm.is_random and not is_output):
         return []
-    return [bundle.parent for bundle in network.graph.in_edges[index]]
+    return [edge.parent for edge in network.graph.in_edges[index]]
 
 
 def _find_cross_word_error(
     network: Network, index: int, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int] | None
 ) -> UnsupportedError | None:
-    """A choice for each word may be enumerated in parallel only while no word's value depends on another's choice."""
-    where = _find_cross_word_reader(network, index, computed, enumerated)
-    if where is None:
+    """The error for a choice per word that cannot be enumerated for all words in parallel.
+
+    Parallel enumeration gives all words one dim of states. That is exact only while each value depends on the choice of
+    at most one word: else the states of two words would have to vary independently.
+    """
+    reader = _find_cross_word_reader(network, index, computed, enumerated)
+    if reader is None:
         return None
     count = "" if word_counts is None else f": {_describe_joint_states(network, computed, enumerated, word_counts)}"
     return UnsupportedError(
         network.specs[index].group.name,
         expected="a choice whose words do not meet, to be enumerated for all words at once",
-        actual=f"{network.specs[where].group.name}, which reads other words' choices{count}",
+        actual=f"{network.specs[reader].group.name}, which reads other words' choices{count}",
         allowed=CROSS_WORD_HINT,
     )
 
 
 def _find_cross_word_reader(network: Network, index: int, computed: set[int], enumerated: set[int]) -> int | None:
-    """The first computed family that reads a choice of other words; None where none does."""
+    """The first computed group that reads a choice of other words; None if there is none."""
     reached = {index} if network.specs[index].group.word_stack is not None else set()
     before: set[int] = set()
-    while reached - before:  # once more where families read each other word after word: no order has parents first
+    while reached - before:  # to a fixed point: in a recurrent component no order has all parents first
         before = set(reached)
         for child in sorted(computed):
-            inputs = network.specs[child].parents
-            picks = {selector for given in inputs for _, selector in given.pick}
-            reads = [given for given in inputs if given.index in reached]
-            if not all(given.reach.is_positionwise for given in reads):
+            parents = network.specs[child].parents
+            picks = {selector for parent in parents for _, selector in parent.pick}
+            reads = [parent for parent in parents if parent.index in reached]
+            if not all(parent.reach.is_positionwise for parent in reads):
                 return child
             if child not in enumerated and (reads or picks & reached):
                 reached.add(child)
@@ -332,14 +372,14 @@ def _find_cross_word_reader(network: Network, index: int, computed: set[int], en
 def _describe_joint_states(
     network: Network, computed: set[int], enumerated: set[int], word_counts: Mapping[str, int]
 ) -> str:
-    """How many joint states one value hangs on: all words' choices where they meet, else one word's."""
+    """The number of joint states on which one value may depend, as text."""
     total = 1
     for index in enumerated:
-        member = network.specs[index]
-        nodes = math.prod(network.graph.plate_sizes[plate] for plate in member.group.plates)
+        spec = network.specs[index]
+        nodes = math.prod(network.graph.plate_sizes[plate] for plate in spec.group.plates)
         if _find_cross_word_reader(network, index, computed, enumerated) is not None:
-            nodes *= word_counts[member.group.word_stack or ""]
+            nodes *= word_counts[spec.group.word_stack or ""]
         total *= network.count_states(index, word_counts) ** nodes
-    told = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
-    most = ", ".join(f"{count} words" for count in word_counts.values())
-    return f"up to {told} joint states ({most})"
+    number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
+    lengths = ", ".join(f"{count} words" for count in word_counts.values())
+    return f"up to {number} joint states ({lengths})"

@@ -1,8 +1,7 @@
-"""What a module is told, checked and laid out: names of families, values, masks.
+"""Check the inputs of a module (names, values, masks) and reshape them to the layout of a run.
 
-Forms and types are always checked. What only the numbers tell (ids outside their table, a word that is left nothing to
-read) is checked where they can be read and are looked at: not within `torch.compile`, nor in a step of training, whose
-data are looked at as they come in.
+Shapes and types are always checked. Numbers (ids out of range, a word that has nothing to read) are checked where they
+can be read: not within `torch.compile`, and not in a training step, whose data are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.execution_state import ExecutionState, StackTensors, zero_padding
+from bnet_transformer.compiler.execution_state import ExecutionState, StackTensors
+from bnet_transformer.compiler.gather import zero_padding
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 
 
 def validate_outputs(outputs: object) -> tuple[str, ...]:
-    """The names of wanted families, from a list of them."""
+    """The names of the requested groups, from a list."""
     if isinstance(outputs, str):
         raise BNetError("want", expected="a list of families", actual=repr(outputs), allowed=f"want=[{outputs!r}]")
     if not isinstance(outputs, Sequence) or not all(isinstance(name, str) for name in outputs):
@@ -30,7 +30,7 @@ def validate_outputs(outputs: object) -> tuple[str, ...]:
 
 
 def index_by_group(network: Network, subject: str, values: object) -> dict[int, tuple[str, Tensor]]:
-    """Values by the number of their family, each with how a message calls it; names that are none are refused."""
+    """Values by the index of their group, each with its name in messages; refuses unknown names."""
     validated = {} if values is None else check_mapping(subject, values)
     return {network.graph.get_group(name).index: (f"{subject}[{name!r}]", value) for name, value in validated.items()}
 
@@ -47,37 +47,37 @@ def check_value(
 ) -> None:
     """Refuse a value that is not `[batch, *plates, word, *shape]`, or of the wrong type; see `describe_shape`.
 
-    `batch` None allows no such dim; `like` is a parameter, whose type is the net's. Values may come from any device.
+    With `batch=None` there is no batch dim; `like` is a parameter, with the type of the net. Any device is allowed.
     """
     if not is_dense(value):
         raise BNetError(
             subject, expected="a tensor", actual=value, allowed="a dense one" if torch.is_tensor(value) else None
         )
-    whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    states = spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
-    if whole and not states:
-        wanted_type = "" if like is None else f" ({like.dtype}, as the parameters)"
-        raise BNetError(subject, expected=f"real numbers{wanted_type}", actual=f"{value.dtype}")
-    if not whole and (spec.tpm.is_index_valued or not value.is_floating_point()):
+    is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    is_discrete = spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
+    if is_integer and not is_discrete:
+        dtype_text = "" if like is None else f" ({like.dtype}, as the parameters)"
+        raise BNetError(subject, expected=f"real numbers{dtype_text}", actual=f"{value.dtype}")
+    if not is_integer and (spec.tpm.is_index_valued or not value.is_floating_point()):
         kind = "ids" if spec.tpm.kind == "input" else "states"
         raise BNetError(
-            subject, expected=f"whole numbers, the {kind}" if states else "real numbers", actual=f"{value.dtype}"
+            subject, expected=f"whole numbers, the {kind}" if is_discrete else "real numbers", actual=f"{value.dtype}"
         )
-    if like is not None and not whole and value.dtype != like.dtype:
+    if like is not None and not is_integer and value.dtype != like.dtype:
         hint = f"net.to({value.dtype}), or {subject} in {like.dtype}"
         raise BNetError(subject, expected=f"{like.dtype}, as the parameters", actual=f"{value.dtype}", allowed=hint)
-    lead, shape = get_plate_sizes(network, spec, word_counts), () if whole else spec.shape
+    sizes, shape = get_plate_sizes(network, spec, word_counts), () if is_integer else spec.shape
     batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
-    if not is_allowed_shape(value.shape, [(*b, *lead, *shape) for b in batches]):
+    if not is_allowed_shape(value.shape, [(*b, *sizes, *shape) for b in batches]):
         if batch is None:
-            wanted_shape = f"one value for all sentences, of shape {(*lead, *shape)}"
+            expected = f"one value for all sentences, of shape {(*sizes, *shape)}"
         else:
-            wanted_shape = f"{describe_shape(spec, is_state=whole)} of shape {(batch, *lead, *shape)}"
-        raise BNetError(subject, expected=wanted_shape, actual=f"shape {tuple(value.shape)}")
+            expected = f"{describe_shape(spec, is_state=is_integer)} of shape {(batch, *sizes, *shape)}"
+        raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:
-    """True where a shape is one of these, size by size: `torch.compile` may know sizes as symbols."""
+    """True if a shape is one of these. Sizes are compared one by one, as `torch.compile` may have symbols for them."""
     for other in shapes:
         if len(shape) == len(other) and all([n == m for n, m in zip(shape, other, strict=True)]):  # noqa: C419
             return True
@@ -85,91 +85,96 @@ def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> b
 
 
 def get_plate_sizes(network: Network, spec: NodeSpec, word_counts: Mapping[str, int]) -> tuple[int, ...]:
-    """How many nodes a family has along each of its plates, the word last."""
-    family = spec.group
-    sizes = tuple(network.graph.plate_sizes[plate] for plate in family.plates)
-    return sizes if family.word_stack is None else (*sizes, word_counts[family.word_stack])
+    """The number of nodes of a group along each of its plates, the word last."""
+    group = spec.group
+    sizes = tuple(network.graph.plate_sizes[plate] for plate in group.plates)
+    return sizes if group.word_stack is None else (*sizes, word_counts[group.word_stack])
 
 
 def describe_shape(spec: NodeSpec, *, is_state: bool = False) -> str:
-    """How a value (or state) of a family lies, as a message says it: `[batch, head, word, 4]`."""
-    family, shape = spec.group, () if is_state else spec.shape
-    axes = ["batch", *family.plates, *([WORD] if family.word_stack is not None else []), *map(str, shape)]
+    """The dims of a value (or state) of a group, for messages: `[batch, head, word, 4]`."""
+    group, shape = spec.group, () if is_state else spec.shape
+    axes = ["batch", *group.plates, *([WORD] if group.word_stack is not None else []), *map(str, shape)]
     return f"[{', '.join(axes)}]"
 
 
 def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]], minimum: int) -> int:
-    """How many sentences there are: what is told of one of them holds for all."""
-    found = [minimum]
+    """The number of sentences; values of batch size 1 hold for all."""
+    sizes = [minimum]
     for index, (_, value) in values.items() if minimum == 1 else ():
-        member = network.specs[index]
-        shape = member.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
-        rank = len(member.group.plates) + (member.group.word_stack is not None) + len(shape)
+        spec = network.specs[index]
+        shape = spec.shape if isinstance(value, Tensor) and value.is_floating_point() else ()
+        rank = len(spec.group.plates) + (spec.group.word_stack is not None) + len(shape)
         if is_dense(value) and value.dim() == rank + 1:
-            found.append(value.shape[0])
-    return max(found)
+            sizes.append(value.shape[0])
+    return max(sizes)
 
 
 def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape: Sequence[int] | None = None) -> Tensor:
-    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout; the shape is the family's own, or ()
-    of states, or that which is told."""
-    member = state.network.specs[index]
-    family, layout = member.group, state.layout
-    value_shape = tuple(event_shape) if event_shape is not None else member.shape if value.is_floating_point() else ()
-    rank = len(value_shape) + len(family.plates) + (family.word_stack is not None)
+    """A value `[batch, *plates, word, *shape]` (or without batch) in the layout.
+
+    The shape is `event_shape`, by default that of the group, or () for states.
+    """
+    spec = state.network.specs[index]
+    group, layout = spec.group, state.layout
+    value_shape = tuple(event_shape) if event_shape is not None else spec.shape if value.is_floating_point() else ()
+    rank = len(value_shape) + len(group.plates) + (group.word_stack is not None)
     value = value if value.dim() > rank else value.unsqueeze(0)
     shape = [1] * layout.batch_dim + [value.shape[0]] + [1] * (len(layout.plates) + 1)
-    for k, plate in enumerate(family.plates):
+    for k, plate in enumerate(group.plates):
         shape[layout.axis(plate)] = value.shape[1 + k]
-    if family.word_stack is not None:
-        shape[layout.word_dim] = value.shape[1 + len(family.plates)]
+    if group.word_stack is not None:
+        shape[layout.word_dim] = value.shape[1 + len(group.plates)]
     return value.reshape(*shape, *value_shape)
 
 
 def lay_out_values(state: ExecutionState, values: Mapping[int, tuple[str, Tensor]]) -> dict[int, Tensor]:
-    """Values in the layout, states as whole numbers of their table; what stands at absent words becomes zero."""
-    found = {}
-    for index, (what, value) in values.items():
-        laid = lay_out_value(state, index, value if value.is_floating_point() else value.long())
-        found[index] = zero_padding(state, state.network.specs[index].group.word_stack, laid)
-        check_states(state, index, what, found[index])
-    return found
+    """Values in the layout, states as `int64`; values at padding words become zero."""
+    result = {}
+    for index, (label, value) in values.items():
+        tensor = lay_out_value(state, index, value if value.is_floating_point() else value.long())
+        result[index] = zero_padding(state, state.network.specs[index].group.word_stack, tensor)
+        check_states(state, index, label, result[index])
+    return result
 
 
 def validate_gates(network: Network, gates: object, batch: int, like: Tensor | None) -> dict[int, Tensor]:
-    """By what the values of families are multiplied, `[batch, *plates]`, by the number of their family."""
-    found = {}
-    for index, (what, value) in index_by_group(network, "gates", gates).items():
-        member = network.specs[index]
-        after, states = index in network.graph.recurrent, member.tpm.kind == "discrete" or member.tpm.states is not None
-        if states or after or member.tpm.is_random:
-            got = "words one after another" if after else "states" if states else "one that is random"
-            raise UnsupportedError(what, expected="vectors, a function of their parents, all words at once", actual=got)
-        sizes = tuple(network.graph.plate_sizes[plate] for plate in member.group.plates)
+    """The gates `[batch, *plates]` by the index of their group; refuses groups whose values cannot be multiplied."""
+    validated = {}
+    for index, (label, value) in index_by_group(network, "gates", gates).items():
+        spec = network.specs[index]
+        is_recurrent = index in network.graph.recurrent
+        is_discrete = spec.tpm.kind == "discrete" or spec.tpm.states is not None
+        if is_discrete or is_recurrent or spec.tpm.is_random:
+            kind = "words one after another" if is_recurrent else "states" if is_discrete else "one that is random"
+            raise UnsupportedError(
+                label, expected="vectors, a function of their parents, all words at once", actual=kind
+            )
+        sizes = tuple(network.graph.plate_sizes[plate] for plate in spec.group.plates)
         fits = is_dense(value) and value.dim() == 1 + len(sizes) and value.shape[1:] == sizes
         fits = fits and (len(value) in (1, batch) or (batch == 1 and len(value) > 0))
         if not fits or (like is not None and (value.dtype, value.device) != (like.dtype, like.device)):
-            shape = f"[{', '.join(['batch', *member.group.plates])}] of shape {(batch, *sizes)}"
-            told = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
-            where = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
-            raise BNetError(what, expected=f"real numbers {shape}{where}", actual=told)
-        found[index] = value
-    return found
+            shape = f"[{', '.join(['batch', *spec.group.plates])}] of shape {(batch, *sizes)}"
+            actual = f"{value.dtype} of shape {tuple(value.shape)} on {value.device}" if is_dense(value) else value
+            dtype_text = "" if like is None else f", {like.dtype} on {like.device}, as the parameters"
+            raise BNetError(label, expected=f"real numbers {shape}{dtype_text}", actual=actual)
+        validated[index] = value
+    return validated
 
 
 def lay_out_gates(state: ExecutionState, gates: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Gates in the layout."""
-    found = {}
+    result = {}
     for index, value in gates.items():
-        member = state.network.specs[index]
-        own = [1] * len(member.shape)
-        word = [] if member.group.word_stack is None else [1]
-        found[index] = lay_out_value(state, index, value.reshape(*value.shape, *word, *own), own)
-    return found
+        spec = state.network.specs[index]
+        ones = [1] * len(spec.shape)
+        word = [] if spec.group.word_stack is None else [1]
+        result[index] = lay_out_value(state, index, value.reshape(*value.shape, *word, *ones), ones)
+    return result
 
 
 def check_states(state: ExecutionState, index: int, subject: str, value: Tensor) -> None:
-    """Refuse ids and states that there are not."""
+    """Refuse ids and states that are out of range."""
     if value.is_floating_point() or not value.numel() or not (state.check_values and is_readable(value)):
         return
     low, high = (int(end) for end in value.aminmax())
@@ -180,67 +185,70 @@ def check_states(state: ExecutionState, index: int, subject: str, value: Tensor)
 
 
 def is_readable(value: Tensor) -> bool:
-    """True where the numbers of a tensor can be looked at."""
+    """True if the numbers of a tensor can be read."""
     return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
 def check_mask(
     mask: StackTensors | None, word_counts: Mapping[str, int], batch: int, *, check_values: bool = True
 ) -> dict[str, Tensor]:
-    """The words that are present, by stack: booleans, in every sentence some."""
+    """The masks `[batch, word]` by stack; refuses other types and shapes, and sentences without a word."""
     if mask is None:
         return {}
     if not isinstance(mask, Mapping) and len(word_counts) > 1:
-        got = "one tensor" if isinstance(mask, Tensor) else mask
-        raise BNetError("mask", expected="a mapping from stack: " + ", ".join(word_counts), actual=got)
+        kind = "one tensor" if isinstance(mask, Tensor) else mask
+        raise BNetError("mask", expected="a mapping from stack: " + ", ".join(word_counts), actual=kind)
     if not isinstance(mask, Mapping) and not word_counts:
         raise BNetError("mask", expected="None: the net has no words", actual=mask)
     by_stack = dict(mask) if isinstance(mask, Mapping) else {next(iter(word_counts)): mask}
     for stack, present in by_stack.items():
         if stack not in word_counts:
             raise unknown_name_error("stack of mask", stack, word_counts)
-        what = f"mask[{stack!r}]" if stack else "mask"
-        wanted_shape = (batch, word_counts[stack])
-        fits = is_dense(present) and is_allowed_shape(present.shape, [wanted_shape, (1, word_counts[stack])])
+        label = f"mask[{stack!r}]" if stack else "mask"
+        shape = (batch, word_counts[stack])
+        fits = is_dense(present) and is_allowed_shape(present.shape, [shape, (1, word_counts[stack])])
         if not fits or present.dtype != torch.bool:
-            told = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
-            raise BNetError(what, expected=f"booleans of shape {wanted_shape}, true where a word is", actual=told)
-        if check_values and is_readable(present) and not bool((some := present.any(-1)).all()):
-            which = int((~some).nonzero()[0])
-            raise BNetError(f"{what}, sentence {which}", expected="at least one word that is present", actual="none")
+            actual = f"{present.dtype} of shape {tuple(present.shape)}" if is_dense(present) else present
+            raise BNetError(label, expected=f"booleans of shape {shape}, true where a word is", actual=actual)
+        if check_values and is_readable(present) and not bool((has_word := present.any(-1)).all()):
+            sentence = int((~has_word).nonzero()[0])
+            raise BNetError(
+                f"{label}, sentence {sentence}", expected="at least one word that is present", actual="none"
+            )
     return by_stack
 
 
 def check_masked_reads(state: ExecutionState, specs: Iterable[NodeSpec]) -> None:
-    """Refuse a mask that leaves a present word nothing to read, where its TPM cannot read nothing."""
+    """Refuse a mask that leaves a present word nothing to read, unless its TPM allows it."""
     checked = set()
-    for member in specs:
-        if member.group.index in state.known or member.tpm.can_read_empty:
+    for spec in specs:
+        if spec.group.index in state.known or spec.tpm.can_read_empty:
             continue
-        for given in member.parents:
-            parent_group = state.network.specs[given.index].group
-            key = (given.reach, member.group.word_stack, parent_group.word_stack)
-            if WORD in given.over and parent_group.word_stack in state.present and key not in checked:
+        for parent in spec.parents:
+            parent_group = state.network.specs[parent.index].group
+            key = (parent.reach, spec.group.word_stack, parent_group.word_stack)
+            if WORD in parent.over and parent_group.word_stack in state.present and key not in checked:
                 checked.add(key)
-                _check_masked_reach(state, member, given, parent_group.word_stack or "")
+                _check_masked_reach(state, spec, parent, parent_group.word_stack or "")
 
 
 def _check_masked_reach(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str) -> None:
-    own = spec.group.word_stack
-    if parent.reach.kind == "every" or (own == stack and parent.reach.kind in ("causal", "window", "recent")):
+    child_stack = spec.group.word_stack
+    if parent.reach.kind == "every" or (child_stack == stack and parent.reach.kind in ("causal", "window", "recent")):
         return  # each sentence has a word, and each word reads itself
-    there = state.present[stack]
-    if not is_readable(there):
+    present = state.present[stack]
+    if not is_readable(present):
         return
-    n, m = 1 if own is None else state.word_counts[own], state.word_counts[stack]
-    pairs = torch.tensor(parent.reach.matrix(n, m), device=there.device)
-    nothing = ~(pairs & there[:, None, :]).any(-1)
-    nothing = nothing & state.present[own] if own is not None and own in state.present else nothing
-    if bool(nothing.any()):
-        sentence, word = nothing.nonzero()[0].tolist()
-        who = spec.group.name if own is None else f"word {word} of {spec.group.name}"
+    n, m = 1 if child_stack is None else state.word_counts[child_stack], state.word_counts[stack]
+    pairs = torch.tensor(parent.reach.matrix(n, m), device=present.device)
+    is_empty = ~(pairs & present[:, None, :]).any(-1)
+    if child_stack is not None and child_stack in state.present:
+        is_empty = is_empty & state.present[child_stack]
+    if bool(is_empty.any()):
+        sentence, word = is_empty.nonzero()[0].tolist()
+        reader = spec.group.name if child_stack is None else f"word {word} of {spec.group.name}"
         raise BNetError(
-            f"mask, sentence {sentence}, {who}",
+            f"mask, sentence {sentence}, {reader}",
             expected=f"at least one present word of {state.network.specs[parent.index].group.name} to read",
             actual=f"none (reach {parent.reach})",
         )

@@ -1,10 +1,11 @@
-"""What a net costs: parameters, FLOPs and bytes of each node template, exact in the number of words, and their orders.
+"""The cost of a net: parameters, FLOPs and bytes of each node template, exact in the number of words, and their orders.
 
-`counting` says along which dims each value spreads and how many multiplications that makes, `paths` how far two words
-are apart; `count` puts them together.
+flop_counter   the dims of each value and the multiplications of each node group, from the plan of the compiler
+path_length    the path length between two words, and the number of sequential steps of a slice
+net_cost       `cost`: both, for templates, slices and the net
 """
 
 from bnet_transformer.cost.flop_counter import Polynomial
-from bnet_transformer.cost.net_cost import Cost, Row, SliceCost, cost
+from bnet_transformer.cost.net_cost import Cost, SliceCost, TemplateCost, cost
 
-__all__ = ["Cost", "Polynomial", "Row", "SliceCost", "cost"]
+__all__ = ["Cost", "Polynomial", "SliceCost", "TemplateCost", "cost"]

@@ -1,10 +1,10 @@
-"""How many multiplications the compiled reading makes for each family: its plan, walked with dims instead of tensors.
+"""The number of multiplications of each node group: an abstract interpretation of its plan, with dims for tensors.
 
-A product takes one multiplication for each index of what has gone into it: the dims of its factors, the widths that
-it runs over, the axis of what is summed. That is so for every product that the compiled reading makes, fused or not.
+A product takes one multiplication for each index of its operands, as in an einsum: the dims of its factors, their
+widths, the axes that are summed. This holds for every product that the compiler makes, fused or not.
 
-Values spread along dims: a plate or `word`, `BATCH`, or the index of an enumerated family. A dim on which a value does
-not depend has size 1.
+The dims of a value are plates, `word`, `BATCH`, and the indices of enumerated groups. A dim on which a value does not
+depend has size 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
 
-Monomial = tuple[str, ...]  # the symbols of a monomial, each as often as its power says, sorted
+Monomial = tuple[str, ...]  # the symbols of a monomial, sorted, each repeated by its power
 BATCH = "*batch"
 Dims = frozenset[object]
 NO_DIMS: Dims = frozenset()
@@ -30,7 +30,7 @@ NO_DIMS: Dims = frozenset()
 
 @dataclass(frozen=True)
 class Polynomial:
-    """A polynomial with whole coefficients: `terms` maps symbols, each as often as its power says, to a coefficient.
+    """A polynomial with integer coefficients: `terms` maps a monomial (symbols, repeated by power) to a coefficient.
 
     >>> p = Polynomial({("n", "n"): 3, ("n",): 2})
     >>> print(p, p(10))
@@ -40,8 +40,8 @@ class Polynomial:
     terms: Mapping[Monomial, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kept = {powers: count for powers, count in self.terms.items() if count}
-        object.__setattr__(self, "terms", dict(sorted(kept.items(), key=lambda term: (-len(term[0]), term[0]))))
+        terms = {powers: count for powers, count in self.terms.items() if count}
+        object.__setattr__(self, "terms", dict(sorted(terms.items(), key=lambda term: (-len(term[0]), term[0]))))
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -49,21 +49,21 @@ class Polynomial:
         return tuple(sorted({symbol for powers in self.terms for symbol in powers}))
 
     def __call__(self, n: int | Mapping[str, int]) -> int:
-        """The value, for one number in place of all symbols, or one for each symbol."""
+        """Evaluate at one number for all symbols, or at one for each symbol."""
         values = n if isinstance(n, Mapping) else dict.fromkeys(self.symbols, n)
         return sum(count * math.prod(values[symbol] for symbol in powers) for powers, count in self.terms.items())
 
     def __add__(self, other: Polynomial) -> Polynomial:
-        found = Counter(self.terms)
-        found.update(other.terms)
-        return Polynomial(found)
+        terms = Counter(self.terms)
+        terms.update(other.terms)
+        return Polynomial(terms)
 
     def __mul__(self, other: Polynomial) -> Polynomial:
-        found: Counter[Monomial] = Counter()
+        terms: Counter[Monomial] = Counter()
         for a, x in self.terms.items():
             for b, y in other.terms.items():
-                found[tuple(sorted((*a, *b)))] += x * y
-        return Polynomial(found)
+                terms[tuple(sorted((*a, *b)))] += x * y
+        return Polynomial(terms)
 
     def __str__(self) -> str:
         return " + ".join(f"{count} {_format_monomial(powers)}".rstrip() for powers, count in self.terms.items()) or "0"
@@ -79,7 +79,7 @@ def constant(count: int) -> Polynomial:
 
 @dataclass(frozen=True)
 class SymbolicSize:
-    """One factor of a count: its symbol in an order, how many it is, and its symbol in a polynomial (words alone)."""
+    """One factor of a count: its symbol in an order, its value, and its symbol in a polynomial (words only)."""
 
     symbol: str
     count: int
@@ -92,7 +92,7 @@ class SymbolicSize:
 
 @dataclass(frozen=True)
 class SymbolicCount:
-    """A count, exact in the number of words, and the monomials of sizes that it is made of."""
+    """A count as an exact polynomial in the number of words, and the monomials of sizes for its order."""
 
     exact: Polynomial = ZERO
     monomials: frozenset[Monomial] = frozenset()
@@ -108,24 +108,24 @@ class SymbolicCount:
         return SymbolicCount(self.exact + other.exact, self.monomials | other.monomials)
 
     def scaled(self, times: Polynomial) -> SymbolicCount:
-        """The count so many times over, where the times are so many words, or fewer by a number."""
+        """The count times a polynomial in the number of words, of degree 1 or a constant."""
         words = tuple(symbol for powers in times.terms for symbol in powers)
         return SymbolicCount(self.exact * times, frozenset(tuple(sorted((*m, *words))) for m in self.monomials))
 
     @property
     def order(self) -> str:
-        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that no other one holds."""
+        """Its order of growth, `O(n d^2 + n^2 d)`: the monomials that divide no other one."""
         return format_order(self.monomials)
 
 
 def format_order(monomials: Iterable[Monomial]) -> str:
-    """The order of a sum of monomials.
+    """The order of a sum of monomials; those that divide another one are dominated and left out.
 
     >>> format_order([("d", "d", "n"), ("d", "n"), ("d", "n", "n")]), format_order([()]), format_order([])
     ('O(n^2 d + n d^2)', 'O(1)', '0')
     """
-    found = set(monomials)
-    leading = [a for a in found if not any(a != b and not Counter(a) - Counter(b) for b in found)]
+    unique = set(monomials)
+    leading = [a for a in unique if not any(a != b and not Counter(a) - Counter(b) for b in unique)]
     if not leading:
         return "0"
     leading.sort(key=lambda powers: [-sum(s.partition("_")[0] == "n" for s in powers), powers])
@@ -140,7 +140,7 @@ def _format_monomial(monomial: Monomial) -> str:
 
 @dataclass(frozen=True)
 class ParentDims:
-    """One parent as a child sees it: its dims, and whether its values differ along the axes that are collected."""
+    """One parent as a child reads it: its dims, and the collected axes along which its values differ."""
 
     dims: Dims
     axes: tuple[object, ...] = ()
@@ -149,7 +149,7 @@ class ParentDims:
 
 @dataclass(frozen=True)
 class SizeTable:
-    """How many entries dims and widths have, and by which symbols orders tell them."""
+    """The sizes of dims and widths, and their symbols in orders."""
 
     network: Network
     word_counts: Mapping[str, int]
@@ -157,20 +157,20 @@ class SizeTable:
 
     @cached_property
     def widths(self) -> dict[str, int]:
-        """The width of each stack: that of the states that its slices make, else of its first vector over words."""
-        found: dict[str, int] = {}
+        """The width of each stack: that of its state, else of its first vector over words."""
+        widths: dict[str, int] = {}
         for stack in self.network.declaration.stacks:
-            over = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
-            states = [m for m in over if m.group.stack == stack.name and m.group.role in stack.states]
-            for member in states[-1:] or over[:1]:
-                found[stack.name] = member.shape[0]
-        return found
+            candidates = [m for m in self.network.specs if m.group.word_stack == stack.name and len(m.shape) == 1]
+            states = [m for m in candidates if m.group.stack == stack.name and m.group.role in stack.states]
+            for spec in states[-1:] or candidates[:1]:
+                widths[stack.name] = spec.shape[0]
+        return widths
 
     @cached_property
     def input_symbols(self) -> dict[int, str]:
-        """The symbol of each width of words that are given: whose it is."""
-        given = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
-        return {width: f"|{m.group.name}|" for m in reversed(given) for width in m.shape}
+        """The symbol of each width of input words: the name of the input."""
+        inputs = [m for m in self.network.specs if m.tpm.kind == "input" and m.group.word_stack is not None]
+        return {width: f"|{m.group.name}|" for m in reversed(inputs) for width in m.shape}
 
     @cached_property
     def width_symbols(self) -> dict[int, str]:
@@ -186,7 +186,7 @@ class SizeTable:
         return SymbolicSize(symbol, self.word_counts[stack], symbol)
 
     def dim_size(self, dim: object, spec: NodeSpec) -> SymbolicSize:
-        """One dim of a value that a member makes."""
+        """The size of one dim of the value of a group."""
         if dim == BATCH:
             return SymbolicSize("", self.batch)
         if dim == WORD:
@@ -202,7 +202,7 @@ class SizeTable:
     def count_entries(
         self, spec: NodeSpec, dims: Dims, widths: Sequence[int], axes: Sequence[SymbolicSize] = ()
     ) -> SymbolicCount:
-        """A product of these sizes: a plate times a width that make up a stack's width count as that width."""
+        """The product of some sizes; a plate times a width counts as the stack's width, if it equals that (heads)."""
         sizes = [*(self.dim_size(dim, spec) for dim in sorted(dims, key=str)), *axes]
         unmatched = list(widths)
         factors = []
@@ -220,73 +220,73 @@ class SizeTable:
         )
 
     def _get_width_symbol(self, spec: NodeSpec, width: int) -> str:
-        """The symbol of a width: that of a stack's, of the words that are given, else whose it is."""
+        """The symbol of a width: that of a stack or of an input, else the node or the field of the TPM that has it."""
         known = {**self.input_symbols, **self.width_symbols, 1: ""}
         if width in known:
             return known[width]
         if width in (*spec.shape, spec.tpm.states):
             return f"|{spec.group.role}|"
-        for given in spec.parents:
-            parent = self.network.specs[given.index]
-            if width in parent.shape:
-                return f"|{parent.group.role}|"
+        for parent in spec.parents:
+            parent_spec = self.network.specs[parent.index]
+            if width in parent_spec.shape:
+                return f"|{parent_spec.group.role}|"
         fields = dataclasses.fields(spec.tpm)
-        names = [each.name for each in fields if getattr(spec.tpm, each.name) == width and len(each.name) > 1]
+        names = [f.name for f in fields if getattr(spec.tpm, f.name) == width and len(f.name) > 1]
         return names[0] if names else str(width)
 
 
 @dataclass
 class FlopCounter:
-    """The multiplications and the entries of the value of each family that a plan makes; None where not known."""
+    """The multiplications of each group of a plan (None if not known), and the number of entries of its value."""
 
     plan: Plan
     sizes: SizeTable
-    known: frozenset[int] = frozenset()  # families whose values come from outside
+    known: frozenset[int] = frozenset()  # groups whose values are given
     dims: dict[int, Dims] = field(default_factory=dict)
     multiplications: dict[int, SymbolicCount | None] = field(default_factory=dict)
     entries: dict[int, SymbolicCount] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.sizes.network
-        for group in self.plan.components:
-            member = network.specs[group[0]]
-            if group[0] in self.plan.folds:
-                self._count_folded_attention(self.plan.folds[group[0]])
-            elif len(group) == 1 and all(given.index != group[0] for given in member.parents):
-                self._count_group(member)
+        for component in self.plan.components:
+            spec = network.specs[component[0]]
+            if component[0] in self.plan.folds:
+                self._count_folded_attention(self.plan.folds[component[0]])
+            elif len(component) == 1 and all(parent.index != component[0] for parent in spec.parents):
+                self._count_group(spec)
             else:
-                self._count_scan([network.specs[index] for index in group])
+                self._count_scan([network.specs[index] for index in component])
         for index in self.plan.outputs:
             if network.specs[index].tpm.is_random and index not in self.known:
                 self._count_readout(network.specs[index])
 
     def flops(self, groups: Iterable[int]) -> SymbolicCount | None:
-        """Twice the multiplications of those of some families that are computed; None where one is not known."""
+        """Twice the multiplications of some groups, as far as they are computed; None if one of them is not known."""
         counts = [self.multiplications[index] for index in groups if index in self.multiplications]
         known = [count for count in counts if count is not None]
         return sum(known, SymbolicCount()).scaled(constant(2)) if len(known) == len(counts) else None
 
     def get_value_dims(self, spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-        """The dims of a family's value, from what it sees."""
-        family, tpm = spec.group, spec.tpm
-        plate_dims: Dims = frozenset(family.plates)
-        word_dims: Dims = NO_DIMS if family.word_stack is None else frozenset({WORD})
-        if family.index in self.plan.enumerated:
-            return frozenset({family.index}) | (NO_DIMS if tpm.is_index_valued else plate_dims)
-        if tpm.kind == "input" or family.index in self.known:
+        """The dims of the value of a group, from those of its parents."""
+        group, tpm = spec.group, spec.tpm
+        plate_dims: Dims = frozenset(group.plates)
+        word_dims: Dims = NO_DIMS if group.word_stack is None else frozenset({WORD})
+        if group.index in self.plan.enumerated:
+            return frozenset({group.index}) | (NO_DIMS if tpm.is_index_valued else plate_dims)
+        if tpm.kind == "input" or group.index in self.known:
             return plate_dims | {BATCH} | word_dims
         return _get_output_dims(spec, parent_dims)
 
     def get_parent_dims(self, spec: NodeSpec, computed: Mapping[int, Dims] | None = None) -> list[ParentDims]:
-        """What a family sees in each of its slots.
+        """The dims of the value in each slot of a group.
 
-        At one word of a scan, `computed` are the families of the group that have a word already.
+        At one word of a scan, `computed` has the dims of the groups of the component that have a value already.
         """
-        found = []
+        parent_dims = []
         for parent in spec.parents:
             dims = self.dims.get(parent.index) if computed is None else {**computed, **self.dims}.get(parent.index)
             if dims is None:
-                found.append(ParentDims(NO_DIMS, (), WORD in parent.over))
+                parent_dims.append(ParentDims(NO_DIMS, (), WORD in parent.over))
                 continue
             picked = dict(parent.pick)
             axes: tuple[object, ...] = tuple(plate for plate in parent.over if plate in dims)
@@ -296,15 +296,15 @@ class FlopCounter:
                 if plate in dims:
                     dims = (dims - {plate}) | self.dims[selector]
             dims = (dims - set(parent.over)) | (frozenset({WORD}) if WORD in picked else NO_DIMS)
-            found.append(ParentDims(dims if computed is None else dims - {WORD}, axes, WORD in parent.over))
-        return found
+            parent_dims.append(ParentDims(dims if computed is None else dims - {WORD}, axes, WORD in parent.over))
+        return parent_dims
 
     def _count_group(self, spec: NodeSpec) -> None:
         index = spec.group.index
-        comes = index in self.plan.enumerated or index in self.known  # its value is not computed
-        seen = [] if comes else self.get_parent_dims(spec)
-        self.multiplications[index] = SymbolicCount() if comes else self._count_multiplications(spec, seen)
-        self._record_value(spec, self.get_value_dims(spec, seen))
+        is_known = index in self.plan.enumerated or index in self.known
+        parent_dims = [] if is_known else self.get_parent_dims(spec)
+        self.multiplications[index] = SymbolicCount() if is_known else self._count_multiplications(spec, parent_dims)
+        self._record_value(spec, self.get_value_dims(spec, parent_dims))
 
     def _record_value(self, spec: NodeSpec, dims: Dims) -> None:
         self.dims[spec.group.index] = dims
@@ -312,34 +312,34 @@ class FlopCounter:
         self.entries[spec.group.index] = self.sizes.count_entries(spec, dims, shape)
 
     def _count_multiplications(self, spec: NodeSpec, parent_dims: Sequence[ParentDims]) -> SymbolicCount | None:
-        """By the fused attention where it applies, else as the TPM says."""
+        """The multiplications of the fused attention if it applies, else those that the TPM declares."""
         tpm = spec.tpm
         if isinstance(tpm, Attention) and isinstance(tpm.score, Dot) and spec.parents[1].over == (WORD,):
-            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiled reading fuses these
+            plain = tpm.over == "keys" and tpm.normaliser.kind == "softmax"  # the compiler fuses these
             q, k, v = parent_dims[:3]
-            if plain and WORD not in k.dims | v.dims:  # with positions, each word's q and k are its own
-                return self._count_attention(
-                    spec, q, k, v, has_word_scores=tpm.score.rotary is not None or tpm.bias is not None
-                )
+            if plain and WORD not in k.dims | v.dims:
+                # With rotary positions or a bias, each pair of words has its own score.
+                has_word_scores = tpm.score.rotary is not None or tpm.bias is not None
+                return self._count_attention(spec, q, k, v, has_word_scores=has_word_scores)
         return self._count_products(spec, parent_dims)
 
     def _count_attention(
         self, spec: NodeSpec, q: ParentDims, k: ParentDims, v: ParentDims, *, has_word_scores: bool
     ) -> SymbolicCount:
-        """Scores and mix; with many words torch's own attention, for which q, k, v are spread over one another."""
+        """Scores and weighted sum. With many words torch's attention is used, which broadcasts q, k and v."""
         read = self.sizes.word_size(self.sizes.network.specs[spec.parents[1].index].group.word_stack)
         axes = [read] if has_word_scores or WORD in k.axes else []
         query_dims = q.dims | {WORD} if has_word_scores and spec.group.word_stack is not None else q.dims
         rows = self.sizes.word_size(spec.group.word_stack).count if WORD in query_dims else 1
-        many = rows * (read.count if axes else 1) > MAX_EXPLICIT_PAIRS
-        scored = query_dims | k.dims | (v.dims if many else NO_DIMS)
+        is_fused = rows * (read.count if axes else 1) > MAX_EXPLICIT_PAIRS
+        scored = query_dims | k.dims | (v.dims if is_fused else NO_DIMS)
         scores = self.sizes.count_entries(spec, scored, spec.tpm_parents[1].shape, axes)
         return scores + self.sizes.count_entries(spec, query_dims | k.dims | v.dims, spec.tpm_parents[2].shape, axes)
 
     def _count_products(
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], *, excluded: Dims = NO_DIMS
     ) -> SymbolicCount | None:
-        """As the TPM says, without the dims of `excluded`."""
+        """The products that the TPM declares, without the dims of `excluded`."""
         products = spec.tpm.products(*spec.tpm_parents)
         if products is None:
             return None
@@ -349,14 +349,14 @@ class FlopCounter:
         self, spec: NodeSpec, parent_dims: Sequence[ParentDims], product: Product, excluded: Dims
     ) -> SymbolicCount:
         def find_position(parent: Parent) -> int:
-            return next(k for k, told in enumerate(spec.tpm_parents) if told is parent)
+            return next(k for k, candidate in enumerate(spec.tpm_parents) if candidate is parent)
 
         dims: Dims = frozenset(spec.group.plates) if product.has_parameter else NO_DIMS
         for parent in product.parents:
-            each = parent_dims[find_position(parent)]
-            dims |= each.dims
-            if each.is_collected and all(parent is not other for other in product.over):
-                dims |= {WORD}  # what is read differs from word to word
+            item = parent_dims[find_position(parent)]
+            dims |= item.dims
+            if item.is_collected and all(parent is not other for other in product.over):
+                dims |= {WORD}  # each word reads other entries
         axes = []
         for parent in product.over:
             words = self.sizes.network.specs[spec.parents[find_position(parent)].index].group.word_stack
@@ -365,78 +365,78 @@ class FlopCounter:
         return self.sizes.count_entries(spec, dims - excluded, product.sizes, axes)
 
     def _count_folded_attention(self, fold: Fold) -> None:
-        """`W_q^T W_k`, that of every word, the attention, and W_v of the mix."""
-        network, member = self.sizes.network, fold.spec
-        told = [
-            dataclasses.replace(parent, shape=network.specs[given.index].shape)
-            for parent, given in zip(member.tpm_parents, member.parents, strict=True)
+        """`W_q^T W_k`, this product times each x_i, the attention, and W_v times the weighted sum."""
+        network, spec = self.sizes.network, fold.spec
+        tpm_parents = [
+            dataclasses.replace(parent, shape=network.specs[source.index].shape)
+            for parent, source in zip(spec.tpm_parents, spec.parents, strict=True)
         ]
-        member = dataclasses.replace(member, tpm_parents=tuple(told))
-        seen = self.get_parent_dims(member)
-        q, k, v = seen[:3]
+        spec = dataclasses.replace(spec, tpm_parents=tuple(tpm_parents))
+        parent_dims = self.get_parent_dims(spec)
+        q, k, v = parent_dims[:3]
         (keys, d_q), (_, d_k) = (network.specs[W.index].shape for W in (fold.W_q, fold.W_k))
         weights = self.dims[fold.W_q.index] | self.dims[fold.W_k.index]
-        folded = self.sizes.count_entries(member, weights, (d_k, keys, d_q))
-        mapped = self.sizes.count_entries(member, weights | q.dims, (d_k, d_q))
-        seen[0] = dataclasses.replace(q, dims=q.dims | weights)
-        attended = self._count_multiplications(member, seen)
-        dims = seen[0].dims | k.dims | v.dims
+        folded = self.sizes.count_entries(spec, weights, (d_k, keys, d_q))
+        mapped = self.sizes.count_entries(spec, weights | q.dims, (d_k, d_q))
+        parent_dims[0] = dataclasses.replace(q, dims=q.dims | weights)
+        attended = self._count_multiplications(spec, parent_dims)
+        dims = parent_dims[0].dims | k.dims | v.dims
         if fold.W_v is not None:
             dims |= self.dims[fold.W_v.index]
-            mapped += self.sizes.count_entries(member, dims, network.specs[fold.W_v.index].shape)
-        made = None if attended is None else folded + mapped + attended
-        self.multiplications[member.group.index] = made
-        self._record_value(member, dims | (seen[-1].dims if fold.has_residual else NO_DIMS))
+            mapped += self.sizes.count_entries(spec, dims, network.specs[fold.W_v.index].shape)
+        total = None if attended is None else folded + mapped + attended
+        self.multiplications[spec.group.index] = total
+        self._record_value(spec, dims | (parent_dims[-1].dims if fold.has_residual else NO_DIMS))
         for index in fold.absorbed:
             self.multiplications[index], self.entries[index] = SymbolicCount(), SymbolicCount()
 
     def _count_readout(self, spec: NodeSpec) -> None:
-        """The logits or the mean of a random family that is wanted."""
+        """The logits or the mean of a random output."""
         index = spec.group.index
-        seen = self.get_parent_dims(spec)
-        self.multiplications[index] = self._count_products(spec, seen)
-        dims = _get_output_dims(spec, seen)
+        parent_dims = self.get_parent_dims(spec)
+        self.multiplications[index] = self._count_products(spec, parent_dims)
+        dims = _get_output_dims(spec, parent_dims)
         states = (self.sizes.dim_size(index, spec),) if spec.tpm.kind == "discrete" else ()
         self.entries[index] = self.sizes.count_entries(spec, dims, () if states else spec.shape, states)
 
     def _count_scan(self, component: Sequence[NodeSpec]) -> None:
-        """Word after word, until the dims of no value grow any more; the words that are left cost the same each."""
+        """A scan, word by word until no value gains a dim; every later word costs the same."""
         stack = component[0].group.word_stack
         word = self.sizes.word_size(stack)
-        there: dict[int, Dims] = {}
-        made: dict[int, list[SymbolicCount | None]] = {member.group.index: [] for member in component}
+        dims: dict[int, Dims] = {}
+        counts: dict[int, list[SymbolicCount | None]] = {spec.group.index: [] for spec in component}
         for _ in range(word.count):
-            before = dict(there)
-            for member in component:
-                index = member.group.index
-                comes = index in self.plan.enumerated or index in self.known
-                seen = [] if comes else self.get_parent_dims(member, there)
-                made[index].append(
-                    SymbolicCount() if comes else self._count_products(member, seen, excluded=frozenset({WORD}))
+            before = dict(dims)
+            for spec in component:
+                index = spec.group.index
+                is_known = index in self.plan.enumerated or index in self.known
+                parent_dims = [] if is_known else self.get_parent_dims(spec, dims)
+                counts[index].append(
+                    SymbolicCount() if is_known else self._count_products(spec, parent_dims, excluded=frozenset({WORD}))
                 )
-                there[index] = there.get(index, NO_DIMS) | self.get_value_dims(member, seen) | {WORD}
-            if there == before:
+                dims[index] = dims.get(index, NO_DIMS) | self.get_value_dims(spec, parent_dims) | {WORD}
+            if dims == before:
                 break
-        for member in component:
-            index = member.group.index
-            self.multiplications[index] = _sum_over_words(made[index], word)
-            self._record_value(member, there[index])
+        for spec in component:
+            index = spec.group.index
+            self.multiplications[index] = _sum_over_words(counts[index], word)
+            self._record_value(spec, dims[index])
 
 
 def _get_output_dims(spec: NodeSpec, parent_dims: Iterable[ParentDims]) -> Dims:
-    """The dims of what a TPM makes of what it sees."""
-    found = frozenset(dim for each in parent_dims for dim in each.dims)
+    """The dims of the value of a TPM, from those of its parents."""
+    dims = frozenset(dim for item in parent_dims for dim in item.dims)
     if spec.parameters:
-        found |= frozenset(spec.group.plates)
-    placed = not spec.parents and not isinstance(spec.tpm, Weight)
-    return found | {WORD} if spec.group.word_stack is not None and (placed or spec.word_parents) else found
+        dims |= frozenset(spec.group.plates)
+    is_positional = not spec.parents and not isinstance(spec.tpm, Weight)
+    return dims | {WORD} if spec.group.word_stack is not None and (is_positional or spec.word_parents) else dims
 
 
 def _sum_over_words(counts: Sequence[SymbolicCount | None], word: SymbolicSize) -> SymbolicCount | None:
-    """The sum over all words, of which the last one told stands for those that are left."""
-    counted = [each for each in counts if each is not None]
-    if len(counted) < len(counts):
+    """The sum over all words; the last count holds for all remaining words."""
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):
         return None
-    if len(counted) == word.count:
-        return sum(counted, SymbolicCount())
-    return sum(counted[:-1], SymbolicCount()) + counted[-1].scaled(word.polynomial + constant(1 - len(counted)))
+    if len(known) == word.count:
+        return sum(known, SymbolicCount())
+    return sum(known[:-1], SymbolicCount()) + known[-1].scaled(word.polynomial + constant(1 - len(known)))

@@ -1,7 +1,4 @@
-"""The cost of a net: what each family counts, put together for templates, for the slices of a stack, and in all.
-
-The result has a row for each node template, one for the slices of each stack, and the totals.
-"""
+"""The cost of a net: a row for each node template, one for the slices of each stack, and the totals."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One node template: all its nodes, heads and slices, for the whole batch.
+class TemplateCost:
+    """The cost of one node template: all its nodes, heads and slices, for the batch.
 
-    `flops` are None where a TPM does not say its products. What the forward pass does not make costs nothing.
+    `flops` is None if the TPM does not declare its products. Nodes that the forward pass does not compute cost nothing.
     """
 
     template: str
@@ -57,12 +54,12 @@ class Row:
 
 @dataclass(frozen=True)
 class SliceCost:
-    """The slices of one stack, beside as many dense maps of all n d inputs to all n d outputs.
+    """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
 
-    `order` and `steps` are those of one slice. `steps` is the longest chain of words each of which waits for the one
-    before; `longest_path` the hops between the two words that are farthest apart (None: no word reads another, or its
-    order is "unknown": it needs a table of more than 4096 places). Their orders are empty where only the number for so
-    many words is known, as with tables of who reads whom.
+    `order` and `steps` are those of one slice. `steps` is the number of sequential steps: the longest chain of words,
+    each of which depends on the one before. `longest_path` is the maximum path length between two words, in hops
+    (Vaswani et al. 2017, table 1); None if no word reads another, or if it needs a table of more than 4096 rows (its
+    order is then "unknown"). The orders are empty if only the number for this many words is known.
     """
 
     stack: str
@@ -81,44 +78,44 @@ class SliceCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a forward pass of the compiled reading costs.
+    """The cost of a forward pass of the compiled net.
 
-    FLOPs are those of matrix products, two for each multiplication with its addition; operations entry by entry (sums,
-    norms, activations, softmax) are not counted. Bytes are those of parameters, and of the values of all nodes but
-    weights, were they all kept.
+    FLOPs are those of matrix products, two for each multiplication with its addition; elementwise operations (sums,
+    norms, activations, softmax) are not counted. Bytes are those of the parameters, and of the values of all nodes
+    except weights, as if all of them were stored.
     """
 
     name: str
     words: dict[str, int]
     batch: int
-    rows: tuple[Row, ...]
+    rows: tuple[TemplateCost, ...]
     slices: tuple[SliceCost, ...]
 
     @property
     def parameters(self) -> int:
-        """How many numbers the net learns or is given."""
+        """The number of parameters, learnable or fixed."""
         return sum(row.parameters for row in self.rows)
 
     @property
     def flops_in_words(self) -> Polynomial | None:
-        """The FLOPs in the number of words; None where a template's are not known."""
+        """The FLOPs as a polynomial in the number of words; None if those of a template are not known."""
         known = [row.flops_in_words for row in self.rows if row.flops_in_words is not None]
         return sum(known, ZERO) if len(known) == len(self.rows) else None
 
     @property
     def flops(self) -> int | None:
-        """The FLOPs of the forward pass; None where a template's are not known."""
+        """The FLOPs of the forward pass; None if those of a template are not known."""
         known = [row.flops for row in self.rows if row.flops is not None]
         return sum(known) if len(known) == len(self.rows) else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The templates whose TPM does not say its products."""
+        """The templates whose TPM does not declare its products."""
         return tuple(row.template for row in self.rows if row.flops is None)
 
     @property
     def order(self) -> str:
-        """The order of the whole."""
+        """The order of growth of the FLOPs."""
         return "unknown" if self.unknown else format_order(powers for row in self.rows for powers in row.monomials)
 
     @property
@@ -128,7 +125,7 @@ class Cost:
 
     @property
     def value_bytes(self) -> int:
-        """The bytes of all values, were they all kept."""
+        """The bytes of all values, as if all of them were stored."""
         return sum(row.value_bytes for row in self.rows)
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -166,54 +163,60 @@ class Cost:
     def _slice_table(self) -> list[tuple[str, ...]]:
         head = ("slices", "how many", "order of one", "steps of one", "longest path", "dense map", "dense parameters")
         table: list[tuple[str, ...]] = [head]
-        for each in self.slices:
-            steps = _format_with_order(each.steps, each.steps_order)
-            longest_path = _format_with_order(each.longest_path, each.longest_path_order)
-            dense = (each.dense_order, f"{each.dense_parameters:,}")
-            table.append((each.stack or "all", str(each.slices), each.order, steps, longest_path, *dense))
+        for item in self.slices:
+            steps = _format_with_order(item.steps, item.steps_order)
+            longest_path = _format_with_order(item.longest_path, item.longest_path_order)
+            dense = (item.dense_order, f"{item.dense_parameters:,}")
+            table.append((item.stack or "all", str(item.slices), item.order, steps, longest_path, *dense))
         return table
 
 
 def cost(
     network: Network, words: int | Mapping[str, int] | None = None, batch: int = 1, want: Sequence[str] | None = None
 ) -> Cost:
-    """What one forward pass of the compiled reading costs for sentences of so many words.
+    """Compute the cost of one forward pass of the compiled net.
 
-    `words` is one number, or one for each stack, and nothing for a net without words; `want` names the families that
-    are asked for, as `net.module()` has it. The polynomials are exact for every number of words that the compiled
-    reading treats in the same way.
+    The polynomials are exact for every number of words for which the compiler chooses the same operations.
+
+    Args:
+        network: The net.
+        words: The number of words, or one for each stack; None for a net without words.
+        batch: The number of sentences.
+        want: The groups of nodes to compute, as for `net.module()`; by default its output.
     """
     network = as_network(network)
-    counted = _check_words(network, words)
+    word_counts = _check_words(network, words)
     check_int("batch", batch)
-    check_word_counts(network, counted)
+    check_word_counts(network, word_counts)
     module = CompiledModule(network)
     names = (module.output,) if want is None else validate_outputs(want)
-    fold = batch * max([0, *counted.values()]) > module.max_width
-    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, counted, batch))
+    fold = batch * max([0, *word_counts.values()]) > module.max_width
+    counter = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, word_counts, batch))
     templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
-    for member in network.specs:
-        templates.setdefault((member.group.stack, _get_block(network, member), member.group.role), []).append(member)
-    rows = tuple(_count_template(counting, block, members) for (_, block, _), members in templates.items())
-    stacks = [stack.name for stack in network.declaration.stacks if stack.name in counting.sizes.widths]
-    return Cost(network.declaration.name, dict(counted), batch, rows, tuple(_count_slices(counting, s) for s in stacks))
+    for spec in network.specs:
+        templates.setdefault((spec.group.stack, _get_block(network, spec), spec.group.role), []).append(spec)
+    rows = tuple(_count_template(counter, block, specs) for (_, block, _), specs in templates.items())
+    stacks = [stack.name for stack in network.declaration.stacks if stack.name in counter.sizes.widths]
+    return Cost(
+        network.declaration.name, dict(word_counts), batch, rows, tuple(_count_slices(counter, s) for s in stacks)
+    )
 
 
 def count_plan_flops(
     network: Network, plan: Plan, word_counts: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
 ) -> int | None:
-    """The floating-point operations of a plan; None where a TPM does not say what its products are.
+    """The floating-point operations of a plan; None if a TPM does not declare its products.
 
     Args:
         network: The net.
-        plan: What is computed.
-        word_counts: How many words each stack has.
-        known: Families whose values come from outside, and are not computed.
-        batch: How many sentences are computed.
+        plan: The plan.
+        word_counts: The number of words of each stack.
+        known: Groups whose values are given, and are not computed.
+        batch: The number of sentences.
     """
     sizes = SizeTable(network, dict(word_counts), batch)
-    counting = FlopCounter(plan, sizes, known)
-    flops = counting.flops(counting.multiplications)
+    counter = FlopCounter(plan, sizes, known)
+    flops = counter.flops(counter.multiplications)
     return None if flops is None else flops.exact(_get_word_values(sizes))
 
 
@@ -238,28 +241,28 @@ def _check_words(network: Network, words: object) -> dict[str, int]:
 
 
 def _get_block(network: Network, spec: NodeSpec) -> str:
-    """Where a template stands: the block of its stack, or outside the stacks."""
+    """The block of a template: prologue, slice or epilogue of its stack, or "outside"."""
     step = spec.group.step
     if step is None:
         return "outside"
     return "prologue" if step < 0 else "epilogue" if step == network.graph.slices[spec.group.stack] else "slice"
 
 
-def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> Row:
-    """One template: all its slices together, parameters that they share once."""
+def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec]) -> TemplateCost:
+    """The cost of one template over all its slices; parameters that slices share count once."""
     network, word_values = counter.sizes.network, _get_word_values(counter.sizes)
     store = {
         f"{m.param_prefix}.{name}": network.parameters[f"{m.param_prefix}.{name}"]
         for m in specs
         for name in m.parameters
     }
-    flops = counter.flops(member.group.index for member in specs)
+    flops = counter.flops(spec.group.index for spec in specs)
     first = specs[0]
     weights = first.group.index in network.graph.word_independent
     size = 8 if first.tpm.is_index_valued else network.dtype.itemsize
     computed = [m.group.index for m in specs if m.group.index in counter.multiplications and not weights]
     value_bytes = sum((counter.entries[index] for index in computed), SymbolicCount()).exact * constant(size)
-    return Row(
+    return TemplateCost(
         template=first.group.stem,
         block=block,
         tpm=type(first.tpm).__name__,
@@ -274,7 +277,7 @@ def _count_template(counter: FlopCounter, block: str, specs: Sequence[NodeSpec])
 
 
 def _describe_flops(flops: SymbolicCount | None, word_values: Mapping[str, int]) -> dict[str, Any]:
-    """What a row tells of FLOPs; None where a TPM does not say its products."""
+    """The FLOPs of a row; None if a TPM does not declare its products."""
     if flops is None:
         return {"flops": None, "flops_in_words": None, "order": "unknown"}
     return {"flops": flops.exact(word_values), "flops_in_words": flops.exact, "order": flops.order}
@@ -286,12 +289,12 @@ def _get_word_values(sizes: SizeTable) -> dict[str, int]:
 
 
 def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
-    """The slices of a stack beside dense maps of all inputs to all outputs, their paths and steps."""
+    """The cost of the slices of a stack, of dense maps of all inputs to all outputs, and their paths and steps."""
     sizes = counter.sizes
     network, word_values = sizes.network, _get_word_values(sizes)
     count = network.graph.slices[stack]
     inside = [m.group for m in network.specs if m.group.stack == stack and _get_block(network, m) == "slice"]
-    flops = counter.flops(family.index for family in inside)
+    flops = counter.flops(group.index for group in inside)
     word, width = sizes.word_size(stack), sizes.widths[stack]
     side = (word, SymbolicSize(sizes.width_symbols[width], width))
     dense = SymbolicCount.product((*side, *side))
@@ -312,8 +315,8 @@ def _count_slices(counter: FlopCounter, stack: str) -> SliceCost:
     )
 
 
-def _format_numbers(item: Row | Cost) -> tuple[str, ...]:
-    """The numbers of a template, or of the whole."""
+def _format_numbers(item: TemplateCost | Cost) -> tuple[str, ...]:
+    """The numbers of a template, or the totals, as text."""
     return (
         f"{item.parameters:,}",
         "unknown" if item.flops is None else f"{item.flops:,}",
@@ -325,12 +328,12 @@ def _format_numbers(item: Row | Cost) -> tuple[str, ...]:
 
 
 def _format_with_order(count: int | None, order_text: str) -> str:
-    """A count with its order, where it has one."""
+    """A count with its order, if it has one."""
     return order_text or "none" if count is None else f"{count:,}, {order_text}" if order_text else f"{count:,}"
 
 
 def _format_table(table: Sequence[Sequence[str]]) -> list[str]:
-    """A table as text, its numbers to the right."""
+    """The lines of a table, with right-justified numbers."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(_justify_cell(text, width) for text, width in zip(row, widths, strict=True)).rstrip() for row in table

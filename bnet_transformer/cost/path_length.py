@@ -1,8 +1,8 @@
-"""How far two words are apart in a stack, and how many steps its slice takes one after another.
+"""The path length between words of a stack, and the number of sequential steps of its slice.
 
-A *hop* is an arrow between different words. The path from a word to another is the least number of hops by which the
-state of the one reaches the state of the other, through as many slices as that takes; the longest path is that of the
-pair farthest apart, among the pairs that are joined at all.
+Both are columns of table 1 of Vaswani et al. 2017. A *hop* is an arrow between different words. The path length from a
+word to another is the minimum number of hops by which the state of the one reaches the state of the other, through any
+number of slices. The maximum is over the pairs of words that are connected.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.declare import Network, NodeSpec
 
-MAX_TABLE_ROWS = 4096  # rows of a table of who reaches whom
+MAX_TABLE_ROWS = 4096  # of the table of all pairs of (node, word)
 
 
 @dataclass(frozen=True)
 class SliceEdge:
-    """All arrows from one node of a slice to another: places among the slice's nodes, and the words that they join."""
+    """All arrows from one node of a slice to another, by indices of `SliceGraph.nodes`, and the words they join."""
 
     parent: int
     child: int
@@ -32,7 +32,10 @@ class SliceEdge:
 
 @dataclass(frozen=True)
 class SliceGraph:
-    """The nodes of the last slice of a stack and the arrows within it; the state that leaves is the one that enters."""
+    """The nodes of the last slice of a stack and the arrows within it; its input and output state are one node.
+
+    A path through the cycle is a path through several slices.
+    """
 
     nodes: tuple[NodeSpec, ...]
     edges: tuple[SliceEdge, ...]
@@ -40,62 +43,75 @@ class SliceGraph:
 
 
 def build_slice_graph(network: Network, stack: str) -> SliceGraph:
-    """The slice of a stack as a graph that runs from state to state.
+    """The slice of a stack as a graph from state to state.
 
-    Arrows from other slices than the one where the child stands do not count, nor do those through other stacks.
+    Arrows from other slices than the child's do not count, nor do paths through other stacks.
     """
-    declared = next(each for each in network.declaration.stacks if each.name == stack)
+    declared = next(s for s in network.declaration.stacks if s.name == stack)
     step = declared.slices - 1
     inside = [m for m in network.specs if m.group.stack == stack and m.group.step == step]
     nodes = [m for m in inside if m.group.word_stack in (stack, None)]
-    place = {m.group.index: k for k, m in enumerate(nodes)}
+    position = {m.group.index: k for k, m in enumerate(nodes)}
     roles = {m.group.role: k for k, m in enumerate(nodes)}
     states = {role for role in declared.states if role in roles}
-    for member in network.specs:
-        if member.group.stack == stack and member.group.slice == step and member.group.role in states:
-            place[member.group.index] = roles[member.group.role]
-    joints = []
-    for k, member in enumerate(nodes):
-        for bundle in network.graph.in_edges[member.group.index]:
-            if bundle.parent in place:
-                joints += [SliceEdge(place[bundle.parent], k, reach) for reach in bundle.reaches]
-    return _contract_graph(SliceGraph(tuple(nodes), tuple(joints), frozenset(roles[role] for role in states)))
+    for spec in network.specs:
+        if spec.group.stack == stack and spec.group.slice == step and spec.group.role in states:
+            position[spec.group.index] = roles[spec.group.role]
+    edges = []
+    for k, spec in enumerate(nodes):
+        for edge in network.graph.in_edges[spec.group.index]:
+            if edge.parent in position:
+                edges += [SliceEdge(position[edge.parent], k, reach) for reach in edge.reaches]
+    return _contract_graph(SliceGraph(tuple(nodes), tuple(edges), frozenset(roles[role] for role in states)))
 
 
 def _contract_graph(graph: SliceGraph) -> SliceGraph:
-    """Without the nodes that lie between no two states; nodes that a word's own arrows join both ways are one."""
+    """Remove nodes on no path between states; merge nodes that arrows within one word connect in both directions.
+
+    Hops between words are not changed by a merge: its nodes reach each other without a hop.
+    """
     arrows, word_arrows = nx.DiGraph(), nx.DiGraph()
     for digraph in (arrows, word_arrows):
         digraph.add_nodes_from(range(len(graph.nodes)))
-    for joint in graph.edges:
-        arrows.add_edge(joint.parent, joint.child)
-        wordless = None in (graph.nodes[joint.parent].group.word_stack, graph.nodes[joint.child].group.word_stack)
-        if joint.reach.kind in ("same", "every", "causal", *KINDS_WITH_WIDTH) and not wordless:
-            word_arrows.add_edge(joint.parent, joint.child)
+    for edge in graph.edges:
+        arrows.add_edge(edge.parent, edge.child)
+        wordless = None in (graph.nodes[edge.parent].group.word_stack, graph.nodes[edge.child].group.word_stack)
+        if edge.reach.kind in ("same", "every", "causal", *KINDS_WITH_WIDTH) and not wordless:
+            word_arrows.add_edge(edge.parent, edge.child)
     below = graph.states.union(*(nx.descendants(arrows, state) for state in graph.states))
     above = graph.states.union(*(nx.ancestors(arrows, state) for state in graph.states))
-    first = {k: min(one) for one in nx.strongly_connected_components(word_arrows) for k in one if k in below & above}
-    kept = sorted(set(first.values()))
-    place = {k: kept.index(one) for k, one in first.items()}
-    joints = {
-        SliceEdge(place[j.parent], place[j.child], j.reach) for j in graph.edges if {j.parent, j.child} <= {*place}
+    representative = {
+        k: min(component)
+        for component in nx.strongly_connected_components(word_arrows)
+        for k in component
+        if k in below & above
     }
-    ordered = sorted(joints, key=lambda joint: (joint.parent, joint.child, str(joint.reach)))
-    return SliceGraph(tuple(graph.nodes[k] for k in kept), tuple(ordered), frozenset(place[k] for k in graph.states))
+    retained = sorted(set(representative.values()))
+    position = {k: retained.index(first) for k, first in representative.items()}
+    edges = {
+        SliceEdge(position[j.parent], position[j.child], j.reach)
+        for j in graph.edges
+        if {j.parent, j.child} <= {*position}
+    }
+    ordered = sorted(edges, key=lambda edge: (edge.parent, edge.child, str(edge.reach)))
+    return SliceGraph(
+        tuple(graph.nodes[k] for k in retained), tuple(ordered), frozenset(position[k] for k in graph.states)
+    )
 
 
 def longest_path(graph: SliceGraph, n: int) -> tuple[int | None, str]:
-    """The longest path between two of n words (None: no word is joined to another), and its order where it is known
-    for every n; "unknown" where only a table of all pairs would tell, and there are too many."""
-    overs = [
-        (joint.reach, [graph.nodes[k].group.word_stack for k in (joint.parent, joint.child)]) for joint in graph.edges
-    ]
+    """The maximum path length between two of n words, and its order.
+
+    Returns:
+        None if no word is connected to another. The order is empty if it is known for this n only, and "unknown" if it
+        needs a table of all pairs with more than `MAX_TABLE_ROWS` rows.
+    """
+    overs = [(edge.reach, [graph.nodes[k].group.word_stack for k in (edge.parent, edge.child)]) for edge in graph.edges]
     kinds = {reach for reach, words in overs if None not in words and not reach.is_positionwise}
     kinds = {reach for reach in kinds if reach.kind not in KINDS_WITH_WIDTH or reach.width}  # those that join two words
-    one_piece = (
-        len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
-    )  # hops follow freely on one another
-    if one_piece and all(reach.kind in _SHIFT_KINDS for reach in kinds):
+    # In a graph of one node any hop can follow any other.
+    is_single_node = len(graph.nodes) == 1 and graph.nodes[0].group.word_stack is not None
+    if is_single_node and all(reach.kind in _SHIFT_KINDS for reach in kinds):
         return _longest_shift_path(kinds, n) if kinds else (None, "")
     if sum(1 if node.group.word_stack is None else n for node in graph.nodes) > MAX_TABLE_ROWS:
         return None, "unknown"
@@ -106,11 +122,14 @@ _SHIFT_KINDS = ("every", "causal", "earlier", "before", "window", "recent", "sam
 
 
 def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
-    """Where a word reads all words, or those at most so far before and behind it."""
-    far: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
-    behind = max(far.get(reach.kind, reach.width) for reach in reaches)
-    wide = {"every": math.inf, "recent": 0}
-    ahead = max(wide.get(reach.kind, reach.width) for reach in reaches)
+    """The path length if a word reads all words, or those up to a distance before and after it.
+
+    Hops of at most s words cover a distance of n - 1 in ceil((n - 1) / s) steps; the slower direction counts.
+    """
+    backward: dict[str, float] = {"every": math.inf, "causal": math.inf, "earlier": math.inf, "before": 1}
+    behind = max(backward.get(reach.kind, reach.width) for reach in reaches)
+    forward = {"every": math.inf, "recent": 0}
+    ahead = max(forward.get(reach.kind, reach.width) for reach in reaches)
     slowest = min(step for step in (behind, ahead) if step)
     if n == 1:
         return None, ""
@@ -120,52 +139,56 @@ def _longest_shift_path(reaches: set[Reach], n: int) -> tuple[int | None, str]:
 
 
 def _longest_table_path(graph: SliceGraph, n: int) -> int | None:
-    """By a table of the hops from each node and word to each other; None where no two words are joined."""
+    """The path length by Dijkstra's algorithm over all (node, word); None if no two words are connected."""
     sizes = [1 if node.group.word_stack is None else n for node in graph.nodes]
     starts = np.cumsum([0, *sizes])
     hops = np.full((starts[-1], starts[-1]), np.inf)
-    for joint in graph.edges:
-        rows = slice(starts[joint.parent], starts[joint.parent + 1])
-        columns = slice(starts[joint.child], starts[joint.child + 1])
-        n_parent, n_child = sizes[joint.parent], sizes[joint.child]
-        leaves, enters = (graph.nodes[k].group.word_stack is None for k in (joint.parent, joint.child))
+    for edge in graph.edges:
+        rows = slice(starts[edge.parent], starts[edge.parent + 1])
+        columns = slice(starts[edge.child], starts[edge.child + 1])
+        n_parent, n_child = sizes[edge.parent], sizes[edge.child]
+        leaves, enters = (graph.nodes[k].group.word_stack is None for k in (edge.parent, edge.child))
         if leaves:
             reads, steps = np.ones((n_parent, n_child), bool), np.full((n_parent, n_child), 0.0 if enters else 1.0)
         elif enters:
-            reads, steps = joint.reach.matrix(1, n_parent).T, np.zeros((n_parent, 1))
+            reads, steps = edge.reach.matrix(1, n_parent).T, np.zeros((n_parent, 1))
         else:
-            reads, steps = joint.reach.matrix(n_child, n_parent).T, 1 - np.eye(n)
+            reads, steps = edge.reach.matrix(n_child, n_parent).T, 1 - np.eye(n)
         hops[rows, columns] = np.minimum(hops[rows, columns], np.where(reads, steps, np.inf))
     states = sorted(k for k in graph.states if graph.nodes[k].group.word_stack is not None)
     if not states:
         return None
     inside = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in states])
-    least = dijkstra(csgraph_from_dense(hops, null_value=np.inf), indices=inside)[:, inside]
-    between = least.reshape(len(states), n, len(states), n).min((0, 2))  # [word, word], by any of the states
-    apart = between[~np.eye(n, dtype=bool) & np.isfinite(between)]
-    return int(apart.max()) if apart.size else None
+    distances = dijkstra(csgraph_from_dense(hops, null_value=np.inf), indices=inside)[:, inside]
+    word_distances = distances.reshape(len(states), n, len(states), n).min((0, 2))  # [word, word], by any of the states
+    finite = word_distances[~np.eye(n, dtype=bool) & np.isfinite(word_distances)]
+    return int(finite.max()) if finite.size else None
 
 
 def count_sequential_steps(network: Network, stack: str, n: int) -> tuple[int, str]:
-    """The least steps of a slice over n words: the longest chain of words each of which waits for the one before; and
-    their order, where it is known."""
-    step = next(each for each in network.declaration.stacks if each.name == stack).slices - 1
+    """The sequential steps of a slice over n words, and their order if it is known.
+
+    It is the longest chain of words each of which depends on the one before: no parallel schedule takes fewer steps.
+    """
+    step = next(s for s in network.declaration.stacks if s.name == stack).slices - 1
     longest, waits = 1, False
-    for group in network.graph.components:
-        members = [network.specs[index] for index in group]
-        place = {index: k for k, index in enumerate(group)}
-        inside = [(place[g.index], k, g.reach) for k, m in enumerate(members) for g in m.parents if g.index in place]
-        one = members[0].group
-        if inside and one.stack == stack and one.step == step and one.word_stack is not None:
+    for component in network.graph.components:
+        specs = [network.specs[index] for index in component]
+        position = {index: k for k, index in enumerate(component)}
+        inside = [
+            (position[g.index], k, g.reach) for k, m in enumerate(specs) for g in m.parents if g.index in position
+        ]
+        group = specs[0].group
+        if inside and group.stack == stack and group.step == step and group.word_stack is not None:
             longest, waits = max(longest, _longest_chain(inside, n)), True
     return longest, "O(1)" if not waits else "O(n)" if longest == n else ""
 
 
 def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
-    """The longest chain of words in a group that reads itself at earlier words.
+    """The longest chain of words in a component that reads itself at earlier words.
 
-    Each node of a group leads to each other; where every arrow can step to the same word or to the next, so does a way
-    round, and all words wait for one another.
+    A component is strongly connected. If every arrow can join a word to itself or to the next, a cycle can step to the
+    next word, so the chain has all n words. Otherwise it is the longest path in the DAG of (node, word).
     """
     if all(reach.kind in ("same", "before", "earlier", "causal") for _, _, reach in reaches):
         return n

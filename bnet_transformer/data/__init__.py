@@ -1,8 +1,14 @@
 """Data of any form as tensors: text, ids, vectors, pairs, images and columns -> sentences -> batches -> data sets.
 
-`words` encodes the words of one stack, `encode` one sentence and the values of `do` and evidence. `batch` holds many
-sentences as tensors. `task` says what words and readouts a net has, `examples` reads one sentence with what is observed
-of it, and the columns of a net without words, `dataset` data of any form: also whole arrays and streams of tokens.
+The pipeline, in the order in which data flows:
+
+    word_encoder   the words of one stack: text, ids, vectors or an image -> a tensor
+    encode         one sentence -> `EncodedSentence`; a value of `do` or evidence -> a tensor
+    batch          many sentences, padded, with masks and evidence -> `Batch`
+    task           infers from a net what data it takes: its words and its readouts
+    examples       one sentence with its observations -> `Example`; columns of a net without words
+    arrays         whole arrays, and streams of tokens cut into windows
+    dataset        data of any form -> `Dataset`, minibatches by step
 """
 
 from bnet_transformer.data.batch import Batch, Evidence

@@ -1,4 +1,4 @@
-"""Many sentences as tensors: padded, with masks, what is observed of them, and the parts that computations take."""
+"""Many sentences as tensors: padded, with masks and evidence, and how to split and transform them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ UNOBSERVED = -1
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is observed of a family.
+    """The observations of a group of nodes.
 
     Args:
         value: the values, `[batch, *plates, word, *shape]`.
-        observed: which of them are observed, `[batch, *plates, word]`; None for all.
+        observed: the mask of those that are observed, `[batch, *plates, word]`; None for all.
     """
 
     value: Tensor
@@ -37,14 +37,14 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentences as tensors: what a compiled module, training, a fit and a reading of heads take. Equal to itself alone.
+    """Sentences as tensors: the input of compiled modules, training, fits and head analyses. Compared by identity.
 
     Args:
         x: the words of each stack, ids `[sentence, word]` or vectors `[sentence, word, *shape]`.
         mask: the words that are present, `[sentence, word]` for a stack; None, or no entry, where all are. The values
             of absent words are never read.
-        evidence: what is observed, by family.
-        given: further inputs, by family, `[sentence, *plates, word, *shape]`.
+        evidence: the observations, by group of nodes.
+        given: further inputs, by group, `[sentence, *plates, word, *shape]`.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -59,17 +59,17 @@ class Batch:
     given: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        values = (*self.x.values(), *self.given.values(), *(seen.value for seen in self.evidence.values()))
+        values = (*self.x.values(), *self.given.values(), *(e.value for e in self.evidence.values()))
         return len(values[0]) if values else 1
 
     @property
     def observed(self) -> dict[str, Tensor]:
-        """What is observed, by family, in one tensor each: -1 (a state) or NaN (a number) where nothing is."""
+        """The observations by group, one tensor each, with -1 (a state) or NaN (a number) where nothing is observed."""
         return {name: _fill_missing(evidence) for name, evidence in self.evidence.items()}
 
     @property
     def count(self) -> int:
-        """How many words are observed, over all families."""
+        """The number of observed words, over all groups."""
         total = 0
         for evidence in self.evidence.values():
             value = evidence.value
@@ -82,18 +82,18 @@ class Batch:
         return Batch(
             {name: fn(value) for name, value in self.x.items()},
             None if self.mask is None else {name: fn(value) for name, value in self.mask.items()},
-            {name: each.map(fn) for name, each in self.evidence.items()},
+            {name: e.map(fn) for name, e in self.evidence.items()},
             {name: fn(value) for name, value in self.given.items()},
         )
 
-    def take(self, which: Tensor | slice) -> Batch:
+    def take(self, indices: Tensor | slice) -> Batch:
         """Take some of the sentences.
 
         Args:
-            which: a slice, or the places of the sentences, a tensor `[n]`.
+            indices: a slice, or the indices of the sentences, a tensor `[n]`.
 
         Raises:
-            BNetError: for places that the batch does not have.
+            BNetError: for indices that are out of range.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(4, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
@@ -101,24 +101,24 @@ class Batch:
         >>> fitted.log_likelihood(fitted.data.take(slice(1))).shape
         torch.Size([1])
         """
-        wanted = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
-        if not isinstance(which, slice) and not (isinstance(which, Tensor) and which.dim() == 1):
-            raise BNetError("which", expected=wanted, actual=which)
+        expected = f"a slice, or places from 0 to {len(self) - 1}, a tensor of them"
+        if not isinstance(indices, slice) and not (isinstance(indices, Tensor) and indices.dim() == 1):
+            raise BNetError("indices", expected=expected, actual=indices)
         try:
-            return self.map(lambda value: value[which])
+            return self.map(lambda value: value[indices])
         except (IndexError, TypeError, ValueError) as error:
-            raise BNetError("which", expected=wanted, actual=which) from error
+            raise BNetError("indices", expected=expected, actual=indices) from error
 
     def shard(self, rank: int, world_size: int) -> Batch:
-        """The share of one of `world_size` processes: every `world_size`-th sentence.
+        """The shard of one of `world_size` processes: every `world_size`-th sentence.
 
         Args:
-            rank: the number of the process, from 0.
-            world_size: how many processes there are.
+            rank: the rank of the process, from 0.
+            world_size: the number of processes.
 
         Returns:
-            The share. Where there are fewer sentences than processes, it may be a sentence of which nothing is
-            observed: every process then computes the same graph.
+            The shard. If there are fewer sentences than processes, it may be one sentence without observations, so that
+            every process runs the same computation.
         """
         if rank < len(self):
             return self.take(slice(rank, None, world_size))
@@ -133,13 +133,14 @@ class Batch:
         return [self.take(slice(start, start + size)) for start in range(0, len(self), size)]
 
     def split_by_length(self, network: Network, words: int) -> Iterator[tuple[Tensor, Batch]]:
-        """Sentences of one length, without padding, of about `words` words in all; and their places in the batch."""
+        """Batches of sentences of one length, without padding, each of about `words` words; with their indices."""
+        # Sentences of one length need no mask and no padding, and every computed word counts.
         lengths = torch.stack([self._count_words(stack) for stack in self.x], 1)
         kinds, kind = lengths.unique(dim=0, return_inverse=True)
         for k, length in enumerate(kinds.tolist()):
             size = max(1, words // max(1, sum(length)))
-            for which in (kind == k).nonzero()[:, 0].split(size):
-                yield which, self.take(which).trim(network, dict(zip(self.x, length, strict=True)))
+            for indices in (kind == k).nonzero()[:, 0].split(size):
+                yield indices, self.take(indices).trim(network, dict(zip(self.x, length, strict=True)))
 
     def _count_words(self, stack: str) -> Tensor:
         """How many words each sentence has, `[sentence]`."""
@@ -149,26 +150,23 @@ class Batch:
         return self.mask[stack].long().sum(-1).cpu()
 
     def trim(self, network: Network, word_counts: Mapping[str, int]) -> Batch:
-        """Sentences of one length without their padding; `build_length_inputs` has the words of each stack."""
+        """Remove the padding of sentences of one length; `word_counts` is the number of words of each stack."""
 
         def trim_value(name: str, value: Tensor) -> Tensor:
-            family = network.graph.get_group(name)
-            return (
-                value
-                if family.word_stack is None
-                else value.narrow(1 + len(family.plates), 0, word_counts[family.word_stack])
-            )
+            group = network.graph.get_group(name)
+            stack = group.word_stack
+            return value if stack is None else value.narrow(1 + len(group.plates), 0, word_counts[stack])
 
-        evidence = {name: each.map(partial(trim_value, name)) for name, each in self.evidence.items()}
+        evidence = {name: e.map(partial(trim_value, name)) for name, e in self.evidence.items()}
         x = {stack: value[:, : word_counts[stack]] for stack, value in self.x.items()}
         return Batch(x, None, evidence, {name: trim_value(name, value) for name, value in self.given.items()})
 
     def repeat(self, times: int) -> Batch:
-        """Each sentence `times` times, one after another."""
+        """Repeat each sentence `times` times, consecutively."""
         return self if times == 1 else self.map(lambda value: value.repeat_interleave(times, 0))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
-        """The batch on a device, real numbers in a floating type where one is named; the host does not wait for it."""
+        """The batch on a device, its real numbers in `dtype` if one is given; the copy is asynchronous."""
         return self.map(
             lambda v: send_to_device(v.to(dtype) if dtype is not None and v.is_floating_point() else v, device)
         )
@@ -179,7 +177,7 @@ class Batch:
 
     def equals(self, batch: Batch) -> bool:
         """True for the same sentences in the same order, whatever their floating types."""
-        first, second = (each.to(torch.device("cpu"), torch.float32).digest() for each in (self, batch))
+        first, second = (item.to(torch.device("cpu"), torch.float32).digest() for item in (self, batch))
         return first == second
 
     def digest(self) -> str:
@@ -188,31 +186,31 @@ class Batch:
 
     def _name_tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        tensors = {f"{k} value": each.value for k, each in self.evidence.items()}
-        tensors |= {f"{k} seen": each.observed for k, each in self.evidence.items() if each.observed is not None}
+        tensors = {f"{k} value": e.value for k, e in self.evidence.items()}
+        tensors |= {f"{k} seen": e.observed for k, e in self.evidence.items() if e.observed is not None}
         tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}
         tensors |= {f"{k} given": value for k, value in self.given.items()}
         return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
 
 
 def send_to_device(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, where it will be when it is used: the host does not wait for it."""
+    """Copy a tensor to a device, asynchronously from pinned memory if the device is a GPU."""
     pinned = value.pin_memory() if device.type == "cuda" and value.device.type == "cpu" else value
     return pinned.to(device, non_blocking=True)
 
 
 def get_fill_value(value: Tensor) -> float:
-    """The number that stands where nothing is observed: -1 for a state, NaN for a real number."""
+    """The number that marks a missing observation: -1 for a state, NaN for a real number."""
     return float("nan") if value.is_floating_point() else UNOBSERVED
 
 
 def is_observed(value: Tensor) -> Tensor:
-    """Where something is observed: of real numbers, of a whole vector."""
+    """The mask of what is observed; a vector is missing if any of its numbers is NaN."""
     return ~value.isnan().any(-1) if value.is_floating_point() else value != UNOBSERVED
 
 
 def split_missing(value: Tensor) -> Evidence:
-    """Evidence from values with -1 or NaN where nothing is observed; these become 0, which every TPM can compute."""
+    """Evidence from values with -1 or NaN for missing ones; these become 0, a value that every TPM accepts."""
     observed = is_observed(value)
     if bool(observed.all()):
         return Evidence(value)
@@ -225,18 +223,17 @@ def _fill_missing(evidence: Evidence) -> Tensor:
     value, observed = evidence.value, evidence.observed
     if observed is None:
         return value
-    return value.masked_fill(
-        ~observed if observed.dim() == value.dim() else ~observed[..., None], get_fill_value(value)
-    )
+    hidden = ~observed if observed.dim() == value.dim() else ~observed[..., None]
+    return value.masked_fill(hidden, get_fill_value(value))
 
 
 def pad(values: Sequence[Tensor], axis: int, fill: float = 0) -> Tensor:
-    """Stack values of sentences, padded behind the ends of the shorter ones.
+    """Stack values of sentences, padded at the end of the shorter ones.
 
     Args:
-        values: one tensor for each sentence, alike but for the length of one axis.
+        values: one tensor for each sentence, of shapes that differ only in one axis.
         axis: the axis of the words.
-        fill: the number behind the ends.
+        fill: the value of the padding.
 
     Returns:
         `[sentence, ...]`.
@@ -265,7 +262,7 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
     Args:
         network: the net.
         sentences: a list of sentences, at least one.
-        pairs: a second sentence for each, which the tokenizer puts behind the first.
+        pairs: a second sentence for each, which the tokenizer appends to the first.
 
     Returns:
         The batch, on the device of the net, with a mask for every stack.
@@ -277,21 +274,21 @@ def encode_batch(network: Network, sentences: Sequence[object], pairs: Sequence[
         raise BNetError("sentences", expected="a list of sentences, at least one", actual=sentences)
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, str)
     if pairs is not None and not (is_list and len(pairs) == len(sentences)):
-        got = len(pairs) if is_list else pairs
-        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=got)
+        actual = len(pairs) if is_list else pairs
+        raise BNetError("pairs", expected=f"{len(sentences)}, one for each sentence", actual=actual)
     encoded = [
         encode_sentence(network, text, pair=None if pairs is None else pairs[k]) for k, text in enumerate(sentences)
     ]
     given = {}
     for name in encoded[0].given:
-        family = network.graph.get_group(name)
-        given[name] = pad([each.given[name] for each in encoded], len(family.plates))
+        group = network.graph.get_group(name)
+        given[name] = pad([e.given[name] for e in encoded], len(group.plates))
     x, mask = {}, {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is not None:
             x[stack] = given.pop(encoder.spec.group.name)
-        mask[stack] = lengths_to_mask([each.word_counts[stack] for each in encoded]).to(network.device)
+        mask[stack] = lengths_to_mask([e.word_counts[stack] for e in encoded]).to(network.device)
     if len(mask) == 1 and not x:
         raise BNetError("batch", expected="a net whose words are given", actual="one without a node for them")
     return Batch(x, mask or None, {}, given)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import copy_to_tensor, is_dense
 from bnet_transformer._core.hashing import compute_digest, derive_seed
+from bnet_transformer.data.arrays import PAIR_FORMS, copy_arrays, map_tokens, read_arrays, read_windows, to_host
 from bnet_transformer.data.batch import Batch, split_missing
 from bnet_transformer.data.encode import EncodedSentence, encode_sentence
 from bnet_transformer.data.examples import (
@@ -26,11 +26,10 @@ from bnet_transformer.data.examples import (
     read_example,
 )
 from bnet_transformer.data.task import Task, infer_fit_task, infer_task
-from bnet_transformer.data.word_encoder import is_text_array, to_integers
+from bnet_transformer.data.word_encoder import is_text_array
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError, FileError
+from bnet_transformer.errors import BNetError
 
-PAIR_FORMS = "pairs of sentences and what is observed of them: a list of pairs, or a tuple (x, y) of arrays or lists"
 DATA_FORMS = "a list of sentences or of pairs, an array [sentence, word], a pair of arrays, a file of tokens"
 ObservedMode = Literal["required", "optional", "none"]
 FORMS_BY_MODE: dict[ObservedMode, str] = {
@@ -42,16 +41,16 @@ FORMS_BY_MODE: dict[ObservedMode, str] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Examples of one form, and minibatches of them by step: for a seed the same in every run, each once in an epoch.
+    """Examples, and minibatches of them by step: reproducible by a seed, each example once in an epoch.
 
     Args:
         task: the words and the readouts of the net.
-        size: how many examples there are; None where a function makes a batch for each step.
-        example: the function from a place to its example.
-        batch: how many examples a step has.
-        seed: what decides the order of the examples.
-        make_batch: the function from a step to its batch, where there is one.
-        full_batch: all examples as one batch, where they came so; no example is then looked at.
+        size: the number of examples; None if a function makes a batch for each step.
+        example: the function from an index to its example.
+        batch: the number of examples of a step.
+        seed: the seed of the order of the examples.
+        make_batch: the function from a step to its batch, if there is one.
+        full_batch: all examples as one batch, if they came as arrays; `example` is then not called.
     """
 
     task: Task
@@ -64,11 +63,11 @@ class Dataset:
 
     @property
     def epoch(self) -> int | None:
-        """How many steps an epoch has; None where every step has data of its own."""
+        """The number of steps of an epoch; None if a function makes a batch for each step."""
         return None if self.size is None else -(-self.size // self.batch)
 
     def __call__(self, step: int) -> Batch:
-        """The minibatch of a step, counted from 0."""
+        """The minibatch of a step, counted from 0; its order depends on the seed and the epoch only."""
         if self.size is None or self.epoch is None:
             assert self.make_batch is not None
             return self.make_batch(step)
@@ -76,20 +75,20 @@ class Dataset:
         return self.take(_shuffle_indices(self.size, self.seed, epoch)[index * self.batch : (index + 1) * self.batch])
 
     def in_order(self) -> list[Batch]:
-        """All examples once, as they come, in minibatches."""
+        """All examples once, in their given order, in minibatches."""
         if self.size is None:
             raise BNetError("held_out", expected=DATA_FORMS, actual="a function of the step")
         return [self.take(order) for order in torch.arange(self.size).split(self.batch)]
 
     def take(self, indices: Tensor, *, mask_padding: bool = False) -> Batch:
-        """The examples at some places as one batch; see `pad_examples`."""
+        """The examples at some indices as one batch; see `pad_examples`."""
         if self.full_batch is not None:
             return self.full_batch.take(indices)
         assert self.example is not None
         return pad_examples(self.task, [self.example(int(k)) for k in indices], mask_padding=mask_padding)
 
     def digest(self) -> str:
-        """What tells other data: how much there is, and its first and last example."""
+        """A hash that identifies the data: their number, the first and the last example; of arrays, every number."""
         if self.size is None:
             return "a function of the step"
         if self.example is None:
@@ -118,13 +117,13 @@ def read_batch(
         network: the net.
         data: a list of sentences (text, words, ids, vectors; mappings from stack), a list of pairs (sentence,
             observed), a tuple (x, y) of arrays or lists, columns by name (a mapping or a DataFrame), or a `Batch` or a
-            `Dataset`, which are taken as they are. A tuple is a pair; a sentence is a list.
+            `Dataset`, which are used as they are. A tuple is a pair; a sentence is a list.
         subject: the name of the data in messages.
-        observed: whether something must be observed ("required"), may be ("optional": also the next words of a net that
-            tells them), or is left out ("none").
-        missing: whether NaN in every number of a word says that the word was not observed.
+        observed: whether observations are "required", "optional" (also the next words of a net that predicts them), or
+            left out ("none").
+        missing: whether NaN in every number of a word means that the word was not observed.
         missing_option: how the caller turns `missing` on, for the error; None where there is no such option.
-        mask_padding: whether all padding has a mask; by default only where a word could read it.
+        mask_padding: whether all padding is masked; by default only where a word could read it.
 
     Returns:
         The batch, in the net's floating type.
@@ -145,16 +144,16 @@ def read_batch(
     task = infer_task(network)
     if not task.encoders:
         return _read_columns(network, data, subject, observed, missing, missing_option)
-    data, wanted = _to_rows(data, subject), FORMS_BY_MODE[observed]
+    data, expected = _to_rows(data, subject), FORMS_BY_MODE[observed]
     if observed == "required" or (observed == "optional" and has_observed(task, data)):
         task = infer_fit_task(network)
     elif observed == "none" or task.next_word is None or len(task.stacks) > 1:
         data, task = _drop_observed(task, data), replace(task, next_word=None)
         observed = "none"
     if isinstance(data, str | Path) or callable(data):
-        raise BNetError(subject, expected=wanted, actual="a function" if callable(data) else data)
+        raise BNetError(subject, expected=expected, actual="a function" if callable(data) else data)
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, missing_option=missing_option)
-    dataset = read_dataset(reader, copy_arrays(data, subject), subject=subject, expected=wanted)
+    dataset = read_dataset(reader, copy_arrays(data, subject), subject=subject, expected=expected)
     batch = dataset.full_batch or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
     return _check_observed(batch.cast_like(network), subject)
 
@@ -164,7 +163,7 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
 
     Args:
         network: the net.
-        data: a list or an array of sentences, or what says beside them what is observed, which is left out.
+        data: a list or an array of sentences; observations that come with them are left out.
         subject: the name of the data in messages.
 
     Raises:
@@ -207,21 +206,21 @@ def read_dataset(
     """Read data of any form as examples, in minibatches by step.
 
     Args:
-        reader: how one example is read.
+        reader: the reader of one example.
         data: as for `read_batch`; or an array `[sentence, word]`, a stream of tokens (an array or a file), or a
-            function from the step to any of these, which is one batch as it is.
-        batch: how many examples a step has.
-        seed: what decides the order of the examples.
-        words: how many words a window of a stream has.
+            function from the step to any of these, which is one batch.
+        batch: the number of examples of a step.
+        seed: the seed of the order of the examples.
+        words: the number of words of a window of a stream.
         subject: the name of the data in messages.
         expected: the forms that messages name.
 
     Returns:
-        The data set. Arrays stay as they are: of a file, only the examples of a step are read.
+        The data set. Arrays are not copied: of a file, only the examples of a step are read.
 
     Raises:
         BNetError: where data are of another form.
-        FileError: where a file is no file of tokens.
+        FileError: if a file is not a file of tokens.
     """
     task = reader.task
     if isinstance(data, Dataset):
@@ -232,10 +231,10 @@ def read_dataset(
         make = cast(Callable[[int], object], data)
 
         def fresh(step: int) -> Batch:
-            made = read_dataset(reader, make(step), words=words, subject=subject)
-            if made.size is None:
+            dataset = read_dataset(reader, make(step), words=words, subject=subject)
+            if dataset.size is None:
                 raise BNetError(subject, expected=DATA_FORMS, actual="a function that returns a function")
-            return made.take(torch.arange(made.size))
+            return dataset.take(torch.arange(dataset.size))
 
         return Dataset(task, None, reader, batch, seed, fresh)
     name = str(data) if isinstance(data, str | Path) else subject
@@ -250,23 +249,23 @@ def read_dataset(
 
 
 def _read_rows(reader: ExampleReader, data: object, subject: str, expected: str) -> Dataset:
-    """The data set of whole arrays, or of a list of examples."""
+    """The data set of a tuple of arrays, of one array, or of a list of examples."""
     task = reader.task
     if isinstance(data, tuple) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
         parts = data
         if len({tuple(part.shape[:1]) for part in parts} | {()}) != 2:
-            got = [tuple(part.shape) for part in parts]
-            raise BNetError(subject, expected="as many observations as sentences", actual=got)
+            shapes = [tuple(part.shape) for part in parts]
+            raise BNetError(subject, expected="as many observations as sentences", actual=shapes)
         if not len(parts[0]):
             raise BNetError(subject, expected="at least one example", actual="arrays of none")
 
         def example(k: int) -> Example:
             return read_example(reader, k, tuple(part[k] for part in parts), subject)
 
-        whole = read_arrays(reader, parts, subject)
-        if whole is None:
+        full_batch = read_arrays(reader, parts, subject)
+        if full_batch is None:
             example(0)
-        return Dataset(task, len(parts[0]), example, full_batch=whole)
+        return Dataset(task, len(parts[0]), example, full_batch=full_batch)
     if isinstance(data, Tensor | np.ndarray) and data.ndim and len(data):
         rows = data
         return Dataset(task, len(rows), lambda k: read_example(reader, k, rows[k], subject))
@@ -284,17 +283,17 @@ def _to_rows(data: object, subject: str) -> object:
     columns = {name: list(data[name]) for name in data.columns} if is_dataframe(data) else data
     if not isinstance(columns, Mapping):
         return data
-    listed = all(isinstance(each, Sequence | Tensor | np.ndarray) and not isinstance(each, str) for each in
+    listed = all(isinstance(column, Sequence | Tensor | np.ndarray) and not isinstance(column, str) for column in
                  columns.values())  # fmt: skip
     lengths = {name: len(column) for name, column in columns.items()} if listed else {}
     if not lengths or len(set(lengths.values())) > 1:
-        got = lengths or data
-        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=got)
+        actual = lengths or data
+        raise BNetError(subject, expected="columns of one length, a list for each stack and readout", actual=actual)
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def has_observed(task: Task, data: object) -> bool:
-    """True for data that say what is observed: a tuple (x, y), pairs, or mappings that name more than the stacks."""
+    """True for data with observations: a tuple (x, y), pairs, or mappings with more keys than the stacks."""
     if not task.readouts:
         return False
     parts = len(task.stacks) + len(task.readouts) if len(task.stacks) == 1 else 0
@@ -309,7 +308,7 @@ def has_observed(task: Task, data: object) -> bool:
 
 
 def _drop_observed(task: Task, data: object) -> object:
-    """Sentences alone, of data that may say what is observed; the reader leaves it out of mappings."""
+    """The sentences of data that may have observations; of mappings the reader drops them."""
     if not has_observed(task, data):
         return data
     if isinstance(data, tuple):
@@ -324,9 +323,9 @@ def _zip_pairs(task: Task, data: object, subject: str) -> object:
         return data
     is_list, arrays = isinstance(data, list), all(isinstance(part, Tensor | np.ndarray) for part in data)
     if (is_list and arrays) or (not is_list and all(isinstance(part, tuple) and len(part) == 2 for part in data)):
-        got = "what could be two pairs, and could be sentences and what is observed of them"
+        actual = "what could be two pairs, and could be sentences and what is observed of them"
         allowed = "[(sentence, observed), (sentence, observed)], two pairs; (x, y), a tuple of two arrays or lists"
-        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=got, allowed=allowed)
+        raise BNetError(subject, expected="a list of pairs, or a tuple (x, y)", actual=actual, allowed=allowed)
     if is_list or any(isinstance(part, Mapping | Example) for part in data):
         return data
     x, y = data
@@ -343,129 +342,3 @@ def _check_observed(batch: Batch, subject: str) -> Batch:
         if evidence.observed is not None and not bool(evidence.observed.any()):
             raise BNetError(subject, expected=f"something observed of {name}", actual="nothing")
     return batch
-
-
-# whole arrays are looked at once, and not example by example; streams of tokens are cut into windows
-
-
-def to_host(subject: str, data: object) -> object:
-    """Arrays where minibatches are made and looked at; other data as they are."""
-    if isinstance(data, tuple) and all(isinstance(part, Tensor) for part in data):
-        return tuple(to_host(subject, part) for part in data)
-    if not isinstance(data, Tensor):
-        return data
-    if data.is_meta or not is_dense(data):
-        raise BNetError(subject, expected="arrays with a number in each place", actual=data)
-    return data.cpu()
-
-
-def copy_arrays(data: object, subject: str) -> object:
-    """A pair of arrays of numbers as tensors that share no memory with them; other data as they are."""
-    if not isinstance(data, tuple) or not all(
-        isinstance(part, Tensor) or (isinstance(part, np.ndarray) and part.dtype.kind not in "OU") for part in data
-    ):
-        return data
-    try:
-        return tuple(copy_to_tensor(part) for part in data)
-    except (TypeError, ValueError) as problem:
-        raise BNetError(subject, expected=PAIR_FORMS, actual=str(problem)) from problem
-
-
-def read_arrays(reader: ExampleReader, parts: Sequence[Tensor | np.ndarray], subject: str) -> Batch | None:
-    """Words and what is observed as one batch that shares their memory, without a look at each example.
-
-    All rows of an array have one form, so that of one is read by the reader: the first row that has a number which no
-    example may have, for its error, or else the first. None for data that need a look at each: of a file, whose
-    examples stay there until they are wanted, and of images, whose words are patches.
-    """
-    task = reader.task
-    names = [*task.stacks, *(readout.group.name for readout in task.readouts)]
-    if len(parts) > len(names) or not all(map(_is_in_memory, parts)):
-        return None
-    tensors = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(part) for part in parts]
-    states = [*(of.states for of in task.encoders.values()), *(readout.tpm.states for readout in task.readouts)]
-    order = zip(names, tensors, states, strict=False)  # the words that follow are no part of their own
-    bad = [_find_invalid_row(reader, value, top, is_words=name in task.encoders) for name, value, top in order]
-    row = min((k for k in bad if k is not None), default=0)
-    example = read_example(reader, row, tuple(value[row] for value in tensors), subject)
-    forms = [*example.words.values(), *example.observed.values()]
-    if len(task.stacks) > 1 or len(parts) < len(names):
-        return None
-    if any(value.shape[1:] != form.shape for value, form in zip(tensors, forms, strict=True)):
-        return None
-    whole = [v if v.is_floating_point() else v.to(form.dtype) for v, form in zip(tensors, forms, strict=True)]
-    observed = {name: split_missing(value) for name, value in zip(names[1:], whole[1:], strict=True)}
-    return Batch({names[0]: whole[0]}, None, observed)
-
-
-def _find_invalid_row(reader: ExampleReader, value: Tensor, states: int | None, *, is_words: bool) -> int | None:
-    """The first row with a number that no example may have; None where all are sound, or no number can be told."""
-    if value.is_floating_point():
-        bad = ~value.isfinite() if is_words else reader.is_invalid(value)
-    elif states is None or value.dtype == torch.bool or value.is_complex():
-        return None
-    else:
-        bad = (value < (0 if is_words else -1)) | (value >= states)
-    rows = bad.reshape(len(bad), -1).any(1).nonzero()[:1]
-    return int(rows[0]) if len(rows) else None
-
-
-def _is_in_memory(array: Tensor | np.ndarray) -> bool:
-    """True for numbers in memory that torch can look at as they lie."""
-    if isinstance(array, Tensor):
-        return True
-    known = array.dtype in (np.float32, np.float64, np.int64)
-    return known and array.flags.writeable and not isinstance(array, np.memmap)
-
-
-def map_tokens(path: str | Path) -> np.ndarray:
-    """Map a stream of tokens on disk into memory: `.npy`, or `.bin` of uint16.
-
-    Raises:
-        FileError: for a file of another kind.
-    """
-    name, wanted = str(path), "a file of tokens: .npy, or .bin of uint16"
-    if Path(path).suffix not in (".npy", ".bin"):
-        got = f"the suffix {Path(path).suffix!r}"
-        raise FileError(name, expected=wanted, actual=got, allowed="a sentence is told in a list")
-    try:
-        if Path(path).suffix == ".npy":
-            tokens: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # an array alone: no pickle, no archive
-        else:
-            tokens = np.memmap(path, dtype=np.uint16, mode="r")
-    except Exception as error:  # numpy reads the header by Python's own tokenizer, which fails in ways of its own
-        raise FileError(name, expected=wanted, actual=str(error) or type(error).__name__) from error
-    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        raise FileError(name, expected=wanted, actual=f"{tokens.dtype} of shape {tokens.shape}")
-    return tokens
-
-
-def read_windows(
-    task: Task, stream: Tensor | np.ndarray, words: int | None, name: str
-) -> tuple[int, Callable[[int], Example]]:
-    """How many windows of `words` words and the one after them a stream has, and the function that reads one; the last
-    window has what is left."""
-    stack = task.next_word
-    if stack is None or len(task.stacks) > 1:
-        wanted = "sentences: a stream is for a net of one stack that tells the next word"
-        raise BNetError("data", expected=wanted, actual=f"a stream of {len(stream)} tokens")
-    if words is None:
-        raise BNetError("words", expected="how many words a window of the stream has", actual="None")
-    of, readout = task.encoders[stack], task.readouts[0].group.name
-    states = of.states or 0
-    of.check_length(words)
-    if len(stream) < 2:
-        raise BNetError(name, expected="at least 2 tokens, the second to be told by the first", actual=len(stream))
-    if of.exact_length is not None and (len(stream) - 1) % words:
-        got = f"{len(stream)} tokens: the last window would have {(len(stream) - 1) % words} words"
-        raise BNetError(name, expected=f"windows of {words} words, for the mask is a table for so many", actual=got)
-
-    def window(k: int) -> Example:
-        ids = to_integers(name, stream[k * words : (k + 1) * words + 1])
-        strange = torch.nonzero((ids < 0) | (ids >= states)).flatten().tolist()
-        if strange:
-            what, got = f"{name}, token {k * words + strange[0]} (window {k})", int(ids[strange[0]])
-            raise BNetError(what, expected=f"ids from 0 to {states - 1}", actual=got)
-        return Example({stack: ids[:-1]}, {readout: ids[1:]})
-
-    return -(-(len(stream) - 1) // words), window

@@ -29,8 +29,8 @@ class EncodedSentence:
 
     Args:
         tokens: the name of each word of each stack.
-        given: the value of each input family, `[*plates, word, *shape]`.
-        tokenized: what the net's tokenizer made of the text of a stack; a stack of words or ids has none.
+        given: the value of each input group, `[*plates, word, *shape]`.
+        tokenized: the output of the net's tokenizer for the text of a stack; a stack of words or ids has none.
         unnamed: the stacks whose words came as vectors: their tokens are numerals.
     """
 
@@ -50,25 +50,25 @@ class EncodedSentence:
         tokenizer, first = network.tokenizer, next(iter(self.tokens), "")
         for stack, tokens in self.tokens.items():
             encoder = word_encoder(network, stack)
-            member = None if encoder is None else encoder.spec
+            spec = None if encoder is None else encoder.spec
             if stack in self.tokenized:
                 flags += self.tokenized[stack].special
-            elif member and member.tpm.is_index_valued and tokenizer and tokenizer.can_encode(stack, first):
-                flags += tokenizer.special_tokens_mask(self.given[member.group.name].tolist())
+            elif spec and spec.tpm.is_index_valued and tokenizer and tokenizer.can_encode(stack, first):
+                flags += tokenizer.special_tokens_mask(self.given[spec.group.name].tolist())
             else:
-                is_image = member is not None and member.tpm.image is not None
+                is_image = spec is not None and spec.tpm.image is not None
                 flags += [is_image and k == 0 for k in range(len(tokens))]
         return tuple(flags)
 
     def get_spans(self) -> tuple[Span | None, ...]:
-        """Where each token stands in its text, all stacks in order."""
+        """The character span of each token in its text, all stacks in order; None without a text."""
         spans: list[Span | None] = []
         for stack, tokens in self.tokens.items():
             spans += self.tokenized[stack].spans if stack in self.tokenized else [None] * len(tokens)
         return tuple(spans)
 
     def group_subwords(self) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each whole word, all stacks in order."""
+        """The indices of the tokens of each word, all stacks in order."""
         groups: list[tuple[int, ...]] = []
         start = 0
         for stack, tokens in self.tokens.items():
@@ -91,11 +91,11 @@ def encode_sentence(
 
     Args:
         network: the net, which must have one floating type. A net without words takes no sentence.
-        sentence: text, a list of words, ids, vectors or an image; where the net has several stacks, a mapping from
-            stack. A net with a tokenizer reads text and lists of words by it.
-        x: the words as vectors `[word, *shape]`, beside their names in `sentence` or without them.
-        given: values of further input nodes by family name, `[*plates, word, *shape]`.
-        pair: a second sentence, which the tokenizer puts behind the first.
+        sentence: text, a list of words, ids, vectors or an image; a mapping from stack if the net has several. A net
+            with a tokenizer encodes text and lists of words by it.
+        x: the words as vectors `[word, *shape]`, with or without their names in `sentence`.
+        given: values of further input nodes by the name of their group, `[*plates, word, *shape]`.
+        pair: a second sentence, which the tokenizer appends to the first.
 
     Returns:
         The sentence as tensors, on the device of the net.
@@ -114,10 +114,10 @@ def encode_sentence(
     stacks, inputs = network.graph.word_stacks, [m.group.name for m in network.specs if m.tpm.kind == "input"]
     extra = dict(check_mapping("given", given))
     tokenized = _tokenize(network.tokenizer, sentence, pair, stacks, extra)
-    for what, value in (("sentence", sentence), ("x", x)):
+    for subject, value in (("sentence", sentence), ("x", x)):
         if value is not None and not stacks:
             allowed = "given=, for the nodes that are given; observe and do, for the others"
-            raise BNetError(what, expected="None: the net has no words", actual=format_value(value), allowed=allowed)
+            raise BNetError(subject, expected="None: the net has no words", actual=format_value(value), allowed=allowed)
     text_by = {} if sentence is None else split_by_stack("sentence", sentence, stacks)
     x_by = {} if x is None else split_by_stack("x", x, stacks)
     text_by |= {stack: list(text.ids) for stack, text in tokenized.items()}
@@ -132,9 +132,9 @@ def encode_sentence(
     tokens |= {stack: text.tokens for stack, text in tokenized.items()}
     unnamed = frozenset(s for s in stacks if s not in text_by or _is_numeric_table(text_by[s]))
     encoded = EncodedSentence(tokens, values, tokenized, unnamed)
-    for member in network.specs:
-        if member.tpm.kind == "input" and member.group.name not in values:
-            values[member.group.name] = _encode_given(network, member, extra, encoded.word_counts)
+    for spec in network.specs:
+        if spec.tpm.kind == "input" and spec.group.name not in values:
+            values[spec.group.name] = _encode_given(network, spec, extra, encoded.word_counts)
     for stack, words in text_by.items():
         _check_same_ids(network, stack, words, extra, values)
     check_word_counts(network, encoded.word_counts)
@@ -153,7 +153,7 @@ def _is_numeric_table(sentence: object) -> bool:
 def _encode_stack(
     network: Network, stack: str, words: object, x: object, extra: Mapping[str, object]
 ) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """The tokens of one stack, and the value of the family that its words fill."""
+    """The tokens of one stack, and the value of the input group that its words fill."""
     name, encoder = describe_sentence(stack), word_encoder(network, stack, extra)
     if x is not None:
         if encoder is None or encoder.states is not None:
@@ -163,7 +163,7 @@ def _encode_stack(
                 name, expected="an image [channel, row, column], or its words as vectors (x=)", actual="both"
             )
         value = encoder.encode_vectors(x, "x").to(network.dtype)
-        if not bool(value.isfinite().all()):  # the net's type may hold less than the numbers came in
+        if not bool(value.isfinite().all()):  # the cast to the net's type may overflow
             raise BNetError("x", expected="finite numbers", actual=f"numbers that {network.dtype} cannot hold")
         tokens = encoder.name_words(x if words is None else words, value)
         if len(tokens) != len(value):
@@ -181,7 +181,7 @@ def _encode_stack(
 
 
 def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
-    """The tokens of a stack whose words fill no family: `given` has the value of it, or it has none."""
+    """The tokens of a stack whose words fill no input group: its value is in `given`, or there is none."""
     name, vocabulary = describe_sentence(stack), network.vocabularies.get(stack)
     tokens = split_words(name, words)
     if tokens is not None:
@@ -195,15 +195,15 @@ def _name_words(network: Network, stack: str, words: object) -> tuple[str, ...]:
 def _tokenize(
     tokenizer: Tokenizer | None, sentence: object, pair: object, stacks: Sequence[str], extra: dict[str, object]
 ) -> dict[str, TokenizedText]:
-    """What the tokenizer makes of what is given, if it is text; the segments go to their node among `extra`."""
-    several = len(stacks) > 1
-    if tokenizer is None or several or not is_text(sentence):
+    """The output of the tokenizer for each stack that has text; segment ids are added to `extra` for their node."""
+    is_multi_stack = len(stacks) > 1
+    if tokenizer is None or is_multi_stack or not is_text(sentence):
         if pair is not None:
-            wanted = "one sentence: a pair is for text, and a net with a tokenizer"
-            raise BNetError("pair", expected=wanted, actual=pair)
-        return (
-            tokenizer.encode_stacks(sentence, stacks) if tokenizer and several and isinstance(sentence, Mapping) else {}
-        )
+            expected = "one sentence: a pair is for text, and a net with a tokenizer"
+            raise BNetError("pair", expected=expected, actual=pair)
+        if tokenizer is not None and is_multi_stack and isinstance(sentence, Mapping):
+            return tokenizer.encode_stacks(sentence, stacks)
+        return {}
     text = tokenizer.encode(sentence, pair)
     if tokenizer.segments_role is not None:
         extra.setdefault(tokenizer.segments_role, list(text.segments))
@@ -213,35 +213,35 @@ def _tokenize(
 def split_by_stack(
     subject: str, value: object, stacks: Sequence[str], given_stack: str | None = None
 ) -> dict[str, Any]:
-    """What a caller says of each stack: a mapping, or a value of the one stack that there is beside the `given_stack` one."""
+    """A value for each stack, from a mapping or from the value of the only stack besides `given_stack`."""
     if isinstance(value, Mapping):
         for stack in value:
             if stack not in stacks:
                 raise unknown_name_error("stack", stack, stacks)
         return dict(value)
-    others = [stack for stack in stacks if stack != given_stack] or stacks
-    if len(others) != 1:
+    open_stacks = [stack for stack in stacks if stack != given_stack] or stacks
+    if len(open_stacks) != 1:
         names = ", ".join(repr(stack) for stack in stacks)
         raise BNetError(subject, expected=f"a mapping from stack ({names})", actual=format_value(value))
-    return {others[0]: value}
+    return {open_stacks[0]: value}
 
 
 def _number_words(network: Network, stack: str, extra: Mapping[str, object]) -> list[str] | None:
-    """Numbers for words, where all that is given of a stack is the value of its input nodes."""
+    """Numerals as words, if only the values of input nodes are given of a stack."""
     for name, value in extra.items():
-        family = network.get_spec(name).group
+        group = network.get_spec(name).group
         if isinstance(value, Tensor) and not is_dense(value):
-            continue  # which is refused where it is read
+            continue  # `_encode_given` refuses it
         shape = tuple(getattr(value, "shape", ())) or np.asarray(value, dtype=object).shape
-        if family.word_stack == stack and len(shape) > len(family.plates):
-            return [str(i) for i in range(shape[len(family.plates)])]
+        if group.word_stack == stack and len(shape) > len(group.plates):
+            return [str(i) for i in range(shape[len(group.plates)])]
     return None
 
 
 def _check_same_ids(
     network: Network, stack: str, words: object, extra: Mapping[str, object], values: Mapping[str, Tensor]
 ) -> None:
-    """Refuse words of a sentence beside other ids that `given` has for them."""
+    """Refuse words of a sentence whose ids differ from those in `given`."""
     encoder = word_encoder(network, stack)
     if encoder is None or encoder.states is None or word_encoder(network, stack, extra) is not None:
         return
@@ -256,63 +256,63 @@ def _check_same_ids(
 def _encode_given(
     network: Network, spec: NodeSpec, given: Mapping[str, object], word_counts: Mapping[str, int]
 ) -> Tensor:
-    family, default = spec.group, spec.tpm.default
-    lead = [network.graph.plate_sizes[plate] for plate in family.plates]
-    lead += [] if family.word_stack is None else [word_counts[family.word_stack]]
-    if family.name not in given and default is not None:
-        return torch.full(lead, default)
-    if family.name not in given:
-        wanted, allowed = "a value, for it is given with the sentence", f"given={{{family.name!r}: ...}}"
-        raise BNetError(family.name, expected=wanted, actual="none", allowed=allowed)
-    shape = (*lead, *spec.shape)
-    value = given[family.name]
+    group, default = spec.group, spec.tpm.default
+    sizes = [network.graph.plate_sizes[plate] for plate in group.plates]
+    sizes += [] if group.word_stack is None else [word_counts[group.word_stack]]
+    if group.name not in given and default is not None:
+        return torch.full(sizes, default)
+    if group.name not in given:
+        expected, allowed = "a value, for it is given with the sentence", f"given={{{group.name!r}: ...}}"
+        raise BNetError(group.name, expected=expected, actual="none", allowed=allowed)
+    shape = (*sizes, *spec.shape)
+    value = given[group.name]
     if spec.tpm.is_index_valued:
-        tensor = to_integers(family.name, value, "whole numbers")
+        tensor = to_integers(group.name, value, "whole numbers")
         if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < (spec.tpm.states or 0):
-            raise BNetError(family.name, expected=f"states from 0 to {(spec.tpm.states or 0) - 1}", actual=value)
+            raise BNetError(group.name, expected=f"states from 0 to {(spec.tpm.states or 0) - 1}", actual=value)
     else:
-        tensor = _to_finite_tensor(family.name, value, network.dtype, BNetError)
+        tensor = _to_finite_tensor(group.name, value, network.dtype, BNetError)
     if tuple(tensor.shape) != shape:
-        raise BNetError(family.name, expected=f"a value of shape {shape}", actual=f"shape {tuple(tensor.shape)}")
+        raise BNetError(group.name, expected=f"a value of shape {shape}", actual=f"shape {tuple(tensor.shape)}")
     return tensor
 
 
 def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:
     """The tensor for `do` or evidence on a node: a state, a label, or a value of the node's shape."""
     name = model.ground.name(node)
-    family = model.ground.group_of(node)
-    member = model.network.specs[family.index]
-    discrete = member.tpm.kind == "discrete" or member.tpm.is_index_valued
+    group = model.ground.group_of(node)
+    spec = model.network.specs[group.index]
+    discrete = spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
     if isinstance(value, str):
-        value = _get_label_state(model.network, member, name, value)
-    if discrete and (member.tpm.is_index_valued or _is_index(value)):
+        value = _get_label_state(model.network, spec, name, value)
+    if discrete and (spec.tpm.is_index_valued or _is_index(value)):
         count = model.count_states(node)
         state = operator.index(value) if _is_index(value) else -1  # type: ignore[arg-type]
         if not 0 <= state < count:
             raise EvidenceError(name, expected=f"a state from 0 to {count - 1}", actual=value)
-        read = range(count) if evidence or member.tpm.states is not None else find_readable_words(model, node)
-        if state not in read:
-            raise EvidenceError(name, expected=f"a word that it may read: {list(read)}", actual=value)
+        allowed_states = range(count) if evidence or spec.tpm.states is not None else find_readable_words(model, node)
+        if state not in allowed_states:
+            raise EvidenceError(name, expected=f"a word that it may read: {list(allowed_states)}", actual=value)
         return torch.tensor(state, device=model.network.device)
     tensor = _to_finite_tensor(name, value, model.network.dtype, EvidenceError).to(model.network.device)
-    if tuple(tensor.shape) != member.shape:
-        way = suggest_do(model.network, tensor, member.shape)
-        hint = None if way is None else f"a value for one state of what it depends on: {way}"
-        got = f"shape {tuple(tensor.shape)}"
-        raise EvidenceError(name, expected=f"a value of shape {member.shape}", actual=got, allowed=hint)
+    if tuple(tensor.shape) != spec.shape:
+        suggestion = suggest_do(model.network, tensor, spec.shape)
+        hint = None if suggestion is None else f"a value for one state of what it depends on: {suggestion}"
+        actual = f"shape {tuple(tensor.shape)}"
+        raise EvidenceError(name, expected=f"a value of shape {spec.shape}", actual=actual, allowed=hint)
     return tensor
 
 
 def suggest_do(network: Network, value: Tensor, shape: tuple[int, ...]) -> str | None:
-    """The `do` after which a value with a dim for each open choice is one of that shape; None for any other value."""
+    """Suggest the `do` on a choice for a value with a leading dim of its states; None for any other value."""
     graph = network.graph
     choices = [m.group.name for m in network.specs if m.tpm.kind == "discrete" and graph.out_edges[m.group.index]]
-    leads = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
-    return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and leads else None
+    has_choice_dim = value.dim() > len(shape) and tuple(value.shape[value.dim() - len(shape) :]) == shape
+    return f"do({choices[0]}=...) first, where {choices[0]} is open" if choices and has_choice_dim else None
 
 
 def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Nodes told by a mapping and by keyword, none by both."""
+    """Merge the values of nodes given by a mapping and by keywords; refuse a node that is in both."""
     for name in nodes:
         if name in named:
             raise EvidenceError(
@@ -322,28 +322,28 @@ def merge_assignments(subject: str, nodes: Mapping[str, Any], named: Mapping[str
 
 
 def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
-    """Every word that reads must have a word to read, and none may lie past the positions that were learned."""
-    for member in network.specs:
-        family = member.group
-        n = 1 if family.word_stack is None else word_counts[family.word_stack]
-        longest = member.tpm.max_words
+    """Refuse numbers of words for which a word has nothing to read, or that exceed the learned positions."""
+    for spec in network.specs:
+        group = spec.group
+        n = 1 if group.word_stack is None else word_counts[group.word_stack]
+        longest = spec.tpm.max_words
         if longest is not None and n > longest:
-            raise BNetError(
-                family.name, expected=f"at most {longest} words, its learned positions", actual=f"{n} words"
-            )
-        for given in member.parents:
-            parent = network.specs[given.index].group
-            if parent.word_stack is not None:
-                given.reach.check_word_counts(n, word_counts[parent.word_stack], f"{parent.name} -> {family.name}, ")
-                empty = given.reach.first_empty_row(n, word_counts[parent.word_stack])
-                if WORD in given.over and empty is not None and not member.tpm.can_read_empty:
-                    wanted = f"at least one word of {parent.name} to read"
-                    got = f"none (reach {given.reach}, {word_counts[parent.word_stack]} words)"
-                    raise BNetError(f"word {empty} of {family.name}", expected=wanted, actual=got)
+            raise BNetError(group.name, expected=f"at most {longest} words, its learned positions", actual=f"{n} words")
+        for parent in spec.parents:
+            parent_group = network.specs[parent.index].group
+            if parent_group.word_stack is not None:
+                parent.reach.check_word_counts(
+                    n, word_counts[parent_group.word_stack], f"{parent_group.name} -> {group.name}, "
+                )
+                empty = parent.reach.first_empty_row(n, word_counts[parent_group.word_stack])
+                if WORD in parent.over and empty is not None and not spec.tpm.can_read_empty:
+                    expected = f"at least one word of {parent_group.name} to read"
+                    actual = f"none (reach {parent.reach}, {word_counts[parent_group.word_stack]} words)"
+                    raise BNetError(f"word {empty} of {group.name}", expected=expected, actual=actual)
 
 
 def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) -> int:
-    """The state that a label names: one of the TPM's own labels, or a word of the stack's vocabulary."""
+    """The state of a label: of the TPM's labels, or of the stack's vocabulary."""
     labels = getattr(spec.tpm, "labels", None)
     readout = spec.group.step == network.graph.slices.get(spec.group.stack) and spec.tpm.kind == "discrete"
     if labels is None and (readout or spec.tpm.kind == "input"):

@@ -1,4 +1,4 @@
-"""One example of a data set: words and what is observed; and the columns of a net without words, for each node one."""
+"""One example of a data set: words and observations; and the columns of a net without words, one for each node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMN_FORMS = (
 
 @dataclass(frozen=True)
 class Example:
-    """One sentence: the words of each stack, and what is observed at each readout."""
+    """One sentence: the words of each stack, and the observations of each readout."""
 
     words: Mapping[str, Tensor]
     observed: Mapping[str, Tensor]
@@ -38,10 +38,10 @@ class ExampleReader:
 
     Args:
         task: the words and the readouts of the net.
-        start: a word that goes before each sentence whose next words are told; None for none.
-        stop: a word that goes behind it.
-        inputs_only: whether nothing is observed; what a mapping has of readouts is then left out.
-        missing: whether NaN in all numbers of a word says that it was not observed; None where any NaN of it does.
+        start: a word to put before each sentence whose next words are predicted; None for none.
+        stop: a word to append to it.
+        inputs_only: whether nothing is observed; the readouts of a mapping are then left out.
+        missing: whether NaN in all numbers of a word means that it was not observed; None if any NaN of it does.
         missing_option: how a caller turns `missing` on, for the error.
     """
 
@@ -57,17 +57,17 @@ class ExampleReader:
             self.reject_start_stop("the net tells no next word")
 
     def reject_start_stop(self, reason: str) -> None:
-        """Refuse words around what is told, where they would have no effect."""
-        for what, word in (("start", self.start), ("stop", self.stop)):
+        """Refuse start and stop words where they would have no effect."""
+        for option, word in (("start", self.start), ("stop", self.stop)):
             if word is not None:
-                raise BNetError(what, expected=f"None: {reason}", actual=word)
+                raise BNetError(option, expected=f"None: {reason}", actual=word)
 
     def __call__(self, row: object) -> Example:
         """Read an example.
 
         Args:
-            row: a sentence, where nothing is observed or next words are; a tuple of the words of each stack or of a
-                sentence and what is observed; or a mapping from stack and readout.
+            row: a sentence, if nothing or the next words are observed; a tuple of the words of each stack, or of a
+                sentence and its observations; or a mapping from stack and readout.
 
         Raises:
             BNetError: where a part is missing or of another form.
@@ -88,17 +88,18 @@ class ExampleReader:
         return self._read_parts(dict(zip(names, row, strict=True)))
 
     def _example_error(self, row: object, names: Sequence[str]) -> BNetError:
-        """The error of what is no example; a series of real-valued words is to be cut into pairs."""
-        wanted, allowed = f"({', '.join(names)})", None
+        """The error for a row that is no example; for a series of real-valued words it names the function to use."""
+        expected, allowed = f"({', '.join(names)})", None
         if isinstance(row, Tensor | np.ndarray):
             stacks = [readout.group.word_stack for readout in self.task.readouts]
-            if stacks == list(self.task.stacks) and all(of.states is None for of in self.task.encoders.values()):
+            is_series = all(encoder.states is None for encoder in self.task.encoders.values())
+            if stacks == list(self.task.stacks) and is_series:
                 allowed = "training.windows(series, words, ahead), which makes pairs of a series"
             row = f"an array of shape {tuple(row.shape)}"
         elif isinstance(row, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in row):
             row = f"{len(row)} of them"
-        wanted = f"a pair {wanted}" if len(names) == 2 else wanted
-        return BNetError("example", expected=wanted, actual=row, allowed=allowed)
+        expected = f"a pair {expected}" if len(names) == 2 else expected
+        return BNetError("example", expected=expected, actual=row, allowed=allowed)
 
     def _read_parts(self, row: Mapping[str, object]) -> Example:
         task, words, observed = self.task, {}, {}
@@ -108,10 +109,10 @@ class ExampleReader:
         for name in row:
             if name not in task.encoders and name not in readouts and task.readouts:
                 raise unknown_name_error("example", name, [*task.encoders, *readouts])
-        for stack, of in task.encoders.items():
+        for stack, encoder in task.encoders.items():
             if stack not in row:
                 raise BNetError("example", expected=f"words of stack {stack!r}", actual=f"only {', '.join(row)}")
-            words[stack] = of.encode(row[stack])
+            words[stack] = encoder.encode(row[stack])
         next_word = task.next_word
         expected = () if self.inputs_only else readouts or [name for name in row if name not in task.encoders]
         for name in expected:
@@ -121,47 +122,47 @@ class ExampleReader:
                 words[next_word], observed[name] = self._shift_words(next_word, words[next_word])
             else:
                 raise BNetError("example", expected=f"what is observed of {name}", actual=f"only {', '.join(row)}")
-        for stack, of in task.encoders.items():
-            of.check_length(len(words[stack]))
+        for stack, encoder in task.encoders.items():
+            encoder.check_length(len(words[stack]))
         for name, value in observed.items():
             self.check_observed(readouts.get(name), value, words)
         return Example(words, observed)
 
     def _shift_words(self, stack: str, words: Tensor) -> tuple[Tensor, Tensor]:
         """All words but the last, and the next word of each."""
-        of = self.task.encoders[stack]
-        ends = [None if word is None else of.encode_word(word) for word in (self.start, self.stop)]
+        encoder = self.task.encoders[stack]
+        ends = [None if word is None else encoder.encode_word(word) for word in (self.start, self.stop)]
         words = torch.cat([part for part in (ends[0], words, ends[1]) if part is not None])
         if len(words) < 2:
             raise BNetError("example", expected="at least 2 words, the second to be told by the first", actual="1")
         return words[:-1], words[1:]
 
     def encode_observed(self, readout: NodeSpec | None, value: object) -> Tensor:
-        """What is observed of a readout, as a tensor."""
+        """Encode the observations of a readout as a tensor."""
         if readout is None:
             array = to_numpy(value) if isinstance(value, Tensor) else np.asarray(value)
             return (to_reals if array.dtype.kind == "f" else to_integers)("observed", value)
-        family = readout.group
+        group = readout.group
         if readout.tpm.kind == "continuous":
-            return to_reals(family.name, value)
-        encoder = self.task.encoders[family.word_stack] if family.word_stack is not None else None
+            return to_reals(group.name, value)
+        encoder = self.task.encoders[group.word_stack] if group.word_stack is not None else None
         labels = self._get_label_states(readout)
         value = value.tolist() if is_text_array(value) else value
         if isinstance(value, str) and encoder is not None:
             value = value.split() if labels is not encoder.word_ids else encoder.encode(value)
         if isinstance(value, str | list | tuple):
-            value = _labels_to_states(family.name, labels, value)
-        return to_integers(family.name, value)
+            value = _labels_to_states(group.name, labels, value)
+        return to_integers(group.name, value)
 
     def is_invalid(self, value: Tensor) -> Tensor:
-        """Where real numbers cannot be what is observed: infinite ones, and a NaN where it does not say `missing`."""
+        """The mask of invalid observations: infinity, and NaN unless it marks a missing word."""
         if self.missing is None:
             return value.isinf()
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
     def _get_label_states(self, readout: NodeSpec) -> Mapping[str, int]:
-        """The state of each label of a readout: its own, or the words of its stack where it tells one of them."""
+        """The state of each label of a readout: its labels, or the words of its stack if it predicts these."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
             return {label: state for state, label in enumerate(labels)}
@@ -171,28 +172,28 @@ class ExampleReader:
     def check_observed(
         self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
     ) -> None:
-        """Refuse what is observed of a readout in another form, or states that it has not; `leading` dims come first."""
+        """Refuse observations of a wrong shape, or states out of range; `leading` are their first dims."""
         if readout is None:
             return
-        family, discrete = readout.group, readout.tpm.kind == "discrete"
-        _check_shape(self.task.network, readout, value, family.name, leading, words)
+        group, discrete = readout.group, readout.tpm.kind == "discrete"
+        _check_shape(self.task.network, readout, value, group.name, leading, words)
         if not discrete and bool(self.is_invalid(value).any()):
-            wanted = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
-            whole_words = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
-            helps = self.missing_option is not None and self.missing is False and whole_words
+            expected = "finite numbers, or NaN in every number of a word" if self.missing else "finite numbers"
+            is_complete = bool((value.isnan().all(-1) | value.isfinite().all(-1)).all())
+            helps = self.missing_option is not None and self.missing is False and is_complete
             allowed = f"{self.missing_option}, where NaN says that nothing of a word was observed" if helps else None
-            got = "infinity" if bool(value.isinf().any()) else "NaN"
-            raise BNetError(family.name, expected=wanted, actual=got, allowed=allowed)
+            actual = "infinity" if bool(value.isinf().any()) else "NaN"
+            raise BNetError(group.name, expected=expected, actual=actual, allowed=allowed)
         states = readout.tpm.states
         if discrete and states is not None and value.numel():
             low, high = int(value.min()), int(value.max())
             if low < UNOBSERVED or high >= states:
-                wanted = f"states from 0 to {states - 1} (-1 or None: not observed)"
-                raise BNetError(family.name, expected=wanted, actual=low if low < UNOBSERVED else high)
+                expected = f"states from 0 to {states - 1} (-1 or None: not observed)"
+                raise BNetError(group.name, expected=expected, actual=low if low < UNOBSERVED else high)
 
 
 def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:
-    """States of labels; None is what is not observed."""
+    """States of labels; None stands for a missing observation."""
     if value is None:
         return UNOBSERVED
     if isinstance(value, str):
@@ -203,7 +204,7 @@ def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) ->
 
 
 def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Example:
-    """An example, or the error that says which one it is."""
+    """Read an example; an error names its row."""
     try:
         return reader(row)
     except BNetError as error:
@@ -211,19 +212,19 @@ def read_example(reader: ExampleReader, k: int, row: object, subject: str) -> Ex
 
 
 def add_row_number(error: BNetError, subject: str, k: int) -> BNetError:
-    """An error of a part of a row, with the number of the row."""
+    """The same error with the number of the row."""
     return type(error)(
         f"{subject}[{k}], {error.subject}", expected=error.expected, actual=error.actual, allowed=error.allowed
     )
 
 
 def pad_examples(task: Task, examples: Sequence[Example], *, mask_padding: bool = False) -> Batch:
-    """Put examples together, padded behind their ends.
+    """Collate examples, padded at their ends.
 
     Args:
         task: the words and the readouts of the net.
         examples: at least one.
-        mask_padding: whether all padding has a mask; by default only where a word could read it.
+        mask_padding: whether all padding is masked; by default only where a word could read it.
 
     Returns:
         The batch, real numbers in the net's floating type.
@@ -251,13 +252,13 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
     """Read the columns of a net without words.
 
     Args:
-        reader: how what is observed is read; its readouts are the random nodes.
+        reader: the reader of observations; its readouts are the random nodes.
         data: a mapping from node to a column, a DataFrame, or a list of mappings. The only readout of a net needs no
-            name: its column may stand alone.
+            name: its column alone is enough.
         subject: the name of the data in messages.
 
     Returns:
-        The values of input nodes, and what is observed of random ones, both `[sentence, *plates, *shape]` by name.
+        The values of input nodes, and the observations of random ones, both `[sentence, *plates, *shape]` by name.
 
     Raises:
         BNetError: where a column is missing, of another length or of another shape.
@@ -267,30 +268,28 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
     by_node = _split_by_node(task, data, subject)
     given: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
-    random = {member.group.name: member for member in task.readouts}
+    random = {spec.group.name: spec for spec in task.readouts}
     inputs = {m.group.name: m for m in network.specs if m.tpm.kind == "input"}
     for name, column in by_node.items():
         if name not in random and name not in inputs:
             raise unknown_name_error(f"node of {subject}", name, [*random, *inputs])
-        member = random.get(name) or inputs[name]
-        if member.scope == "corpus":
-            got = "one that is drawn once for the corpus"
-            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=got)
+        spec = random.get(name) or inputs[name]
+        if spec.scope == "corpus":
+            actual = "one that is drawn once for the corpus"
+            raise BNetError(f"{subject}, {name}", expected="nodes that are drawn for each sentence", actual=actual)
         if name in inputs:
-            read = to_integers if member.tpm.is_index_valued else to_reals
-            given[name] = read(f"{subject}, {name}", _series_to_list(member, column))
+            read = to_integers if spec.tpm.is_index_valued else to_reals
+            given[name] = read(f"{subject}, {name}", _series_to_list(spec, column))
         else:
-            observed[name] = reader.encode_observed(
-                member, _mark_missing(network, member, _series_to_list(member, column))
-            )
+            observed[name] = reader.encode_observed(spec, _mark_missing(network, spec, _series_to_list(spec, column)))
     needed = [m.group.name for m in network.specs if m.tpm.kind == "input" and m.tpm.default is None]
     missing = [name for name in needed if name not in by_node]
     if missing:
         raise BNetError(subject, expected="a column for every given node", actual=f"none for {', '.join(missing)}")
     counts = {name: len(value) if value.dim() else 0 for name, value in {**given, **observed}.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
-        got = ", ".join(f"{n} of {name}" for name, n in counts.items())
-        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=got)
+        actual = ", ".join(f"{n} of {name}" for name, n in counts.items())
+        raise BNetError(subject, expected="columns of one length, at least one sentence", actual=actual)
     for name, value in given.items():
         _check_shape(network, inputs[name], value, f"{subject}, {name}", (len(value),), {})
         if not bool(value.isfinite().all()):
@@ -301,7 +300,7 @@ def read_columns(reader: ExampleReader, data: object, subject: str) -> tuple[dic
 
 
 def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
-    """A column for each node."""
+    """The column of each node."""
     if isinstance(data, Mapping):
         by_node = dict(data)
     elif is_dataframe(data):
@@ -311,8 +310,8 @@ def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
         by_node = {name: [row.get(name) for row in data] for name in names}
     else:
         leaves = [m.group.name for m in task.readouts if not task.network.graph.out_edges[m.group.index]]
-        alone = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
-        if len(leaves) != 1 or not alone:
+        is_column = isinstance(data, Tensor | np.ndarray | Sequence) and not isinstance(data, str) and len(data)
+        if len(leaves) != 1 or not is_column:
             raise BNetError(subject, expected=COLUMN_FORMS, actual=data)
         by_node = {leaves[0]: data}
     if not by_node or not all(isinstance(name, str) for name in by_node):
@@ -321,12 +320,12 @@ def _split_by_node(task: Task, data: object, subject: str) -> dict[str, object]:
 
 
 def is_dataframe(data: Any) -> TypeGuard[Any]:
-    """True for a DataFrame of pandas, which is not imported."""
+    """True for a DataFrame of pandas (by its methods, since pandas is imported only where it is needed)."""
     return all(hasattr(data, name) for name in ("columns", "isna", "to_numpy"))
 
 
 def _series_to_list(spec: NodeSpec, column: Any) -> Any:
-    """A Series of pandas as a list, None where it has no value; a number of a node of width 1 is its vector."""
+    """A Series of pandas as a list, with None for missing values; numbers of a node of width 1 become vectors."""
     if not hasattr(column, "isna"):
         return column
     values = [None if absent else value for value, absent in zip(column, column.isna(), strict=True)]
@@ -336,7 +335,7 @@ def _series_to_list(spec: NodeSpec, column: Any) -> Any:
 
 
 def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
-    """A column in which None says that a state, and NaN that a real number was not observed."""
+    """A column in which None marks a missing state, and NaN a missing real number."""
     if spec.tpm.kind == "discrete":
         return _to_integer_states(column)
     if not isinstance(column, list | tuple):
@@ -346,7 +345,7 @@ def _mark_missing(network: Network, spec: NodeSpec, column: object) -> object:
 
 
 def _to_integer_states(column: Any) -> Any:
-    """States with None for NaN, 0 and 1 for booleans, and whole numbers for those in a floating type."""
+    """States as integers, from booleans and floating types too; NaN becomes None."""
     if isinstance(column, Tensor | np.ndarray):
         array = to_numpy(column) if isinstance(column, Tensor) else column
         return _to_integer_states(array.tolist()) if array.dtype.kind in "bfO" else column
@@ -362,10 +361,10 @@ def _to_integer_states(column: Any) -> Any:
 def _check_shape(
     network: Network, spec: NodeSpec, value: Tensor, subject: str, leading: tuple[int, ...], words: Mapping[str, Tensor]
 ) -> None:
-    """Refuse values of a node of another form than `[*lead, *plates, word, *shape]`."""
-    family, is_state = spec.group, spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
-    shape = (*leading, *(network.graph.plate_sizes[plate] for plate in family.plates))
-    shape += (len(words[family.word_stack]),) if family.word_stack is not None else ()
+    """Refuse values of a node that are not `[*leading, *plates, word, *shape]`."""
+    group, is_state = spec.group, spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
+    shape = (*leading, *(network.graph.plate_sizes[plate] for plate in group.plates))
+    shape += (len(words[group.word_stack]),) if group.word_stack is not None else ()
     shape += () if is_state else spec.shape
     if tuple(value.shape) != shape:
         raise BNetError(subject, expected=f"values of shape {shape}", actual=f"shape {tuple(value.shape)}")

@@ -1,4 +1,4 @@
-"""What data a net takes: its words, its readouts, and whether they tell the next word of a stack."""
+"""Infer from a net what data it takes: its words, its readouts, and whether a readout predicts the next word."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from bnet_transformer.errors import BNetError
 
 
 def is_backward(reach: Reach) -> bool:
-    """True where no word reads a later one, whatever the kind of the reach: by its table, by its width."""
+    """True if no word reads a later one, also by a table or by a width of 0."""
     return reach.is_causal or reach.kind == "first" or reach == Reach("window", 0)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The readouts of a net, the words of each stack, and the stack whose next word is told, where there is one.
+    """The readouts of a net, the words of each stack, and the stack whose next word is predicted, if there is one.
 
-    A stack of real-valued words tells its next word where it goes on from what another stack reads.
+    In a stack of real-valued words the next word is predicted only if another stack has the words before it.
     """
 
     network: Network
@@ -32,20 +32,20 @@ class Task:
         return tuple(self.encoders)
 
     def needs_mask(self, stack: str) -> bool:
-        """True where padding at the end of a stack could be read by a word that is there."""
-        for member in self.network.specs:
-            for given in member.parents:
-                words = self.network.specs[given.index].group.word_stack
-                if words == stack and (member.group.word_stack != stack or not is_backward(given.reach)):
+        """True if a word that is present could read padding at the end of a stack."""
+        for spec in self.network.specs:
+            for parent in spec.parents:
+                words = self.network.specs[parent.index].group.word_stack
+                if words == stack and (spec.group.word_stack != stack or not is_backward(parent.reach)):
                     return True
         return False
 
 
 def infer_task(network: Network) -> Task:
-    """Infer what data a net takes: its readouts, the words of its stacks, and whether a readout tells next words.
+    """Infer what data a net takes: its readouts, the words of its stacks, and whether a readout predicts next words.
 
     Args:
-        network: the net; it needs no readout, and may choose.
+        network: the net; it needs no readout, and may have choices.
 
     Returns:
         The task. Its readouts are the random nodes that nothing reads.
@@ -54,20 +54,20 @@ def infer_task(network: Network) -> Task:
         BNetError: where a stack has words that are not given with the sentence.
     """
     readouts = tuple(m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index])
-    words = {}
+    encoders = {}
     for stack in network.graph.word_stacks:
         encoder = word_encoder(network, stack)
         if encoder is None:
             raise BNetError(f"stack {stack!r}", expected="words that are given with the sentence", actual="none")
-        words[stack] = encoder
-    return Task(network, readouts, words, _infer_next_word(network, readouts, words))
+        encoders[stack] = encoder
+    return Task(network, readouts, encoders, _infer_next_word(network, readouts, encoders))
 
 
 def infer_fit_task(network: Network) -> Task:
-    """Infer what data a fit of a net takes: nothing is told by next words, and every readout is observed.
+    """Infer what data a fit of a net takes: every readout is observed, and none is derived from the next word.
 
     Args:
-        network: the net, which may choose.
+        network: the net, which may have choices.
 
     Returns:
         The task. Of a net without words every random node can be observed, so all of them are readouts.
@@ -79,20 +79,20 @@ def infer_fit_task(network: Network) -> Task:
     if not task.encoders:
         task = replace(task, readouts=tuple(m for m in network.specs if m.tpm.is_random))
     if not task.readouts:
-        wanted = "a readout: a net without observe= has no likelihood to fit"
-        got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, actual=got, allowed="observe= of the net")
+        expected = "a readout: a net without observe= has no likelihood to fit"
+        actual = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=actual, allowed="observe= of the net")
     return replace(task, next_word=None)
 
 
 def check_has_words(network: Network, subject: str, allowed: str | None = None) -> None:
-    """Refuse a net without words, where all that is asked is of words."""
+    """Refuse a net without words."""
     if not network.graph.word_stacks:
         raise BNetError(subject, expected="a net with words", actual="a net without words", allowed=allowed)
 
 
 def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders: dict[str, WordEncoder]) -> str | None:
-    """The stack whose next word the one readout tells, having read no later word."""
+    """The stack whose next word the only readout predicts, without reading a later word; None if there is none."""
     if len(readouts) != 1:
         return None
     (readout,) = readouts
@@ -103,38 +103,41 @@ def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders:
 
 
 def _predicts_words(readout: NodeSpec, encoder: WordEncoder, num_stacks: int) -> bool:
-    """True for a readout whose values are words of a stack; of real-valued words, where there are several stacks."""
+    """True if the values of a readout are words of a stack; of real-valued words, only if there are several stacks."""
     if readout.tpm.kind == "discrete":
         return readout.tpm.states is not None and readout.tpm.states == encoder.states
     return num_stacks > 1 and encoder.states is None and readout.shape == encoder.spec.shape
 
 
 def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | None:
-    """The first arrow above a node by which a word learns of later words of a stack; None if there is none."""
+    """The first arrow above a node by which it depends on later words of a stack; None if there is none.
+
+    Only parents that depend on words of the stack matter, so an arrow across all words is allowed elsewhere.
+    """
     needed = network.ancestral_specs(spec)
     decided = find_deciding_stacks(network, needed)
     for child in needed:
-        for given in child.parents:
-            parent = network.specs[given.index].group
-            if stack not in decided[given.index]:
+        for parent in child.parents:
+            parent_group = network.specs[parent.index].group
+            if stack not in decided[parent.index]:
                 continue
-            if child.group.word_stack != stack or parent.word_stack != stack or not is_backward(given.reach):
-                return f"{parent.name} -> {child.group.name} ({given.reach})"
+            if child.group.word_stack != stack or parent_group.word_stack != stack or not is_backward(parent.reach):
+                return f"{parent_group.name} -> {child.group.name} ({parent.reach})"
     return None
 
 
 def find_deciding_stacks(network: Network, specs: list[NodeSpec]) -> dict[int, frozenset[str]]:
-    """For each family the stacks whose words decide its value; families in order, their ancestors among them."""
+    """For each group the stacks on whose words its value depends; `specs` has all ancestors, in topological order."""
     stacks: dict[int, frozenset[str]] = {}
-    for member in specs:
-        index, words = member.group.index, member.group.word_stack
-        parents = (stacks.get(bundle.parent, frozenset()) for bundle in network.graph.in_edges[index])
+    for spec in specs:
+        index, words = spec.group.index, spec.group.word_stack
+        parents = (stacks.get(edge.parent, frozenset()) for edge in network.graph.in_edges[index])
         stacks[index] = frozenset(({words} if words is not None else set()).union(*parents))
     return stacks
 
 
 def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Task:
-    """Infer the task of a net that follows the log probability of its readouts.
+    """Infer the task of a net that is trained on the log probability of its readouts.
 
     Args:
         network: the net.
@@ -144,22 +147,22 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
         The task, which has at least one readout.
 
     Raises:
-        BNetError: where the net has no readout, or a random choice beneath one.
+        BNetError: where the net has no readout, or a random choice that other nodes read.
     """
     task = infer_task(network)
     out_of = network.graph.out_edges
     choices = [m.group.name for m in network.specs if m.tpm.is_random and out_of[m.group.index]]
     if not task.readouts:
-        wanted, ways = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
+        expected, hint = "a readout to train on: a net without observe= has no likelihood", ", or loss= of train"
         if is_generation:
-            wanted, ways = "a readout that tells the next word", ""
-        got = "no Categorical or Normal node that nothing reads"
-        raise BNetError("net", expected=wanted, actual=got, allowed=f"observe= or readout= of the net{ways}")
+            expected, hint = "a readout that tells the next word", ""
+        actual = "no Categorical or Normal node that nothing reads"
+        raise BNetError("net", expected=expected, actual=actual, allowed=f"observe= or readout= of the net{hint}")
     if choices:
-        other = "a net with combine='concat'"
-        wanted, ways = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {other}"
+        concat_hint = "a net with combine='concat'"
+        expected, hint = "train follows one gradient", f"bt.fit, which sums choices out; loss= of yours; {concat_hint}"
         if is_generation:
-            wanted, ways = "each word is chosen from one distribution", other
-        wanted = f"no random choice beneath the readouts: {wanted}"
-        raise BNetError("net", expected=wanted, actual=", ".join(choices[:4]), allowed=ways)
+            expected, hint = "each word is chosen from one distribution", concat_hint
+        expected = f"no random choice beneath the readouts: {expected}"
+        raise BNetError("net", expected=expected, actual=", ".join(choices[:4]), allowed=hint)
     return task

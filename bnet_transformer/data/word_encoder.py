@@ -1,4 +1,4 @@
-"""The words of one stack as tensors: text, lists of words, ids, vectors and images are encoded here alone."""
+"""The words of one stack as tensors: the only place that encodes text, lists of words, ids, vectors and images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class WordEncoder:
 
     Args:
         stack: the name of the stack.
-        spec: the input family that the words fill.
-        vocabulary: the words by id; None where there are none.
-        max_length: how many words there may be at most, because positions are learned; None without a bound.
-        tokenizer: what splits text into words of the vocabulary; None to split it at spaces.
-        exact_length: how many words there must be, because a mask is a table; None for any number.
-        seed: the seed of the net, which decides the vectors of words without a vocabulary.
+        spec: the input group that the words fill.
+        vocabulary: the words by id; None without a vocabulary.
+        max_length: the maximum number of words, because positions are learned; None without a bound.
+        tokenizer: the tokenizer that splits text into words of the vocabulary; None to split it at spaces.
+        exact_length: the required number of words, because a mask is a table; None for any number.
+        seed: the seed of the net, from which vectors of words without a vocabulary are made.
     """
 
     stack: str
@@ -42,7 +42,7 @@ class WordEncoder:
 
     @property
     def states(self) -> int | None:
-        """How many words there are; None where words are vectors."""
+        """The number of ids; None if words are vectors."""
         return self.spec.tpm.states
 
     @property
@@ -88,7 +88,7 @@ class WordEncoder:
         return ids
 
     def id(self, word: object) -> int:
-        """The id of one word, which is given as text or as its id."""
+        """The id of one word, given as text or as an id."""
         if not isinstance(word, str):
             return int(self.encode([word])[0])
         if self.vocabulary is None:
@@ -105,7 +105,7 @@ class WordEncoder:
         return self.encode_vectors(to_reals(self.name, word)[None])
 
     def decode(self, ids: Iterable[int]) -> tuple[str, ...]:
-        """The words of ids; numerals where there is no vocabulary."""
+        """The words of ids; numerals without a vocabulary."""
         return tuple(str(k) if self.vocabulary is None else self.vocabulary[k] for k in ids)
 
     def name_words(self, sentence: object, value: Tensor) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ class WordEncoder:
         """Refuse a number of words that the net cannot take.
 
         Args:
-            words: how many words there are.
-            is_prefix: whether more words may follow; fewer than a mask's table asks for are then no fault.
+            words: the number of words.
+            is_prefix: whether more words may follow; a number below `exact_length` is then no error.
 
         Raises:
             BNetError: for more words than there are learned positions, or another number than that of a mask's table.
@@ -130,33 +130,34 @@ class WordEncoder:
         if self.exact_length is not None and (
             words > self.exact_length or (words < self.exact_length and not is_prefix)
         ):
-            wanted = f"{'at most ' if is_prefix else ''}{self.exact_length} words, for the mask is a table for so many"
-            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
+            bound = "at most " if is_prefix else ""
+            expected = f"{bound}{self.exact_length} words, for the mask is a table for so many"
+            raise BNetError(self.name, expected=expected, actual=f"{words} words")
         if self.max_length is not None and words > self.max_length:
-            wanted = f"at most {self.max_length} words, the learned positions"
-            raise BNetError(self.name, expected=wanted, actual=f"{words} words")
+            expected = f"at most {self.max_length} words, the learned positions"
+            raise BNetError(self.name, expected=expected, actual=f"{words} words")
 
     def encode_vectors(self, vectors: object, subject: str | None = None) -> Tensor:
-        """Encode words that are vectors, or the patches of an image; messages call them `subject`."""
+        """Encode vectors, or the patches of an image; `subject` is their name in messages."""
         subject = subject or self.name
         value, image = to_reals(subject, vectors), self.spec.tpm.image
         if image is not None and value.dim() != 2:
             value = image.patchify(value)
         if not value.dim() or tuple(value.shape[1:]) != self.spec.shape or not len(value):
-            wanted = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
-            raise BNetError(subject, expected=wanted, actual=f"shape {tuple(value.shape)}")
+            expected = f"vectors of shape (words, {', '.join(map(str, self.spec.shape))}), at least one word"
+            raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
         if not bool(value.isfinite().all()):
             word = int((~value.isfinite()).flatten(1).any(1).nonzero()[0])
             raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}")
         return value
 
     def _make_vectors(self, words: Sequence[str]) -> Tensor:
-        """The fixed vectors of words where the net has no vocabulary."""
+        """The fixed vectors of words of a net without a vocabulary."""
         is_image = self.spec.tpm.image is not None
         if is_image or len(self.spec.shape) != 1:
             image = "an image [channel, row, column], or its words as vectors (x=)"
-            wanted = image if is_image else f"values of shape {self.spec.shape} for each word (x=)"
-            raise BNetError(self.name, expected=wanted, actual=" ".join(words))
+            expected = image if is_image else f"values of shape {self.spec.shape} for each word (x=)"
+            raise BNetError(self.name, expected=expected, actual=" ".join(words))
         return torch.stack([word_vector(word, self.spec.shape[0], self.seed) for word in words])
 
 
@@ -166,20 +167,20 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
     Args:
         network: the net.
         stack: the name of the stack.
-        given: the input families, by name, that get their values otherwise.
+        given: the input groups, by name, whose values are given separately.
 
     Returns:
-        The encoder for the stack's input family over words: of several the discrete one, and none that has a default
-        value. None where no family is left for the words.
+        The encoder for the stack's input group over words: of several the discrete one, and none that has a default
+        value. None if no group remains for the words.
     """
-    over = [
-        member
-        for member in network.specs
-        if member.tpm.kind == "input" and member.group.word_stack == stack and not member.group.plates
+    candidates = [
+        spec
+        for spec in network.specs
+        if spec.tpm.kind == "input" and spec.group.word_stack == stack and not spec.group.plates
     ]
-    main = find_main_input([member for member in over if member.group.name not in (given or {})])
-    # A family with a default is filled by words only where no other family of the net would be.
-    if main is None or (main.tpm.default is not None and main is not find_main_input(over)):
+    main = find_main_input([spec for spec in candidates if spec.group.name not in (given or {})])
+    # Words fill a group with a default value only if the net has no other group for them.
+    if main is None or (main.tpm.default is not None and main is not find_main_input(candidates)):
         return None
     bounds = [m.tpm.max_words for m in network.specs if m.group.word_stack == stack and m.tpm.max_words is not None]
     tokenizer = network.tokenizer if stack == network.graph.word_stacks[0] else None
@@ -188,24 +189,24 @@ def word_encoder(network: Network, stack: str, given: Mapping[str, object] | Non
 
 
 def find_main_input(specs: Sequence[NodeSpec]) -> NodeSpec | None:
-    """Of a stack's input families over words, the one that its words fill: the discrete one, none with a default."""
+    """Of a stack's input groups over words, the one that its words fill: the discrete one, without default."""
     needed = [m for m in specs if m.tpm.default is None]
     return next(iter([m for m in needed if m.tpm.is_index_valued] or needed or specs), None)
 
 
 def _get_table_length(network: Network, stack: str) -> int | None:
-    """How many words a stack has, where a mask is a table of who reads whom."""
-    for member in network.specs:
-        for given in member.parents:
-            if given.reach.kind == "mask" and member.group.word_stack == stack:
-                return len(given.reach.table)
-            if given.reach.kind == "mask" and network.specs[given.index].group.word_stack == stack:
-                return len(given.reach.table[0])
+    """The number of words of a stack if a mask is a table; None otherwise."""
+    for spec in network.specs:
+        for parent in spec.parents:
+            if parent.reach.kind == "mask" and spec.group.word_stack == stack:
+                return len(parent.reach.table)
+            if parent.reach.kind == "mask" and network.specs[parent.index].group.word_stack == stack:
+                return len(parent.reach.table[0])
     return None
 
 
 def word_vector(word: str, dim: int, seed: int) -> Tensor:
-    """The fixed vector of a word in a net without vocabulary: normal, seeded by the word itself.
+    """The fixed vector of a word in a net without a vocabulary: standard normal, seeded by a hash of the word.
 
     >>> word_vector("cat", 4, 0).equal(word_vector("cat", 4, 0))
     True
@@ -216,7 +217,7 @@ def word_vector(word: str, dim: int, seed: int) -> Tensor:
 
 
 def describe_sentence(stack: str) -> str:
-    """What messages call the sentence of a stack."""
+    """The name of a stack's sentence in messages."""
     return f"sentence of stack {stack!r}" if stack else "sentence"
 
 
@@ -225,10 +226,10 @@ def split_words(subject: str, sentence: object) -> list[str] | None:
 
     Args:
         subject: the name of the sentence in messages.
-        sentence: what was given.
+        sentence: the sentence, of any type.
 
     Raises:
-        BNetError: where there are no words, or one is empty.
+        BNetError: if there are no words, or one is empty.
 
     >>> split_words("sentence", "the cat"), split_words("sentence", [0, 1])
     (['the', 'cat'], None)
@@ -252,7 +253,7 @@ def is_text_array(value: object) -> TypeGuard[np.ndarray]:
 
 
 def to_integers(subject: str, value: object, expected: str = "text, a list of words, or ids") -> Tensor:
-    """Whole numbers as a tensor of ids, `int64`; messages call them `subject`."""
+    """Integers as an `int64` tensor; `subject` is their name in messages."""
     try:
         ids = copy_to_tensor(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as problem:
@@ -263,7 +264,7 @@ def to_integers(subject: str, value: object, expected: str = "text, a list of wo
 
 
 def to_reals(subject: str, value: object) -> Tensor:
-    """Real numbers as a tensor of their own floating type, `float64` where they are none; messages call them `subject`."""
+    """Real numbers as a tensor of their floating type, integers as `float64`; `subject` is their name in messages."""
     if value is None:
         raise BNetError(subject, expected="real numbers", actual=value)
     try:

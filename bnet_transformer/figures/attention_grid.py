@@ -1,7 +1,7 @@
-"""The reading grid: the state of every word in every slice, and the strongest reads between them.
+"""The reading grid: the state of every word in every slice, with the strongest attention weights as arrows.
 
-Words are columns and slices rows; of a long sentence, words are rows. q, k, v and what else a slice computes are folded
-into the arrows: word j of one state is read by word i of the next with `P(j | i)`.
+Words are columns and slices are rows; a long sentence has its words in rows. The other nodes of a slice (q, k, v, ...)
+are folded into the arrows: word i of one state reads word j of the state before with probability `P(j | i)`.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from bnet_transformer.figures.style import make_arrow
 
 MIN_ATTENTION = 0.1
 MAX_EDGES = 300
-MAX_UPRIGHT_WORDS = 12  # words that stand side by side
+MAX_UPRIGHT_WORDS = 12  # more words than this become rows
 DOT_SIZE = 5.0
-
-# A row for each read: the number of its reading, reader, what is read, share, and share against the even one.
-EDGE_DTYPE = np.dtype([("reading", "i8"), ("i", "i8"), ("j", "i8"), ("share", "f8"), ("gain", "f8")])
-EdgeArray = Any  # a record array of these
 TOKEN_SIZE = 9.0
+
+# Word i reads word j in `attentions[matrix]`; `gain` is the weight divided by the uniform weight of the row.
+EDGE_DTYPE = np.dtype([("matrix", "i8"), ("i", "i8"), ("j", "i8"), ("weight", "f8"), ("gain", "f8")])
+EdgeArray = Any  # a record array of EDGE_DTYPE
 
 
 @dataclass(frozen=True)
 class StateAttention:
-    """`matrix[i, j]`: how much word i of state `target` reads word j of state `source`; `mask` says where an arrow is.
+    """`weights[i, j]`: the probability with which word i of state `target` reads word j of state `source`.
 
-    A state is a stack and a number.
+    A state is a stack and the number of its slice. `mask[i, j]` is True where the bnet has an arrow.
     """
 
     source: tuple[str, int]
     target: tuple[str, int]
-    attention: NDArray[np.float64]
+    weights: NDArray[np.float64]
     mask: NDArray[np.bool_]
 
 
-GridEdges = Sequence[tuple[StateAttention, int, int, float]]  # who is read by whom: word i reads word j with this share
+GridEdges = Sequence[tuple[StateAttention, int, int, float]]  # word i reads word j with this weight
 
 
 def get_attention_specs(network: Network, slices: Collection[int] | None) -> list[NodeSpec]:
-    """The members that read words, of some slices (None: of all)."""
-    readers = [member for member in network.specs if member.has_word_attention]
-    return [member for member in readers if slices is None or member.group.step in slices]
+    """The specs with attention over words, in these slices (None: in all)."""
+    specs = [spec for spec in network.specs if spec.has_word_attention]
+    return [spec for spec in specs if slices is None or spec.group.step in slices]
 
 
 def get_end_states(network: Network, spec: NodeSpec) -> tuple[tuple[str, int], tuple[str, int]]:
-    """The states between which a member reads: of the words that are read, and of those that read."""
+    """The states at both ends of an attention: that of the words that are read, and that of the words that read."""
     step = spec.group.step or 0
     source = network.get_source_stack(spec)
     out = step if source == spec.group.stack else network.graph.slices[source]
@@ -70,33 +70,33 @@ def layout_attention_grid(
     options: FigureOptions,
     highlighted: Collection[tuple[str, int]] = (),
 ) -> tuple[Picture, list[str]]:
-    """The grid of some words, and in words what is not drawn.
+    """The reading grid of these words, and captions that count what it leaves out.
 
-    `stems` are those of the states of each stack, `highlighted` words that have a place in any case.
+    `stems` has the stem of the state nodes of each stack. Words of `highlighted` are drawn even if no arrow meets them.
     """
-    every = {end for reading in attentions for end in (reading.source, reading.target)}
-    states = {stack: sorted(slice_ for own, slice_ in every if own == stack) for stack in words}
-    reads, hidden = _select_edges(attentions, words, options, can_filter=not highlighted)
-    words, silent = _select_words(words, reads, highlighted)
-    upright = sum(map(len, words.values())) <= MAX_UPRIGHT_WORDS
-    place, texts = _position_states(tokens, words, states, upright, reads)
-    busy = {end for r, i, j, _ in reads for end in ((*r.source, j), (*r.target, i))}
+    end_states = {end for attn in attentions for end in (attn.source, attn.target)}
+    states = {stack: sorted(slice_ for name, slice_ in end_states if name == stack) for stack in words}
+    edges, hidden = _select_edges(attentions, words, options, can_filter=not highlighted)
+    words, omitted = _select_words(words, edges, highlighted)
+    is_upright = sum(map(len, words.values())) <= MAX_UPRIGHT_WORDS
+    positions, texts = _position_states(tokens, words, states, is_upright, edges)
+    connected = {end for attn, i, j, _ in edges for end in ((*attn.source, j), (*attn.target, i))}
     boxes = []
-    for (stack, slice_, word), (x, y) in place.items():
+    for (stack, slice_, word), (x, y) in positions.items():
         name = join_name(stems[stack], (slice_, word))
         title = f"{name} “{format_token(tokens[stack][word], None)}”"
-        idle = (stack, slice_, word) not in busy
-        boxes.append(NodeBox(name, x, y, DOT_SIZE, DOT_SIZE, border="dot", is_faded=idle, title=title))
+        is_idle = (stack, slice_, word) not in connected
+        boxes.append(NodeBox(name, x, y, DOT_SIZE, DOT_SIZE, border="dot", is_faded=is_idle, title=title))
     arrows, gap = [], DOT_SIZE / 2 + 1.0
-    for reading, i, j, share in reads:
-        (out, before), (into, after) = reading.source, reading.target
+    for attn, i, j, weight in edges:
+        (out, before), (into, after) = attn.source, attn.target
         source, target = join_name(stems[out], (before, j)), join_name(stems[into], (after, i))
-        (x0, y0), (x1, y1) = place[out, before, j], place[into, after, i]
-        ends = ((x0, y0 + gap), (x1, y1 - gap)) if upright else ((x0 + gap, y0), (x1 - gap, y1))
-        found = make_arrow(source, target, "accent", share, f"{source} → {target}: P(j | i) = {share:.3f}")
-        way = cubic_curve(*ends, sideways=not upright, bow=0.4)
-        arrows.append(replace(found, points=way, has_head=len(reads) <= 150))
-    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts)), [hidden, silent]
+        (x0, y0), (x1, y1) = positions[out, before, j], positions[into, after, i]
+        ends = ((x0, y0 + gap), (x1, y1 - gap)) if is_upright else ((x0 + gap, y0), (x1 - gap, y1))
+        arrow = make_arrow(source, target, "accent", weight, f"{source} → {target}: P(j | i) = {weight:.3f}")
+        curve = cubic_curve(*ends, sideways=not is_upright, bow=0.4)
+        arrows.append(replace(arrow, points=curve, has_head=len(edges) <= 150))
+    return Picture(tuple(boxes), tuple(arrows), (), tuple(texts)), [hidden, omitted]
 
 
 def _select_edges(
@@ -106,57 +106,61 @@ def _select_edges(
     *,
     can_filter: bool,
 ) -> tuple[GridEdges, str]:
-    """The reads of at least so much, at most so many, the strongest against the even share of what a word may read;
-    and in words what is not drawn.
+    """The edges that are drawn, strongest last, and a caption that counts the others.
 
-    If neither is told, the strongest of each word, then those that stand out. Past the limit it refuses, and names
-    what fits: fewer reads, or (`can_filter`) some slices or words.
+    `options.min_weight` and `options.top` choose them; with neither, `_rank_edges` does. More edges than
+    `options.limit` are an error that names filters that fit: a threshold or, if `can_filter`, fewer slices or words.
     """
-    least, top, limit = options.min_weight, options.top, options.limit
-    pairs = _collect_edges(attentions, words)
-    total = len(pairs)
-    pairs = pairs[np.lexsort((pairs.j, pairs.i, pairs.reading, -pairs.gain.round(9)))]
-    if least is None and top is None:
-        most = MAX_EDGES if limit is None else min(MAX_EDGES, limit)
-        pairs = pairs[_rank_edges(pairs, attentions)[:most]]
-        rule = f"drawn are the strongest of each word, then what is over {MIN_ATTENTION} or twice the even share, up to {most}"
+    min_weight, top, limit = options.min_weight, options.top, options.limit
+    edges = _collect_edges(attentions, words)
+    total = len(edges)
+    # A weight is compared with that of a uniform row: 0.2 is much of 100 words, and little of two.
+    edges = edges[np.lexsort((edges.j, edges.i, edges.matrix, -edges.gain.round(9)))]
+    if min_weight is None and top is None:
+        count = MAX_EDGES if limit is None else min(MAX_EDGES, limit)
+        edges = edges[_rank_edges(edges, attentions)[:count]]
+        rule = f"drawn are the strongest of each word, then what is over {MIN_ATTENTION} or twice the even share, "
+        rule += f"up to {count}"
     else:
-        pairs = pairs[pairs.share >= (least or 0.0)][:top]
-        rules = [f"P(j | i) below {least:.2g}"] if least else []
+        edges = edges[edges.weight >= (min_weight or 0.0)][:top]
+        rules = [f"P(j | i) below {min_weight:.2g}"] if min_weight else []
         rules += [f"past the strongest {top} against the even share"] if top else []
         rule = ", or ".join(rules)
-    if limit is not None and len(pairs) > limit:
-        raise _edge_limit_error(pairs, attentions, limit, can_filter)
-    gone = total - len(pairs)
-    found = [
-        (attentions[r], i, j, share) for r, i, j, share, _ in reversed(pairs.tolist())
-    ]  # the strongest last, on top
-    return found, f"{gone:,} of {total:,} reads are not drawn ({rule})" if gone else ""
+    if limit is not None and len(edges) > limit:
+        raise _edge_limit_error(edges, attentions, limit, can_filter)
+    num_hidden = total - len(edges)
+    selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
+    return selected, f"{num_hidden:,} of {total:,} reads are not drawn ({rule})" if num_hidden else ""
 
 
 def _collect_edges(attentions: Sequence[StateAttention], words: Mapping[str, Collection[int]]) -> EdgeArray:
-    """Every read of an arrow between these words."""
+    """Every edge between these words."""
     parts = []
-    for number, reading in enumerate(attentions):
-        rows, columns = np.array(sorted(words[reading.target[0]])), np.array(sorted(words[reading.source[0]]))
-        i, j = reading.mask[np.ix_(rows, columns)].nonzero()
+    for k, attn in enumerate(attentions):
+        rows, columns = np.array(sorted(words[attn.target[0]])), np.array(sorted(words[attn.source[0]]))
+        i, j = attn.mask[np.ix_(rows, columns)].nonzero()
         i, j = rows[i], columns[j]
-        share = reading.attention[i, j]
-        parts.append((np.full(len(i), number), i, j, share, share * reading.mask.sum(1)[i]))
+        weight = attn.weights[i, j]
+        parts.append((np.full(len(i), k), i, j, weight, weight * attn.mask.sum(1)[i]))
     joined = [np.concatenate(column) for column in zip(*parts, strict=True)]
     return np.rec.fromarrays(joined, dtype=EDGE_DTYPE)
 
 
 def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArray[np.int64]:
-    """Of reads in order of strength: the first of each word, of each word of a slice where few, then the strong."""
-    stacks = sorted({reading.target[0] for reading in attentions})
-    stack = np.array([stacks.index(reading.target[0]) for reading in attentions])[edges.reading]
-    rank = np.where((edges.share >= MIN_ATTENTION) | (edges.gain >= 2.0), 2, 3)
-    wide = 1 + int(edges.i.max(initial=0))
-    own = np.unique(edges.reading * wide + edges.i, return_index=True)[1]
-    if len(own) <= MAX_EDGES // 2:
-        rank[own] = 1
-    rank[np.unique(stack * wide + edges.i, return_index=True)[1]] = 0
+    """The indices of the edges to draw, most important first; `edges` are sorted by gain.
+
+    First the strongest edge of each word, then the strongest of each word in each slice if these are not too many,
+    then the edges above a threshold.
+    """
+    stacks = sorted({attn.target[0] for attn in attentions})
+    stack = np.array([stacks.index(attn.target[0]) for attn in attentions])[edges.matrix]
+    rank = np.where((edges.weight >= MIN_ATTENTION) | (edges.gain >= 2.0), 2, 3)
+    width = 1 + int(edges.i.max(initial=0))
+    # np.unique returns the first index of each key: in sorted edges, the strongest of each (matrix, word).
+    strongest = np.unique(edges.matrix * width + edges.i, return_index=True)[1]
+    if len(strongest) <= MAX_EDGES // 2:
+        rank[strongest] = 1
+    rank[np.unique(stack * width + edges.i, return_index=True)[1]] = 0
     order = np.argsort(rank, kind="stable")
     return order[rank[order] < 3]
 
@@ -164,16 +168,16 @@ def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArr
 def _edge_limit_error(
     edges: EdgeArray, attentions: Sequence[StateAttention], limit: int, can_filter: bool
 ) -> BudgetError:
-    """The error for a grid past the limit: how many reads, and three filters that fit it."""
+    """The error for a grid with more edges than the limit, with three filters that fit."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
-    for told in np.unique(np.ceil(np.sort(edges.share)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
-        if len(fits) < 2 and 0 < (count := int((edges.share >= told).sum())) <= limit:
-            fits.append(f"min_weight={told:.2g} ({count} reads)")
-    steps = np.array([reading.target[1] - 1 for reading in attentions])[edges.reading]
-    parts = [(f"slices={step}", steps == step) for step in np.unique(steps).tolist()]
-    parts += [(f"words=range({n})", (edges.i < n) & (edges.j < n)) for n in (32, 16, 8, 5, 3)]
-    for name, kept in parts if can_filter else ():
-        if len(fits) < 3 and 0 < (count := int(kept.sum())) <= limit:
+    for threshold in np.unique(np.ceil(np.sort(edges.weight)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
+        if len(fits) < 2 and 0 < (count := int((edges.weight >= threshold).sum())) <= limit:
+            fits.append(f"min_weight={threshold:.2g} ({count} reads)")
+    steps = np.array([attn.target[1] - 1 for attn in attentions])[edges.matrix]
+    filters = [(f"slices={step}", steps == step) for step in np.unique(steps).tolist()]
+    filters += [(f"words=range({n})", (edges.i < n) & (edges.j < n)) for n in (32, 16, 8, 5, 3)]
+    for name, mask in filters if can_filter else ():
+        if len(fits) < 3 and 0 < (count := int(mask.sum())) <= limit:
             fits.append(f"{name} ({count} reads)")
     count = len(edges)
     return limit_error("reading grid", limit, "reads", f"{count} reads", fits, count)
@@ -182,16 +186,18 @@ def _edge_limit_error(
 def _select_words(
     words: Mapping[str, Collection[int]], edges: GridEdges, highlighted: Collection[tuple[str, int]]
 ) -> tuple[dict[str, list[int]], str]:
-    """The words that have a place: of a long sentence those that are marked or have a read, where any has one; and how
-    many have none."""
-    busy = {end for r, i, j, _ in edges for end in ((r.source[0], j), (r.target[0], i))} | set(highlighted)
-    every = {stack: sorted(own) for stack, own in words.items()}
-    kept = {stack: [word for word in own if (stack, word) in busy] for stack, own in every.items()}
-    total = sum(map(len, every.values()))
-    gone = total - sum(map(len, kept.values()))
-    if total <= MAX_UPRIGHT_WORDS or not busy or not gone:
-        return every, ""
-    return kept, f"{gone:,} of {total:,} words have no drawn read, and no place"
+    """The words that are drawn, and a caption that counts the others.
+
+    A long sentence is drawn without the words that no arrow meets and that are not highlighted.
+    """
+    ends = {end for attn, i, j, _ in edges for end in ((attn.source[0], j), (attn.target[0], i))} | set(highlighted)
+    every_word = {stack: sorted(ids) for stack, ids in words.items()}
+    selected = {stack: [word for word in ids if (stack, word) in ends] for stack, ids in every_word.items()}
+    total = sum(map(len, every_word.values()))
+    num_hidden = total - sum(map(len, selected.values()))
+    if total <= MAX_UPRIGHT_WORDS or not ends or not num_hidden:
+        return every_word, ""
+    return selected, f"{num_hidden:,} of {total:,} words have no drawn read, and no place"
 
 
 def _position_states(
@@ -201,59 +207,57 @@ def _position_states(
     is_upright: bool,
     edges: GridEdges,
 ) -> tuple[dict[tuple[str, int, int], Point], list[TextLine]]:
-    """Where each state stands; its words at both ends, its slices along one side.
+    """The point of each (stack, slice, word), and the texts: the words at both ends, the slices along one side.
 
-    A place is `(across, along)`: where words stand side by side (`is_upright`) that is x and y, else y and x.
+    Positions are computed as (across the words, along the slices): x and y if `is_upright`, else y and x.
     """
-    place: dict[tuple[str, int, int], Point] = {}
+    positions: dict[tuple[str, int, int], Point] = {}
     texts: list[TextLine] = []
 
-    def text(across: float, along: float, label: tuple[TextRun, ...], anchor: str, **look: str) -> None:
+    def text(across: float, along: float, label: tuple[TextRun, ...], anchor: str, **style: str) -> None:
         x, y = (across, along) if is_upright else (along, across)
-        texts.append(TextLine(x, y, label, anchor, TOKEN_SIZE, **look))
+        texts.append(TextLine(x, y, label, anchor, TOKEN_SIZE, **style))
 
     depth = max(map(len, states.values()))
     pitch = 58.0 if is_upright else min(max(400.0 / max(depth - 1, 1), 32.0), 110.0)
     across = 0.0
-    late = _stack_offsets(states, edges)
-    for stack, kept in words.items():
-        wide = max(
-            (measure_label(text_to_label(format_token(tokens[stack][i])), TOKEN_SIZE) for i in kept), default=0.0
+    offsets = _stack_offsets(states, edges)
+    for stack, word_ids in words.items():
+        width = max(
+            (measure_label(text_to_label(format_token(tokens[stack][i])), TOKEN_SIZE) for i in word_ids), default=0.0
         )
-        step = max(wide + 10.0, 26.0) if is_upright else 11.5
-        low = pitch * late[stack]
-        high = pitch * (late[stack] + len(states[stack]) - 1)
-        is_crossed = any(r.source[0] == stack != r.target[0] for r, *_ in edges)
+        step = max(width + 10.0, 26.0) if is_upright else 11.5
+        low = pitch * offsets[stack]
+        high = pitch * (offsets[stack] + len(states[stack]) - 1)
+        is_crossed = any(attn.source[0] == stack != attn.target[0] for attn, *_ in edges)
         before, after = ((13.0, "middle"), (14.0, "middle")) if is_upright else ((9.0, "end"), (9.0, "start"))
-        for k, word in enumerate(sorted(kept)):
-            at = across + step * k
+        for k, word in enumerate(sorted(word_ids)):
+            center = across + step * k
             for t, slice_ in enumerate(states[stack]):
-                along = pitch * (t + late[stack])
-                place[stack, slice_, word] = (at, along) if is_upright else (along, at)
-            label, whole = (
-                (TextRun(format_token(tokens[stack][word]), "token"),),
-                format_token(tokens[stack][word], None),
-            )
-            text(at, low - before[0], label, before[1], title=whole)
+                along = pitch * (t + offsets[stack])
+                positions[stack, slice_, word] = (center, along) if is_upright else (along, center)
+            token = (TextRun(format_token(tokens[stack][word]), "token"),)
+            title = format_token(tokens[stack][word], None)
+            text(center, low - before[0], token, before[1], title=title)
             if not is_crossed:
-                text(at, high + after[0], label, after[1], title=whole)
-        # The states along the side, x with its slice; of a later stack where no read between stacks passes.
+                text(center, high + after[0], token, after[1], title=title)
+        # The labels of the states: at the left of the first stack; of the others at the right, which no arrow crosses.
         is_first = stack == next(iter(words))
-        beside = wide / 2 + 12.0 if is_upright else 14.0
-        side = across - beside if is_first else across + step * max(len(kept) - 1, 0) + beside
+        margin = width / 2 + 12.0 if is_upright else 14.0
+        side = across - margin if is_first else across + step * max(len(word_ids) - 1, 0) + margin
         anchor = ("end" if is_first else "start") if is_upright else "middle"
         for t, slice_ in enumerate(states[stack]):
-            number = (*text_to_label(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
-            text(side, low + pitch * t, number, anchor, colour="grey")
-        across += step * len(kept) + (75.0 if is_upright else 40.0)
-    return place, texts
+            label = (*text_to_label(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
+            text(side, low + pitch * t, label, anchor, colour="grey")
+        across += step * len(word_ids) + (75.0 if is_upright else 40.0)
+    return positions, texts
 
 
 def _stack_offsets(states: Mapping[str, Sequence[int]], edges: GridEdges) -> dict[str, int]:
-    """How many steps later the states of a stack stand, so that what it reads of another stands before them."""
-    late = dict.fromkeys(states, 0)
-    crossing = {(r.source, r.target) for r, *_ in edges if r.source[0] != r.target[0]}
+    """By how many steps each stack is shifted, such that a state that another stack reads comes before its reader."""
+    offsets = dict.fromkeys(states, 0)
+    crossing = {(attn.source, attn.target) for attn, *_ in edges if attn.source[0] != attn.target[0]}
     for out, into in sorted(crossing):
-        before = late[out[0]] + states[out[0]].index(out[1])
-        late[into[0]] = max(late[into[0]], before + 1 - states[into[0]].index(into[1]))
-    return late
+        before = offsets[out[0]] + states[out[0]].index(out[1])
+        offsets[into[0]] = max(offsets[into[0]], before + 1 - states[into[0]].index(into[1]))
+    return offsets

@@ -1,6 +1,6 @@
-"""Pictures as DOT that people edit: the structure with its labels and colours, and no places, which Graphviz finds.
+"""Writes pictures as editable DOT: the graph with labels and colours, without positions, which Graphviz computes.
 
-Graphviz itself is not needed to write DOT; to render it, the program `dot` is.
+Writing DOT does not need Graphviz; rendering it needs the program `dot`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bnet_transformer.figures.labels import TextRun, escape_invisible, text_to_l
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow
 from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, border_colour, get_palette
 
-ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # by the number of a frame
+ClusterTree = dict[int, tuple[Frame, int | None, frozenset[str]]]  # index of a frame: it, its parent, its nodes
 
 EDGE_STYLES = {"solid": "solid", "dash": "dashed", "dot": "dotted"}
 
 
 def to_dot(picture: Picture) -> str:
-    """The picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame round nodes."""
+    """The picture as DOT: a node for each box, an edge for each arrow, a cluster for each frame around nodes."""
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
     font = {"fontname": "DejaVu Sans", "fontcolor": colours["ink"], "fontsize": f"{LABEL_SIZE:g}"}
     box = {"shape": "box", "style": "rounded,filled", "fillcolor": colours["paper"], "color": colours["ink"], **font}
@@ -38,8 +38,8 @@ def to_dot(picture: Picture) -> str:
     return "\n".join(lines) + "\n"
 
 
-class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz says nothing of its types
-    """DOT source that a notebook shows: drawn by `dot` where it is on the PATH, else as the SVG of this library."""
+class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz has no type hints
+    """DOT source that a notebook shows, rendered by `dot` if it is on the PATH, else as the SVG of this library."""
 
     def __init__(self, dot: str, svg: Callable[[], str]) -> None:
         super().__init__(dot)
@@ -48,18 +48,18 @@ class DotSource(graphviz.Source):  # type: ignore[misc]  # graphviz says nothing
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None, **_: Any) -> dict[str, str]:
         if shutil.which("dot") is None:
             return {"image/svg+xml": self._svg()}
-        drawn: dict[str, str] = super()._repr_mimebundle_(include, exclude)
-        return drawn
+        mimebundle: dict[str, str] = super()._repr_mimebundle_(include, exclude)
+        return mimebundle
 
 
 def _render_cluster(
     parent_id: int | None, boxes: Sequence[NodeBox], cluster_tree: ClusterTree, colours: Mapping[str, str], indent: str
 ) -> Iterator[str]:
-    """The nodes that stand in no smaller cluster, then the clusters inside this one."""
+    """The lines of the nodes directly in a cluster, then those of its subclusters."""
     clusters = {k: (frame, names) for k, (frame, parent, names) in cluster_tree.items() if parent == parent_id}
-    deeper = {name for _, names in clusters.values() for name in names}
+    nested = {name for _, names in clusters.values() for name in names}
     for box in boxes:
-        if box.name not in deeper:
+        if box.name not in nested:
             yield indent + _quote_name(box.name) + _render_box(box, colours)
     for k, (frame, names) in clusters.items():
         yield f"{indent}subgraph cluster_{k} {{"
@@ -74,13 +74,13 @@ def _with_alpha(colour: str, alpha: float) -> str:
 
 
 def _render_box(box: NodeBox, colours: Mapping[str, str]) -> str:
-    line, share = border_colour(box), FADED_OPACITY if box.is_faded else 1.0
+    line, alpha = border_colour(box), FADED_OPACITY if box.is_faded else 1.0
     return _format_attributes(
         _render_label(box.label or text_to_label(box.title or box.name)),
-        fillcolor="" if box.fill == "paper" else _with_alpha(colours[box.fill], share),
+        fillcolor="" if box.fill == "paper" else _with_alpha(colours[box.fill], alpha),
         style="rounded,filled,dashed" if box.is_dashed else "",
-        color="" if line == "ink" and share == 1 else _with_alpha(colours[line], share),
-        fontcolor="" if share == 1 else _with_alpha(colours["ink"], share),
+        color="" if line == "ink" and alpha == 1 else _with_alpha(colours[line], alpha),
+        fontcolor="" if alpha == 1 else _with_alpha(colours["ink"], alpha),
         penwidth="2.2" if box.mark else "",
         peripheries="2" if box.border == "double" else "",
         tooltip=box.title,
@@ -100,17 +100,17 @@ def _render_arrow(arrow: PictureArrow, colours: Mapping[str, str]) -> str:
 
 
 def _build_cluster_tree(picture: Picture) -> ClusterTree:
-    """The frames that are clusters, the largest first: each with the smallest cluster around it, and its nodes.
+    """The frames that are clusters, largest first, each with the smallest cluster around it and its nodes.
 
-    Clusters of DOT hold one another or are apart; a frame that meets another in some of its nodes is left out.
+    Clusters of DOT must be nested or disjoint, so a frame that overlaps a larger one partially is left out.
     """
     groups = [(k, frame, _boxes_inside(frame, picture.boxes)) for k, frame in enumerate(picture.frames)]
-    found: ClusterTree = {}
+    tree: ClusterTree = {}
     for k, frame, names in sorted(groups, key=lambda group: -len(group[2])):
-        if frame.kind != "line" and names and all(names <= other or not names & other for *_, other in found.values()):
-            around = [outer for outer, (*_, other) in found.items() if names <= other]
-            found[k] = frame, around[-1] if around else None, names
-    return found
+        if frame.kind != "line" and names and all(names <= other or not names & other for *_, other in tree.values()):
+            parents = [outer for outer, (*_, other) in tree.items() if names <= other]
+            tree[k] = frame, parents[-1] if parents else None, names
+    return tree
 
 
 def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
@@ -119,16 +119,16 @@ def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
 
 
 def _format_attributes(html_label: str = "", **attributes: str) -> str:
-    """Attributes; `html_label` is a label in Graphviz's own."""
-    found = [f"label=<{html_label}>"] if html_label else []
+    """A list of attributes in brackets; `html_label` is a label in the HTML-like markup of Graphviz."""
+    parts = [f"label=<{html_label}>"] if html_label else []
     for name, value in attributes.items():
         if value:
             text = _escape_backslashes(escape_invisible(value)).replace("&", "&amp;")
             text = (
                 _escape_backslashes(text) if name == "tooltip" else text
             )  # the backslashes of a tooltip are read twice
-            found.append(f"{name}={_quote_string(text)}")
-    return " [" + ", ".join(found) + "]"
+            parts.append(f"{name}={_quote_string(text)}")
+    return " [" + ", ".join(parts) + "]"
 
 
 def _quote_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The fonts of this machine, by matplotlib: which letters they have, and how wide a text is."""
+"""The fonts of this machine, through matplotlib: the letters that they have, and the widths of texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MISSING_GLYPH = "▯"
 
 
 def replace_missing_glyphs(texts: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """The texts in letters that fonts here have, the font families that have them, and the letters that none has."""
-    told = list(texts)
-    families, absent = _find_fonts(frozenset(letter for text in told for letter in text))
+    """The texts with missing letters replaced, the font families for the others, and the letters that no font has."""
+    strings = list(texts)
+    families, absent = _find_fonts(frozenset(letter for text in strings for letter in text))
     swapped = str.maketrans(dict.fromkeys(absent, MISSING_GLYPH))
-    return [text.translate(swapped) for text in told], list(families), sorted(absent)
+    return [text.translate(swapped) for text in strings], list(families), sorted(absent)
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide a line of text is, in points; a letter of another font counts as an M."""
+    """The width of a line of text in points; a letter that `BASE_FONT` lacks counts as an M."""
     font = FontProperties(family=BASE_FONT, size=size)
     has = _supported_letters(findfont(font), frozenset(text))
     text = "".join(letter if letter in has else "M" for letter in text)
@@ -32,7 +32,7 @@ def text_width(text: str, size: float) -> float:
 
 @lru_cache(maxsize=64)
 def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The families that have these letters, matplotlib's own first; and the letters that no installed font has."""
+    """The font families that cover these letters, `BASE_FONT` first, and the letters that no installed font has."""
     families = [BASE_FONT]
     missing = letters - _supported_letters(findfont(FontProperties(family=BASE_FONT)), letters)
     regular = {
@@ -49,9 +49,9 @@ def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str
 
 
 def _supported_letters(path: str, letters: frozenset[str]) -> frozenset[str]:
-    """Which of some letters a font has."""
+    """The letters of `letters` that a font has."""
     try:
-        held = FT2Font(path).get_charmap()
+        charmap = FT2Font(path).get_charmap()
     except RuntimeError:  # a file that FreeType cannot read
         return frozenset()
-    return frozenset(letter for letter in letters if ord(letter) in held)
+    return frozenset(letter for letter in letters if ord(letter) in charmap)

@@ -1,7 +1,7 @@
-"""The grid: boxes in rows and columns, weights in a column of their own at the left, selectors on top.
+"""The grid layout: boxes in rows and columns, weights in a separate column at the left, and the routes of arrows.
 
-Rows have gaps between them in which no box stands, and columns have gutters; an arrow between neighbouring rows is one
-curve, and every other arrow keeps to gaps and gutters, so that none runs through a box.
+No box overlaps the gaps between rows or the gutters between columns. An arrow between neighbouring rows is one curve;
+every other arrow is routed through gaps and gutters, so no arrow crosses a box.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import cached_property
 from bnet_transformer.figures.picture import NodeBox, PictureArrow, Point, cubic_curve, level_line, rounded_polyline
 
 BOX_GAP = 7.0  # between boxes of one cell
-WEIGHT_SPACING = 32.0  # between weights that stand above one another
+WEIGHT_SPACING = 32.0  # between weights of one row
 LANE_WIDTH = 6.0
 PORT_SPACING = 6.5
 
 
 @dataclass(frozen=True)
 class GridItem:
-    """A box with its place in the grid: a column (None: in the middle of all) and a row."""
+    """A box and its cell: a row, and a column (None: centred over all columns); `order` sorts the boxes of a cell."""
 
     box: NodeBox
     row: int
@@ -31,7 +31,7 @@ class GridItem:
 
 @dataclass(frozen=True)
 class WeightItem:
-    """A box of the column at the left, above the row of what it is for; `depth` 2 and more are its parents."""
+    """A box of the column at the left, above the row that it feeds; at `depth` 2 and more it feeds other weights."""
 
     box: NodeBox
     row: int
@@ -41,8 +41,11 @@ class WeightItem:
 
 @dataclass(frozen=True)
 class GridSpacing:
-    """How much room a grid leaves: between rows (more where arrows go far), columns, weights and words, and boxes of
-    one cell (`box_gap`)."""
+    """The gaps of a grid, in points.
+
+    They are between rows (wider by `reach_factor` times the widest arrow into the row), between columns, between
+    weights and words, and between the boxes of one cell.
+    """
 
     row_gap: float = 30.0
     column_gap: float = 20.0
@@ -52,7 +55,7 @@ class GridSpacing:
 
 
 class Grid:
-    """Places boxes and routes arrows. `rows` and `columns` say where rows and columns stand once placed."""
+    """Positions boxes and routes arrows. After `layout`, `rows` and `columns` are the ends of each row and column."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Grid:
         arrows: Sequence[PictureArrow],
         spacing: GridSpacing = GridSpacing(),
     ) -> None:
-        if all(item.column is None for item in items):  # the middle of nothing is a column
+        if all(item.column is None for item in items):  # no columns to centre over
             items = [replace(item, column=0) for item in items]
         self.items, self.weights, self.arrows, self.spacing = items, weights, arrows, spacing
         self.items_by_name = {item.box.name: item for item in items}
@@ -73,10 +76,10 @@ class Grid:
         self.rows: dict[int, tuple[float, float]] = {}
         self.columns: dict[int, tuple[float, float]] = {}
         self.num_lanes: dict[int, int] = {}
-        self.lanes_start = 0.0  # where the lanes beside the last column begin: boxes in the middle may be wider
+        self.lanes_start = 0.0  # x of the lanes at the right of the last column: centred boxes may be wider
 
     def layout(self) -> tuple[tuple[NodeBox, ...], tuple[PictureArrow, ...]]:
-        """The boxes at their places, the arrows along their ways, both in the order they came."""
+        """The boxes at their positions and the arrows with their routes; arrows keep their order."""
         self._assign_lanes()
         self._layout_columns()
         self._layout_rows()
@@ -84,10 +87,10 @@ class Grid:
         arrows = tuple(self._route_arrow(k) for k in range(len(self.arrows)))
         return tuple(self.boxes.values()), arrows
 
-    # which arrows need a lane
+    # lanes
 
     def _is_direct(self, arrow: PictureArrow) -> bool:
-        """True where one curve from row to row meets no box."""
+        """True if one curve from row to row meets no box."""
         source, target = self.items_by_name[arrow.source], self.items_by_name[arrow.target]
         if target.row <= source.row:
             return False
@@ -97,7 +100,7 @@ class Grid:
         return not any(row in between and (column is None or low <= column <= high) for row, column in self.cells)
 
     def _is_between_neighbours(self, arrow: PictureArrow) -> bool:
-        """True where an arrow joins boxes side by side in one row."""
+        """True if an arrow joins neighbouring boxes of one row."""
         source, target = self.items_by_name.get(arrow.source), self.items_by_name[arrow.target]
         if source is None or source.row != target.row or source.column is None or target.column is None:
             return False
@@ -105,39 +108,40 @@ class Grid:
 
     @cached_property
     def index_in_row(self) -> dict[str, int]:
-        """The place of each box in its row, from the left."""
+        """The index of each box in its row, from the left."""
         counts: dict[int, int] = defaultdict(int)
-        found = {}
-        for row, column in sorted(self.cells, key=lambda place: (place[0], -1 if place[1] is None else place[1])):
+        positions = {}
+        for row, column in sorted(self.cells, key=lambda cell: (cell[0], -1 if cell[1] is None else cell[1])):
             for item in self.cells[row, column]:
-                found[item.box.name] = counts[row]
+                positions[item.box.name] = counts[row]
                 counts[row] += 1
-        return found
+        return positions
 
     def _assign_lanes(self) -> None:
-        """A lane in a gutter for each arrow that passes rows; lanes are shared where they do not meet."""
+        """A lane in a gutter for each arrow that passes rows; arrows whose rows do not overlap share a lane."""
+        # First fit on intervals, the shortest first, which puts short arrows next to the boxes and long ones outside.
         self.lane_by_arrow: dict[int, tuple[int, int]] = {}
-        taken: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
-        long: dict[int, tuple[int, int]] = {}
-        for k, link in enumerate(self.arrows):
-            inside = link.source in self.items_by_name and link.target in self.items_by_name
-            if inside and not self._is_direct(link) and not self._is_between_neighbours(link):
-                long[k] = self.items_by_name[link.source].row, self.items_by_name[link.target].row
-        for k, (start, end) in sorted(long.items(), key=lambda arrow: abs(arrow[1][1] - arrow[1][0])):
+        occupied: dict[int, list[list[tuple[int, int]]]] = defaultdict(list)
+        ends: dict[int, tuple[int, int]] = {}
+        for k, arrow in enumerate(self.arrows):
+            is_inside = arrow.source in self.items_by_name and arrow.target in self.items_by_name
+            if is_inside and not self._is_direct(arrow) and not self._is_between_neighbours(arrow):
+                ends[k] = self.items_by_name[arrow.source].row, self.items_by_name[arrow.target].row
+        for k, (start, end) in sorted(ends.items(), key=lambda item: abs(item[1][1] - item[1][0])):
             column = self.items_by_name[self.arrows[k].source].column
             low, high = min(start, end), max(start, end)
-            beside = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
-            if column is None or any((row, None) in self.cells for row in beside):
+            passed = range(low + 1, high) if start < end else range(low, high)  # the rows that its lane passes
+            if column is None or any((row, None) in self.cells for row in passed):
                 column = max((c for _, c in self.cells if c is not None), default=0)
-            free = (n for n, spans in enumerate(taken[column]) if all(high <= a or b <= low for a, b in spans))
-            lane = next(free, len(taken[column]))
-            if lane == len(taken[column]):
-                taken[column].append([])
-            taken[column][lane].append((low, high))
+            free = (n for n, spans in enumerate(occupied[column]) if all(high <= a or b <= low for a, b in spans))
+            lane = next(free, len(occupied[column]))
+            if lane == len(occupied[column]):
+                occupied[column].append([])
+            occupied[column][lane].append((low, high))
             self.lane_by_arrow[k] = (column, lane)
-        self.num_lanes = {column: len(lanes) for column, lanes in taken.items()}
+        self.num_lanes = {column: len(lanes) for column, lanes in occupied.items()}
 
-    # places
+    # positions
 
     def _layout_columns(self) -> None:
         widths: dict[int, float] = defaultdict(float)
@@ -151,38 +155,38 @@ class Grid:
             x += widths[column] + self.spacing.column_gap + (LANE_WIDTH * lanes + 12.0 if lanes else 0.0)
         right = max((end for _, end in self.columns.values()), default=0.0)
         if self.columns:
-            most = max(
+            centred = max(
                 (self._cell_width(cell) for (_, column), cell in self.cells.items() if column is None), default=0.0
             )
             last = max(self.columns)
-            self.lanes_start = max(self.columns[last][1], (right + most) / 2)
+            self.lanes_start = max(self.columns[last][1], (right + centred) / 2)
         for (_, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
-            at = (low + high) / 2 - self._cell_width(cell) / 2
+            left = (low + high) / 2 - self._cell_width(cell) / 2
             for item in cell:
-                self.boxes[item.box.name] = replace(item.box, x=at + item.box.width / 2)
-                at += item.box.width + self.spacing.box_gap
+                self.boxes[item.box.name] = replace(item.box, x=left + item.box.width / 2)
+                left += item.box.width + self.spacing.box_gap
 
     def _cell_width(self, cell: Sequence[GridItem]) -> float:
         return sum(item.box.width for item in cell) + self.spacing.box_gap * (len(cell) - 1)
 
     def _layout_rows(self) -> None:
         reach: dict[int, float] = defaultdict(float)
-        for link in self.arrows:
-            if link.source in self.items_by_name and link.target in self.items_by_name and self._is_direct(link):
-                row = self.items_by_name[link.target].row
-                reach[row] = max(reach[row], abs(self.boxes[link.source].x - self.boxes[link.target].x))
+        for arrow in self.arrows:
+            if arrow.source in self.items_by_name and arrow.target in self.items_by_name and self._is_direct(arrow):
+                row = self.items_by_name[arrow.target].row
+                reach[row] = max(reach[row], abs(self.boxes[arrow.source].x - self.boxes[arrow.target].x))
         y = 0.0
         for row in range(1 + max((item.row for item in self.items), default=0)):
-            tall = max((item.box.height for item in self.items if item.row == row), default=0.0)
-            rails = len(self._weights_above(row))
+            row_height = max((item.box.height for item in self.items if item.row == row), default=0.0)
+            num_weights = len(self._weights_above(row))
             gap = max(
                 self.spacing.row_gap if row else 0.0,
                 min(self.spacing.reach_factor * reach[row], 120.0),
-                WEIGHT_SPACING * rails + 30.0 if rails else 0.0,
+                WEIGHT_SPACING * num_weights + 30.0 if num_weights else 0.0,
             )
-            self.rows[row] = (y + gap, y + gap + tall)
-            y += gap + tall
+            self.rows[row] = (y + gap, y + gap + row_height)
+            y += gap + row_height
         for item in self.items:
             top, bottom = self.rows[item.row]
             self.boxes[item.box.name] = replace(self.boxes[item.box.name], y=(top + bottom) / 2)
@@ -194,23 +198,19 @@ class Grid:
         if not self.weights:
             return
         right = self._left_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
-        wide = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
+        width = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
-            rails = self._weights_above(row)
+            row_weights = self._weights_above(row)
             bottom = self.rows[row][0] - 30.0
-            for k, weight in enumerate(reversed(rails)):
+            for k, weight in enumerate(reversed(row_weights)):
                 y = bottom - WEIGHT_SPACING * k
-                self.boxes[weight.box.name] = replace(weight.box, x=right - wide / 2, y=y)
+                self.boxes[weight.box.name] = replace(weight.box, x=right - width / 2, y=y)
         top = min((box.bounds[1] for box in self.boxes.values()), default=0.0)
-        x = right - wide - 20.0
+        x = right - width - 20.0
         for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
             x -= weight.box.width / 2
-            fed = [
-                link.target
-                for link in self.arrows
-                if link.source == weight.box.name and link.target in self.weights_by_name
-            ]
-            children = [self.boxes[name] for name in fed]
+            targets = [arrow.target for arrow in self.arrows if arrow.source == weight.box.name]
+            children = [self.boxes[name] for name in targets if name in self.weights_by_name]
             y = top - weight.box.height / 2 - 6.0
             if weight.has_slice and children:
                 y = sum(box.y for box in children) / len(children)
@@ -219,46 +219,48 @@ class Grid:
             x += weight.box.width / 2 if weight.has_slice else 0.0
 
     def _is_remote(self, arrow: PictureArrow) -> bool:
-        """True where a weight feeds a row that is not the one it stands above."""
+        """True if a weight feeds a row other than the one below it."""
         weight, child = self.weights_by_name.get(arrow.source), self.items_by_name.get(arrow.target)
         return weight is not None and child is not None and (child.row != weight.row or weight.depth > 1)
 
-    # ways
+    # routes
 
     @cached_property
     def remote_weights(self) -> dict[str, int]:
-        """The weights with a lane of their own, down to rows that they do not stand above."""
-        return {
-            name: k for k, name in enumerate(sorted({each.source for each in self.arrows if self._is_remote(each)}))
-        }
+        """The number of the lane of each weight that feeds a row other than the one below it."""
+        sources = {arrow.source for arrow in self.arrows if self._is_remote(arrow)}
+        return {name: k for k, name in enumerate(sorted(sources))}
 
     @cached_property
     def _left_edge(self) -> float:
-        """The left end of the boxes in rows."""
+        """The left end of the boxes, weights excluded."""
         return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
     def _port_points(self) -> dict[int, Point]:
-        """Where each arrow into the top of a box ends: side by side, in the order of where they come from."""
-        into: dict[str, list[int]] = defaultdict(list)
-        for k, link in enumerate(self.arrows):
-            if link.target in self.items_by_name and (k in self.lane_by_arrow or not self._is_between_neighbours(link)):
-                into[link.target].append(k)
-        found = {}
-        for name, arrows in into.items():
+        """The end of each arrow into the top of a box: side by side, sorted by the side that they come from."""
+        incoming: dict[str, list[int]] = defaultdict(list)
+        for k, arrow in enumerate(self.arrows):
+            if arrow.target not in self.items_by_name:
+                continue
+            if k in self.lane_by_arrow or not self._is_between_neighbours(arrow):
+                incoming[arrow.target].append(k)
+        # Sorted by the x from which they arrive, the last pieces of the arrows into one box do not cross.
+        ports = {}
+        for name, arrows in incoming.items():
             box = self.boxes[name]
             arrows.sort(key=lambda k: (self._arrival_x(k), k))
             step = min(PORT_SPACING, 0.8 * box.width / max(len(arrows) - 1, 1))
-            for place, k in enumerate(arrows):
-                found[k] = (box.x + step * (place - (len(arrows) - 1) / 2), box.bounds[1])
-        return found
+            for slot, k in enumerate(arrows):
+                ports[k] = (box.x + step * (slot - (len(arrows) - 1) / 2), box.bounds[1])
+        return ports
 
     def _arrival_x(self, k: int) -> float:
-        """The side that an arrow comes from: weights from the left, lanes from theirs, others from their box."""
-        link = self.arrows[k]
-        if link.source in self.weights_by_name:
+        """The x from which an arrow arrives: from the left for weights, from its lane, or from its source."""
+        arrow = self.arrows[k]
+        if arrow.source in self.weights_by_name:
             return -1e9
-        return self._lane_x(k) if k in self.lane_by_arrow else self.boxes[link.source].x
+        return self._lane_x(k) if k in self.lane_by_arrow else self.boxes[arrow.source].x
 
     def _lane_x(self, k: int) -> float:
         column, lane = self.lane_by_arrow[k]
@@ -266,15 +268,15 @@ class Grid:
         return right + 18.0 + LANE_WIDTH * lane
 
     def _route_arrow(self, k: int) -> PictureArrow:
-        link = self.arrows[k]
-        source, target = self.boxes[link.source], self.boxes[link.target]
-        if link.source in self.weights_by_name:
-            return replace(link, points=self._route_from_weight(k, link, source, target))
+        arrow = self.arrows[k]
+        source, target = self.boxes[arrow.source], self.boxes[arrow.target]
+        if arrow.source in self.weights_by_name:
+            return replace(arrow, points=self._route_from_weight(k, arrow, source, target))
         if k in self.lane_by_arrow:
-            return replace(link, points=self._route_by_lane(k, source, target))
-        if self._is_between_neighbours(link):
-            return replace(link, points=level_line(source, target))
-        return replace(link, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
+            return replace(arrow, points=self._route_by_lane(k, source, target))
+        if self._is_between_neighbours(arrow):
+            return replace(arrow, points=level_line(source, target))
+        return replace(arrow, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
 
     def _route_from_weight(self, k: int, arrow: PictureArrow, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
         weight = self.weights_by_name[arrow.source]
@@ -286,15 +288,15 @@ class Grid:
         end = self._port_points[k]
         if not self._is_remote(arrow):
             return rounded_polyline([out, (end[0], source.y), end])
-        number = self.remote_weights[arrow.source]
-        lane = self._left_edge - 8.0 - 5.0 * number
-        y = end[1] - 9.0 - 3.0 * (number % 3)
+        lane_idx = self.remote_weights[arrow.source]
+        lane = self._left_edge - 8.0 - 5.0 * lane_idx
+        y = end[1] - 9.0 - 3.0 * (lane_idx % 3)
         return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 
     def _route_by_lane(self, k: int, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
-        link, x = self.arrows[k], self._lane_x(k)
+        arrow, x = self.arrows[k], self._lane_x(k)
         column, lane = self.lane_by_arrow[k]
-        begin, end = self.items_by_name[link.source], self.items_by_name[link.target]
+        begin, end = self.items_by_name[arrow.source], self.items_by_name[arrow.target]
         if self.cells[begin.row, begin.column][-1] is begin and begin.column == column:
             start = [(source.bounds[2], source.y), (x, source.y)]
         else:

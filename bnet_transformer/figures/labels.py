@@ -1,4 +1,4 @@
-"""Labels: what a node is called in a picture, as runs of text; words made visible, short, and harmless."""
+"""Labels of nodes as runs of styled text, and tokens escaped and shortened for display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 MAX_TOKEN_LENGTH = 16
 INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 SCRIPT_SCALE = 0.72  # size of subscripts and superscripts
-# How wide the letters of DejaVu Sans are, in hundredths of their size, from the space to the tilde.
+# Widths of the letters of DejaVu Sans in hundredths of the font size, from the space to the tilde.
 _LETTER_WIDTHS = """
 32 40 46 84 64 95 78 27 39 39 50 84 32 36 32 34 64 64 64 64 64 64 64 64 64 64 34 34 84 84 84 53 100
 68 69 70 77 63 58 77 75 29 29 66 56 86 75 79 60 79 69 63 61 73 68 99 69 61 69 39 34 39 84 50 50 61
@@ -28,25 +28,25 @@ class TextRun:
 
 
 def format_token(word: object, max_length: int | None = MAX_TOKEN_LENGTH) -> str:
-    r"""A word as it can be seen: unseen characters as escapes, long words cut with an ellipsis (None: whole).
+    r"""A word for display: invisible characters escaped, cut with an ellipsis at `max_length` (None: never).
 
     >>> format_token("a\nb"), format_token(" "), format_token("x" * 200, 5)
     ('a\\nb', '␣', 'xxxx…')
     """
     text = str(word)
-    cut = max_length is not None and len(text) > max_length
-    kept = text[: max_length - 1] if cut and max_length is not None else text
-    seen = escape_invisible(kept)
-    if max_length is not None and len(seen) > max_length:
-        seen, cut = seen[: max_length - 1], True
-    if not seen.strip():
-        seen = "␣" * len(seen) or "∅"
-    return seen + "…" if cut else seen
+    is_cut = max_length is not None and len(text) > max_length
+    prefix = text[: max_length - 1] if is_cut and max_length is not None else text
+    visible = escape_invisible(prefix)
+    if max_length is not None and len(visible) > max_length:
+        visible, is_cut = visible[: max_length - 1], True
+    if not visible.strip():
+        visible = "␣" * len(visible) or "∅"
+    return visible + "…" if is_cut else visible
 
 
 @lru_cache(maxsize=2**12)
 def escape_invisible(text: str) -> str:
-    r"""The text with unseen characters, which files and readers stumble over, as escapes.
+    r"""The text with control, format and unassigned characters, which break file formats and viewers, as escapes.
 
     >>> escape_invisible("a\x00\u202eb")
     'a\\x00\\u202eb'
@@ -62,7 +62,7 @@ def escape_invisible(text: str) -> str:
 
 
 def has_non_latin(text: str) -> bool:
-    """True for text with letters beyond Latin, which a font of Latin letters may lack.
+    """True for text with letters that a Latin font may lack.
 
     >>> has_non_latin("“naïve”…"), has_non_latin("中文")
     (False, True)
@@ -71,16 +71,16 @@ def has_non_latin(text: str) -> bool:
 
 
 def parse_role(role: str) -> tuple[TextRun, list[str]]:
-    """The letter of a role, and what of the role stands below it; without a letter, the whole role as a name.
+    """The letter of a role and the parts of its subscript; without a letter, the full role as a name.
 
     >>> parse_role("W_q"), parse_role("embed")
-    ((Run(text='W', style='math'), ['q']), (Run(text='embed', style='name'), []))
+    ((TextRun(text='W', style='math'), ['q']), (TextRun(text='embed', style='name'), []))
     """
     parts = [part for part in role.split("_") if part]
-    place = next((k for k, part in enumerate(parts) if len(part) == 1), None)
-    if place is None:
+    position = next((k for k, part in enumerate(parts) if len(part) == 1), None)
+    if position is None:
         return TextRun(role.replace("_", " "), "name"), []
-    return TextRun(parts.pop(place), "math"), parts
+    return TextRun(parts.pop(position), "math"), parts
 
 
 def format_node_label(
@@ -91,24 +91,26 @@ def format_node_label(
     word: int | None = None,
     token: str | None = None,
 ) -> tuple[TextRun, ...]:
-    """A node's label: its letter, the word below, the slice and (in parentheses) other plates above, its token.
+    """The label of a node: its letter, the word below, the slice and (in parentheses) plates above, and its token.
 
-    >>> label_to_text(format_node_label("W_q", slice=1)), label_to_text(format_node_label("x", slice=1, word=2, token="sat"))
-    ('W_q^1', 'x_2^1 “sat”')
+    >>> label_to_text(format_node_label("W_q", slice=1))
+    'W_q^1'
+    >>> label_to_text(format_node_label("x", slice=1, word=2, token="sat"))
+    'x_2^1 “sat”'
     """
     letter, below = parse_role(role)
-    found = [letter]
+    runs = [letter]
     if word is not None:
         below.append(str(word))
     above = "" if slice is None else str(slice)
     above += "".join(f"({index})" for index in plates)
     if below:
-        found.append(TextRun(",".join(below), "sub"))
+        runs.append(TextRun(",".join(below), "sub"))
     if above:
-        found.append(TextRun(above, "sup"))
+        runs.append(TextRun(above, "sup"))
     if token is not None:
-        found.append(TextRun(f" “{format_token(token)}”", "token"))
-    return tuple(found)
+        runs.append(TextRun(f" “{format_token(token)}”", "token"))
+    return tuple(runs)
 
 
 def label_to_text(label: Iterable[TextRun]) -> str:
@@ -123,7 +125,7 @@ def text_to_label(text: str) -> tuple[TextRun, ...]:
 
 
 def measure_label(label: Iterable[TextRun], size: float) -> float:
-    """About how wide a label is, in points; rather too wide than too narrow."""
+    """The approximate width of a label in points, estimated on the wide side."""
     return sum(
         sum(map(_letter_width, run.text)) * size * (SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0)
         for run in label

@@ -1,7 +1,7 @@
-"""The layout that every picture is written from: boxes, arrows, frames and texts with their places, in points.
+"""The layout of a figure: boxes, arrows, frames and texts with their positions in points; and the geometry of arrows.
 
-y runs downwards; ways of arrows are chains of cubic curves. A `Picture` knows no file format and no architecture;
-writers read nothing else.
+y points downwards; the route of an arrow is a chain of cubic Bézier curves. A `Picture` is independent of file formats
+and architectures, and is all that the writers (`svg`, `dot`, `tikz`) read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Bounds = tuple[float, float, float, float]  # left, top, right, bottom
 PAGE_MARGIN = 14.0
 CORNER_RADIUS = 7.0  # of the corners of an arrow
 
-DASH_PATTERNS = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # the ends of lines are round
+DASH_PATTERNS = {"solid": (), "dash": (5.0, 2.6), "dot": (0.9, 2.3)}  # lengths in line widths; dots have round caps
 
 
 @dataclass(frozen=True)
 class NodeBox:
-    """A node: its middle, its size, what its label says, and how its fill and border tell what it is.
+    """A node: its centre, size, label and style.
 
-    `fill` is `paper`, `observed` or `do`; `border` is `double`, `single` or, of a mere point, `dot`. `num_stacked` outlines
-    stand behind the node of a plate.
+    `fill` is `paper`, `observed` or `do`. `border` is `double`, `single`, or `dot` for a node drawn as a point.
+    `num_stacked` more outlines are drawn behind a node that a plate repeats.
     """
 
     name: str
@@ -54,7 +54,7 @@ class NodeBox:
 
 @dataclass(frozen=True)
 class PictureArrow:
-    """An arrow: a chain of cubic curves (first point, then three for each curve), its colour, width and dash."""
+    """An arrow: a chain of cubic curves (the first point, then three points for each curve) and its style."""
 
     source: str
     target: str
@@ -70,7 +70,7 @@ class PictureArrow:
 
 @dataclass(frozen=True)
 class Frame:
-    """A rectangle around or beside nodes: a plate, a box of nodes, or (`kind="line"`) a thin line beside a slice."""
+    """A rectangle around nodes (a plate, a box), or with `kind="line"` a thin vertical line next to a slice."""
 
     x: float
     y: float
@@ -82,7 +82,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class TextLine:
-    """A line of text: where it stands, at its `start`, `middle` or `end`."""
+    """A line of text; `x` is its `start`, `middle` or `end`, as `anchor` says, and `y` its vertical middle."""
 
     x: float
     y: float
@@ -95,14 +95,14 @@ class TextLine:
     @cached_property
     def bounds(self) -> Bounds:
         """Left, top, right, bottom."""
-        wide = measure_label(self.runs, self.size)
-        left = self.x - {"start": 0.0, "middle": wide / 2, "end": wide}[self.anchor]
-        return left, self.y - 0.6 * self.size, left + wide, self.y + 0.6 * self.size
+        width = measure_label(self.runs, self.size)
+        left = self.x - {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
+        return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """A line of the legend: a sample, and what it means."""
+    """A line of the legend: a sample, and its explanation."""
 
     handle: NodeBox | PictureArrow
     text: TextLine
@@ -110,7 +110,7 @@ class LegendEntry:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: what stands where. `title` says what is drawn, `caption` what is not."""
+    """A figure. `title` says what is drawn, `caption` what is left out."""
 
     boxes: tuple[NodeBox, ...]
     arrows: tuple[PictureArrow, ...]
@@ -125,13 +125,13 @@ class Picture:
 
     @property
     def lines(self) -> Iterator[TextLine]:
-        """All texts that stand outside boxes."""
+        """All texts outside boxes."""
         yield from self.texts
         for entry in self.legend:
             yield entry.text
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The graph that is drawn: its nodes with their labels, its arrows with colour and weight."""
+        """The drawn graph: nodes with labels and fills, arrows with colours and weights."""
         graph = nx.MultiDiGraph()
         graph.add_nodes_from((box.name, {"label": label_to_text(box.label), "fill": box.fill}) for box in self.boxes)
         graph.add_edges_from((a.source, a.target, {"colour": a.colour, "weight": a.weight}) for a in self.arrows)
@@ -150,13 +150,13 @@ def extent(picture: Picture) -> Bounds:
 
 
 def bounding_box(rectangles: Iterable[Bounds]) -> Bounds:
-    """Left, top, right, bottom of several rectangles together."""
+    """Left, top, right, bottom of the union of rectangles; zeros for none."""
     lefts, tops, rights, bottoms = zip(*(list(rectangles) or [(0.0, 0.0, 0.0, 0.0)]), strict=True)
     return min(lefts), min(tops), max(rights), max(bottoms)
 
 
 def fit_to_extent(picture: Picture) -> Picture:
-    """The same picture moved so that it starts at the margin, with its width and height."""
+    """The picture moved such that its content starts at the margin, with `width` and `height` set."""
     left, top, right, bottom = extent(picture)
     dx, dy = PAGE_MARGIN - left, PAGE_MARGIN - top
     parts: dict[str, Any] = {
@@ -166,7 +166,7 @@ def fit_to_extent(picture: Picture) -> Picture:
 
 
 def translate(part: PartT, dx: float, dy: float) -> PartT:
-    """The same part of a picture elsewhere."""
+    """The part of a picture, moved."""
     if isinstance(part, LegendEntry):
         return replace(part, handle=translate(part.handle, dx, dy), text=translate(part.text, dx, dy))
     if isinstance(part, PictureArrow):
@@ -175,7 +175,7 @@ def translate(part: PartT, dx: float, dy: float) -> PartT:
 
 
 def _part_rectangles(part: NodeBox | PictureArrow | Frame | TextLine | LegendEntry) -> Iterator[Bounds]:
-    """Rectangles that hold a part of a picture."""
+    """Rectangles that cover a part of a picture."""
     if isinstance(part, PictureArrow):
         for x, y in sample_curve(part.points):
             yield x, y, x, y
@@ -193,7 +193,8 @@ def _part_rectangles(part: NodeBox | PictureArrow | Frame | TextLine | LegendEnt
 
 
 def sample_curve(points: tuple[Point, ...]) -> Iterator[Point]:
-    """Points that a chain of curves passes, eight for each curve and its last."""
+    """Points on a chain of curves: eight for each curve, and the last point."""
+    # The cubic Bézier curve in Bernstein form.
     for start, one, two, end in zip(points[::3], points[1::3], points[2::3], points[3::3], strict=False):
         for k in range(8):
             t = k / 8
@@ -205,11 +206,11 @@ def sample_curve(points: tuple[Point, ...]) -> Iterator[Point]:
     yield from points[-1:]
 
 
-# the ways of arrows: smooth from row to row, or along straight lines with round corners
+# routes of arrows: smooth from row to row, or along straight lines with round corners
 
 
 def cubic_curve(start: Point, end: Point, *, sideways: bool = False, bow: float = 0.5) -> tuple[Point, ...]:
-    """One smooth curve that leaves and arrives upright, or sideways.
+    """One smooth curve, vertical at both ends, or horizontal if `sideways`.
 
     >>> cubic_curve((0, 0), (10, 40))
     ((0, 0), (0, 20.0), (10, 20.0), (10, 40))
@@ -223,33 +224,33 @@ def cubic_curve(start: Point, end: Point, *, sideways: bool = False, bow: float 
 
 
 def level_line(source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
-    """A straight line between boxes side by side."""
-    way = 1 if target.x > source.x else -1
-    start, end = (source.x + way * source.width / 2, source.y), (target.x - way * target.width / 2, target.y)
+    """A horizontal line between neighbouring boxes."""
+    sign = 1 if target.x > source.x else -1
+    start, end = (source.x + sign * source.width / 2, source.y), (target.x - sign * target.width / 2, target.y)
     return cubic_curve(start, end, sideways=True)
 
 
 def arch_curve(source: NodeBox, target: NodeBox, height: float, inset: float) -> tuple[Point, ...]:
-    """An arch below two boxes, from the bottom of one to that of the other; `inset` moves its ends to each other."""
-    toward = 1 if target.x > source.x else -1
+    """An arch below two boxes, between the middles of their lower sides; `inset` moves its ends towards each other."""
+    sign = 1 if target.x > source.x else -1
     y0, y1 = source.y + source.height / 2, target.y + target.height / 2
-    x0, x1 = source.x + toward * inset, target.x - toward * inset
+    x0, x1 = source.x + sign * inset, target.x - sign * inset
     return (x0, y0), (x0 + 0.1 * (x1 - x0), y0 + height), (x1 - 0.1 * (x1 - x0), y1 + height), (x1, y1)
 
 
 def rounded_polyline(corners: Sequence[Point]) -> tuple[Point, ...]:
-    """Straight lines through these corners, the corners rounded."""
-    kept = [corners[0]]
+    """Straight lines through these points, with rounded corners, as a chain of cubic curves."""
+    distinct = [corners[0]]
     for corner in corners[1:]:
-        if math.dist(corner, kept[-1]) > 1e-6:
-            kept.append(corner)
-    found: list[Point] = [kept[0]]
-    for before, corner, after in zip(kept, kept[1:], kept[2:], strict=False):
+        if math.dist(corner, distinct[-1]) > 1e-6:
+            distinct.append(corner)
+    points: list[Point] = [distinct[0]]
+    for before, corner, after in zip(distinct, distinct[1:], distinct[2:], strict=False):
         radius = min(CORNER_RADIUS, math.dist(before, corner) / 2, math.dist(corner, after) / 2)
         into, out = _point_towards(corner, before, radius), _point_towards(corner, after, radius)
-        found += _line_segment(found[-1], into)
-        found += [_point_towards(corner, before, radius * 0.45), _point_towards(corner, after, radius * 0.45), out]
-    return (*found, *_line_segment(found[-1], kept[-1]))
+        points += _line_segment(points[-1], into)
+        points += [_point_towards(corner, before, radius * 0.45), _point_towards(corner, after, radius * 0.45), out]
+    return (*points, *_line_segment(points[-1], distinct[-1]))
 
 
 def _line_segment(start: Point, end: Point) -> list[Point]:
@@ -258,5 +259,5 @@ def _line_segment(start: Point, end: Point) -> list[Point]:
 
 
 def _point_towards(start: Point, end: Point, length: float) -> Point:
-    far = math.dist(start, end)
-    return start[0] + (end[0] - start[0]) * length / far, start[1] + (end[1] - start[1]) * length / far
+    distance = math.dist(start, end)
+    return start[0] + (end[0] - start[0]) * length / distance, start[1] + (end[1] - start[1]) * length / distance

@@ -1,4 +1,4 @@
-"""The figure of a sentence: which view is drawn, what of it, and what its caption says is left out."""
+"""The figure of a sentence: the choice of the view, the nodes that are drawn, and a caption with what is left out."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from bnet_transformer.figures.options import (
 from bnet_transformer.figures.picture import Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights
+from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.inference.joint_posterior import expected_group_attention
 from bnet_transformer.inference.selection import find_state_group
-from bnet_transformer.inference.sentence_state import match_nodes
 from bnet_transformer.reference.node_tables import compute_read_mask
 
-MAX_UNFOLDED_ARROWS = 500  # arrows up to which every node of a sentence is drawn, if nothing else is asked
-MAX_OPEN_STATES = 64  # joint states of open choices over which attention is averaged unasked
+MAX_UNFOLDED_ARROWS = 500  # by default, a sentence with at most so many arrows is drawn with all its nodes
+MAX_OPEN_STATES = 64  # by default, attention is averaged over at most so many joint states of open choices
 MAX_GRID_STATES = 15_000  # of words in one reading grid
-MAX_GRID_PAIRS = 10_000_000  # of words in one reading grid, of which the strong ones are sought
-MAX_WEIGHED_ARROWS = 2_000_000  # arrows of which some are sought
+MAX_GRID_PAIRS = 10_000_000  # of words in one reading grid, before the strong ones are selected
+MAX_WEIGHED_ARROWS = 2_000_000  # for which weights are computed to select some of them
 FILTER_OPTIONS = ("slices", "words", "heads", "weights")  # options that leave nodes out
-MAX_MATCHED_NODES = 20_000  # nodes up to which an unknown name is compared with all
+MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a net of at most so many
 
 ArrowWeights = Mapping[tuple[int, int], float]
 
 
 def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
-    """The part of the ground graph that the options of a figure ask for."""
+    """The part of the ground graph that the options select."""
     return state.selection(weights=options.weights, slices=options.slices, words=options.words, heads=options.heads)
 
 
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
-    """The figure of a sentence: its nodes, where they are few; else the reading grid; else the folded net."""
+    """The picture of a sentence: its nodes if they are few, else the reading grid, else the folded net."""
     view = options.detail or _choose_view(state, options)
     _check_highlights(state, options, view)
     if view == "folded":
@@ -70,13 +70,13 @@ def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
 
 
 def _choose_view(state: SentenceState, options: FigureOptions) -> str:
-    """The view that is drawn where none is asked for: all nodes where they are few, or else the reading grid, of those
-    views that draw what is highlighted."""
+    """The default view: all nodes if they are few, else the reading grid, else the folded net; a view that does not
+    draw the highlighted nodes is skipped."""
     if _omitted_highlights(state, FigureOptions(highlight=options.highlight), "nodes"):
         return "folded" if _can_draw_all(state, options, "folded") else "nodes"
-    few = MAX_UNFOLDED_ARROWS if options.limit is None else min(MAX_UNFOLDED_ARROWS, options.limit)
-    in_grid = _can_draw_all(state, replace(options, weights=True), "words")  # no weight is in the reading grid
-    if not in_grid or state.ground.count_arrows(select_nodes(state, options)) <= few:
+    max_arrows = MAX_UNFOLDED_ARROWS if options.limit is None else min(MAX_UNFOLDED_ARROWS, options.limit)
+    can_use_grid = _can_draw_all(state, replace(options, weights=True), "words")  # no weight is in the reading grid
+    if not can_use_grid or state.ground.count_arrows(select_nodes(state, options)) <= max_arrows:
         return "nodes"
     if _can_draw_grid(state, select_nodes(state, options)):
         return "words"
@@ -86,65 +86,65 @@ def _choose_view(state: SentenceState, options: FigureOptions) -> str:
     return "folded"
 
 
-# which views draw what is highlighted
+# views that draw the highlighted nodes
 
 
 def _omitted_highlights(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
-    """The names and patterns that are highlighted and of which a view draws no node."""
+    """The highlighted names and patterns that match no node of a view."""
     names = get_highlighted_names(options.highlight)
     if not names:
         return []
     selection = select_nodes(state, options)
     if view == "nodes":
         return [name for name in names if not _is_selected(state.ground, name, selection)]
-    drawn = _grid_nodes(state, selection) if view == "words" else state.network.graph.by_name
-    return [name for name in names if not match_names(name, drawn)]
+    nodes = _grid_nodes(state, selection) if view == "words" else state.network.graph.by_name
+    return [name for name in names if not match_names(name, nodes)]
 
 
 def _can_draw_all(state: SentenceState, options: FigureOptions, view: str) -> bool:
-    """Whether a view draws all that is highlighted, and uses every option that was given."""
+    """Whether a view draws all highlighted nodes and uses every given option."""
     return not options.unused(view) and not _omitted_highlights(state, options, view)
 
 
 def _check_highlights(state: SentenceState, options: FigureOptions, view: str) -> None:
-    """Refuse a view that leaves some out, where another view, or fewer options, would draw them."""
-    lost = _omitted_highlights(state, options, view)
-    if not lost:
+    """Raise an error if a view omits highlighted nodes that another view, or fewer options, would draw."""
+    omitted = _omitted_highlights(state, options, view)
+    if not omitted:
         return
-    ground, families = state.ground, state.network.graph.groups
-    if not _is_selected(ground, lost[0], NodeSelection()) and not match_names(lost[0], state.network.graph.by_name):
-        every = [ground.iter_names(family) for family in families]  # of a large net the first node of each family
-        raise unknown_name_error(
-            "highlight", lost[0], itertools.chain(*every) if len(ground) <= MAX_MATCHED_NODES else map(next, every)
-        )
-    if ways := [way for other in VIEW_OPTIONS if (way := _suggest_options(state, options, other))]:
+    ground, graph = state.ground, state.network.graph
+    if not _is_selected(ground, omitted[0], NodeSelection()) and not match_names(omitted[0], graph.by_name):
+        names = [ground.iter_names(group) for group in graph.groups]
+        known = itertools.chain(*names) if len(ground) <= MAX_MATCHED_NODES else map(next, names)  # one of each group
+        raise unknown_name_error("highlight", omitted[0], known)
+    if suggestions := [text for other in VIEW_OPTIONS if (text := _suggest_options(state, options, other))]:
         expected = f"nodes that this figure draws (detail={view!r})"
-        raise BNetError("highlight", expected=expected, actual=lost[0], allowed="; ".join(ways))
+        raise BNetError("highlight", expected=expected, actual=omitted[0], allowed="; ".join(suggestions))
 
 
 def _suggest_options(state: SentenceState, options: FigureOptions, view: str) -> str:
-    """How a view draws all: as it is, or without options that it does not use or that leave nodes out."""
-    defaults: dict[str, Any] = {each.name: each.default for each in fields(FigureOptions)}
+    """The options with which a view draws all highlighted nodes, as text; an empty string if there are none."""
+    defaults: dict[str, Any] = {option.name: option.default for option in fields(FigureOptions)}
     unused = options.unused(view)
     parts = [name for name in FILTER_OPTIONS if name in options.non_default and name not in unused]
     for dropped in (unused, [*unused, *parts]):
-        fewer = replace(options, detail=None, **{name: defaults[name] for name in dropped})
-        if not _omitted_highlights(state, fewer, view):
+        reduced = replace(options, detail=None, **{name: defaults[name] for name in dropped})
+        if not _omitted_highlights(state, reduced, view):
             without = ", ".join(f"{name}=" for name in dropped)
             return f"detail={view!r}" + (f" without {without}" if dropped else "")
     return ""
 
 
 def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bool:
-    """Whether a selection keeps some node that a name or a pattern stands for."""
-    for form in name_variants(name):
+    """Whether a selection has a node that a name or a pattern matches."""
+    for variant in name_variants(name):
         try:
-            nodes = match_nodes(ground, form) if "*" in form else [ground.id(form)]
+            nodes = match_nodes(ground, variant) if "*" in variant else [ground.id(variant)]
         except BNetError:
             continue
-        for family in {ground.group_of(node) for node in nodes}:
-            kept = ground.is_selected(family, selection)
-            if kept and bool(np.isin(nodes, ground.select_nodes(family, selection)).any()):
+        for group in {ground.group_of(node) for node in nodes}:
+            if not ground.is_selected(group, selection):
+                continue
+            if bool(np.isin(nodes, ground.select_nodes(group, selection)).any()):
                 return True
     return False
 
@@ -153,23 +153,22 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
 
 
 def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
-    """Every node and arrow that is asked for."""
+    """The picture of the selected nodes and their arrows."""
     ground, selection = state.ground, select_nodes(state, options)
-    most = math.inf if options.limit is None else options.limit
+    limit = math.inf if options.limit is None else options.limit
     if options.only is not None:
         selection = _restrict_words(ground, selection, get_highlighted_names(options.only))
     count = ground.count_arrows(selection)
-    some = any(part is not None for part in (options.only, options.min_weight, options.top))
-    if count > (
-        max(most, MAX_WEIGHED_ARROWS) if some else most
-    ):  # how many of some there are is known once they are weighed
+    has_filter = any(part is not None for part in (options.only, options.min_weight, options.top))
+    # With a filter, the number of arrows that remain is known only after their weights are computed.
+    if count > (max(limit, MAX_WEIGHED_ARROWS) if has_filter else limit):
         raise _arrow_limit_error(state, options, selection)
-    weights, failed = _attention_weights(state, options, selection)
+    weights, reason = _attention_weights(state, options, selection)
     if weights is not None and options.top is not None:
         weights = _select_strongest(state, weights, options)
-    least = options.min_weight or 0.0
-    weak = sum(weight < least for weight in (weights or {}).values())
-    if options.only is None and count - weak > most:
+    min_weight = options.min_weight or 0.0
+    weak = sum(weight < min_weight for weight in (weights or {}).values())
+    if options.only is None and count - weak > limit:
         raise _arrow_limit_error(state, options, selection)
     graph = ground_graph_to_networkx(
         state.network,
@@ -178,96 +177,98 @@ def _layout_nodes(state: SentenceState, options: FigureOptions) -> Picture:
         tokens=state.tokens,
         observed=state.evidence,
         weights=weights,
-        min_weight=least,
+        min_weight=min_weight,
         limit=None,
     )
     if options.only is not None:
         graph = select_subgraph(graph, options.only, ground.id)
     elif options.slices is not None or options.words is not None:
         graph = drop_wordless_components(graph)
-    if graph.number_of_edges() > most:
+    if graph.number_of_edges() > limit:
         raise _arrow_limit_error(state, options, selection)
     if not len(graph):
         raise BNetError("picture", expected="options that keep a node", actual="none kept")
     picture = layout_ground_graph(state.network, graph, boxes=_assign_boxes(state, options, list(graph)))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
-    told = " and ".join(f"{gone:,} of {total:,} {what}" for gone, total, what in hidden if gone)
-    return finish_picture(picture, options, _format_title(state), [f"{told} are not drawn" if told else "", failed])
+    counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
+    return finish_picture(picture, options, _format_title(state), [f"{counts} are not drawn" if counts else "", reason])
 
 
 def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequence[str]) -> NodeSelection:
-    """The words of some nodes, of those that a selection keeps."""
-    places = [ground.parse_name(name) for name in names]
+    """The selection restricted to the words of some nodes."""
+    indices = [ground.parse_name(name) for name in names]
     words = dict(selection.words)
-    for stack in {family.word_stack for family, _ in places if family.word_stack is not None}:
-        own = {index[-1] for family, index in places if family.word_stack == stack}
-        words[stack] = sorted(own & set(map(int, words.get(stack, own))))
+    for stack in {group.word_stack for group, _ in indices if group.word_stack is not None}:
+        word_ids = {index[-1] for group, index in indices if group.word_stack == stack}
+        words[stack] = sorted(word_ids & set(map(int, words.get(stack, word_ids))))
     return replace(selection, words=words)
 
 
 def _arrow_limit_error(state: SentenceState, options: FigureOptions, selection: NodeSelection) -> BudgetError:
-    """The error for a graph past the limit: its counts, and three ways to a figure that draws what must be drawn."""
+    """The error for a graph past the limit: its counts, and three ways to a figure with all highlighted nodes."""
     ground, limit = state.ground, options.limit or 0
     views = ("words", "folded") if _attention_specs(state, selection) else ("folded",)
-    other = [f"detail={view!r}" for view in views if _can_draw_all(state, options, view)]
-    must = (*get_highlighted_names(options.highlight), *get_highlighted_names(options.only))
+    other_views = [f"detail={view!r}" for view in views if _can_draw_all(state, options, view)]
+    required = (*get_highlighted_names(options.highlight), *get_highlighted_names(options.only))
     fits: list[str] = []
-    for wanted in _candidate_filters(ground):
-        if len(fits) + len(other[:1]) < 3:
-            with suppress(BNetError):  # a net without slices, say, has no part of them
-                part = select_nodes(state, replace(options, **wanted))
+    for filters in _candidate_filters(ground):
+        if len(fits) + len(other_views[:1]) < 3:
+            with suppress(BNetError):  # such as slices= of a net without slices
+                part = select_nodes(state, replace(options, **filters))
                 count = ground.count_arrows(part)
-                if 0 < count <= limit and all(_is_selected(ground, name, part) for name in must):
-                    told = ", ".join(f"{name}={value}" for name, value in wanted.items())
-                    fits.append(f"{told} ({count} arrows)")
+                if 0 < count <= limit and all(_is_selected(ground, name, part) for name in required):
+                    text = ", ".join(f"{name}={value}" for name, value in filters.items())
+                    fits.append(f"{text} ({count} arrows)")
     count = ground.count_arrows(selection)
-    got = f"{ground.count_nodes(selection)} nodes and {count} arrows"
-    return limit_error("figure of the nodes", limit, "arrows", got, [*fits, *other][:3], count)
+    counts = f"{ground.count_nodes(selection)} nodes and {count} arrows"
+    return limit_error("figure of the nodes", limit, "arrows", counts, [*fits, *other_views][:3], count)
 
 
 def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
-    """Filters, the mildest first."""
+    """Options that leave nodes out, the mildest first."""
     heads = {"heads": 0} if "head" in ground.template.plate_sizes else {}
-    few = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
-    tries: list[dict[str, Any]] = [{"slices": 0}, heads, *few, {"slices": 0, **heads}]
-    tries += [{"slices": 0, **each} for each in few] + [{"slices": 0, **heads, **each} for each in few]
-    tries += [{"weights": False, **each} for each in tries]
-    return [wanted for wanted in tries if wanted]
+    prefixes = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
+    candidates: list[dict[str, Any]] = [{"slices": 0}, heads, *prefixes, {"slices": 0, **heads}]
+    candidates += [{"slices": 0, **filters} for filters in prefixes]
+    candidates += [{"slices": 0, **heads, **filters} for filters in prefixes]
+    candidates += [{"weights": False, **filters} for filters in candidates]
+    return [filters for filters in candidates if filters]
 
 
 def _select_strongest(state: SentenceState, weights: ArrowWeights, options: FigureOptions) -> ArrowWeights:
-    """The weights, -1 where an arrow is of a weak read, or of one past the strongest.
+    """The weights, with -1 for arrows below `min_weight` or not among the `top` strongest reads.
 
-    A read is all arrows by which one node reads one word (k and v), and strong against the even share.
+    A read is the group of arrows by which one node reads one word (those of k and v). Reads are compared by their
+    weight divided by the uniform weight of their row.
     """
-    least, ground = options.min_weight or 0.0, state.ground
-    places = {node: ground.unravel_index(node) for arrow in weights for node in arrow}
+    min_weight, ground = options.min_weight or 0.0, state.ground
+    indices = {node: ground.unravel_index(node) for arrow in weights for node in arrow}
     rows: dict[int, NDArray[np.int64]] = {}
     reads: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for source, target in weights:
-        family, index = places[source]
-        axes = dict(zip(ground.axes(family), index, strict=True))
+        group, index = indices[source]
+        axes = dict(zip(ground.axes(group), index, strict=True))
         reads.setdefault((target, axes.get("head"), axes.get(WORD)), []).append((source, target))
     gain = {}
     for read, arrows in reads.items():
-        family, index = places[read[0]]
-        if family.index not in rows:
-            rows[family.index] = compute_read_mask(state.model, state.network.specs[family.index]).sum(1)
-        share = max(weights[arrow] for arrow in arrows)
-        if share >= least:
-            gain[read] = share * float(rows[family.index][index[-1]])
-    kept = sorted(gain, key=lambda read: -round(gain[read], 9))[: options.top]
-    return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in kept for arrow in reads[read]}}
+        group, index = indices[read[0]]
+        if group.index not in rows:
+            rows[group.index] = compute_read_mask(state.model, state.network.specs[group.index]).sum(1)
+        weight = max(weights[arrow] for arrow in arrows)
+        if weight >= min_weight:
+            gain[read] = weight * float(rows[group.index][index[-1]])
+    selected = sorted(gain, key=lambda read: -round(gain[read], 9))[: options.top]
+    return {**dict.fromkeys(weights, -1.0), **{arrow: weights[arrow] for read in selected for arrow in reads[read]}}
 
 
 def _attention_weights(
     state: SentenceState, options: FigureOptions, selection: NodeSelection
 ) -> tuple[ArrowWeights | None, str]:
-    """`P(j | i)` for the arrows, and why it is not there where nobody insists on it."""
+    """`P(j | i)` of each arrow; or None and, if it is too expensive for a default, the reason as text."""
     if options.attention is False and options.min_weight is None and options.top is None:
         return None, ""
-    if not any(member.has_word_attention for member in state.network.specs):
+    if not any(spec.has_word_attention for spec in state.network.specs):
         return None, ""
     if (
         options.attention is None
@@ -280,91 +281,90 @@ def _attention_weights(
 
 
 def _count_open_states(state: SentenceState) -> int:
-    """How many joint states the choices have that other nodes hang on, and that nothing has settled."""
+    """The number of joint states of the discrete nodes with children that are neither observed nor set by do."""
     ground, count = state.ground, 1
-    for member in state.network.specs:
-        if member.tpm.kind == "discrete" and ground.template.out_edges[member.group.index]:
-            for node in ground.select_nodes(member.group).tolist():
+    for spec in state.network.specs:
+        if spec.tpm.kind == "discrete" and ground.template.out_edges[spec.group.index]:
+            for node in ground.select_nodes(spec.group).tolist():
                 count *= 1 if node in state.model.do or node in state.evidence else state.model.count_states(node)
     return count
 
 
 def _assign_boxes(state: SentenceState, options: FigureOptions, names: Sequence[str]) -> dict[str, str]:
-    """The box of each node that is in one."""
+    """The name of the box of each node that is in one."""
     if isinstance(options.boxes, str):
         box, _ = build_box_namer(state.ground, options.boxes, options.slices if isinstance(options.slices, int) else 0)
-        found = {name: box(name) for name in names}
-        return {name: where for name, where in found.items() if where != "(outside)" and where != name}
-    told = options.boxes or {}
-    for name in told:
+        boxes = {name: box(name) for name in names}
+        return {name: label for name, label in boxes.items() if label != "(outside)" and label != name}
+    given_boxes = options.boxes or {}
+    for name in given_boxes:
         state.ground.id(name)
-    return {name: told[name] for name in names if name in told}
+    return {name: given_boxes[name] for name in names if name in given_boxes}
 
 
 # the reading grid
 
 
 def _attention_specs(state: SentenceState, selection: NodeSelection) -> list[NodeSpec]:
-    """The members that read words, within the slices of their stack."""
+    """The specs with attention over words, within the slices of their stack."""
     depths = state.network.graph.slices
-    readers = get_attention_specs(state.network, selection.slices)
-    return [member for member in readers if member.group.step in range(depths[member.group.stack])]
+    specs = get_attention_specs(state.network, selection.slices)
+    return [spec for spec in specs if spec.group.step in range(depths[spec.group.stack])]
 
 
 def _can_draw_grid(state: SentenceState, selection: NodeSelection) -> bool:
-    """True where a reading grid can be drawn: words are read by distributions, between states over words."""
-    readers = _attention_specs(state, selection)
-    stacks = {stack for member in readers for stack, _ in get_end_states(state.network, member)}
+    """True if a reading grid can be drawn: every attention is a distribution, between states over words."""
+    specs = _attention_specs(state, selection)
+    stacks = {stack for spec in specs for stack, _ in get_end_states(state.network, spec)}
     has_states = all(find_state_group(state.network, stack) is not None for stack in stacks)
-    return bool(readers) and has_states and all(member.tpm.has_attention for member in readers)
+    return bool(specs) and has_states and all(spec.tpm.has_attention for spec in specs)
 
 
 def _grid_nodes(state: SentenceState, selection: NodeSelection) -> dict[str, tuple[str, int]]:
     """The stack and the word of each node of the reading grid of a selection."""
-    network, found = state.network, dict[str, tuple[str, int]]()
-    for stack, slice_ in {
-        end for member in _attention_specs(state, selection) for end in get_end_states(network, member)
-    }:
-        if (family := find_state_group(network, stack)) is not None:
+    network, nodes = state.network, dict[str, tuple[str, int]]()
+    specs = _attention_specs(state, selection)
+    for stack, slice_ in {end for spec in specs for end in get_end_states(network, spec)}:
+        if (group := find_state_group(network, stack)) is not None:
             for word in selection.words.get(stack, range(len(state.tokens[stack]))):
-                found[join_name(family.stem, (slice_, int(word)))] = stack, int(word)
-    return found
+                nodes[join_name(group.stem, (slice_, int(word)))] = stack, int(word)
+    return nodes
 
 
 def _layout_words(state: SentenceState, options: FigureOptions) -> Picture:
-    """The reading grid."""
+    """The picture of the reading grid."""
     network, selection = state.network, select_nodes(state, options)
-    ends = [(member, get_end_states(network, member)) for member in _attention_specs(state, selection)]
+    ends = [(spec, get_end_states(network, spec)) for spec in _attention_specs(state, selection)]
     if not ends:
-        raise UnsupportedError(
-            "detail", expected="a net with P(j | i) (detail='words')", actual=network.declaration.name
-        )
-    every = {end for _, both in ends for end in both}
-    stacks = [stack for stack in state.tokens if any(stack == end[0] for end in every)]
+        expected = "a net with P(j | i) (detail='words')"
+        raise UnsupportedError("detail", expected=expected, actual=network.declaration.name)
+    end_states = {end for _, states in ends for end in states}
+    stacks = [stack for stack in state.tokens if any(stack == end[0] for end in end_states)]
     words = {stack: [int(w) for w in selection.words.get(stack, range(len(state.tokens[stack])))] for stack in stacks}
     pairs = sum(len(words[stack]) * len(words[other]) for _, ((stack, _), (other, _)) in ends)
     allowed = "fewer words= or slices=" + (", or detail='folded'" if _can_draw_all(state, options, "folded") else "")
-    for what, count, most in (
-        ("states", sum(len(words[stack]) for stack, _ in every), MAX_GRID_STATES),
+    for unit, count, maximum in (
+        ("states", sum(len(words[stack]) for stack, _ in end_states), MAX_GRID_STATES),
         ("pairs", pairs, MAX_GRID_PAIRS),
     ):
-        if count > most:
-            raise BudgetError("reading grid", expected=f"at most {most} {what} of words", actual=count, allowed=allowed)
+        if count > maximum:
+            expected = f"at most {maximum} {unit} of words"
+            raise BudgetError("reading grid", expected=expected, actual=count, allowed=allowed)
     heads = selection.plates.get("head")
-    readings = [
-        StateAttention(*both, _mean_attention(state, member, heads), compute_read_mask(state.model, member))
-        for member, both in ends
+    attentions = [
+        StateAttention(*states, _mean_attention(state, spec, heads), compute_read_mask(state.model, spec))
+        for spec, states in ends
     ]
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
-    marked = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
+    highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
-    picture, hidden = layout_attention_grid(state.tokens, words, stems, readings, options, marked)
-    drawn = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
-    return finish_picture(picture, options, _format_title(state), [_describe_heads(network, options), *hidden, drawn])
+    picture, hidden = layout_attention_grid(state.tokens, words, stems, attentions, options, highlighted)
+    counts = f"{len(picture.boxes):,} of {state.ground.count_nodes():,} nodes are drawn"
+    return finish_picture(picture, options, _format_title(state), [_describe_heads(network, options), *hidden, counts])
 
 
 def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray[np.float64]:
-    """What a member reads, `[word, word]`, averaged over what is open and over its plates."""
+    """The attention weights of a spec, `[word, word]`: their posterior expectation, averaged over plates."""
     if not spec.tpm.has_attention:
         raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
     table: NDArray[np.float64] = to_numpy(
@@ -372,16 +372,16 @@ def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray
     )
     if heads is not None and "head" in spec.group.plates:
         table = np.take(table, list(heads), axis=spec.group.plates.index("head"))
-    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # what is certain is exactly 1
+    return np.asarray(table.reshape(-1, *table.shape[-2:]).mean(0).round(12))  # a certain weight is exactly 1
 
 
 def _state_stem(network: Network, stack: str) -> str:
     """The stem of the states of a stack's words."""
-    family = find_state_group(network, stack)
-    if family is None:
-        expected, got = "a stack with a state over words", stack or "none"
-        raise UnsupportedError("detail", expected=expected, actual=got, allowed="detail='nodes'")
-    return family.stem
+    group = find_state_group(network, stack)
+    if group is None:
+        expected, received = "a stack with a state over words", stack or "none"
+        raise UnsupportedError("detail", expected=expected, actual=received, allowed="detail='nodes'")
+    return group.stem
 
 
 def _describe_heads(network: Network, options: FigureOptions) -> str:
@@ -389,12 +389,12 @@ def _describe_heads(network: Network, options: FigureOptions) -> str:
         return ""
     if options.heads is None:
         return f"the mean over {network.graph.plate_sizes['head']} heads"
-    told = [options.heads] if isinstance(options.heads, int) else list(options.heads)
-    return f"head {told[0]}" if len(told) == 1 else f"the mean over heads {', '.join(map(str, told))}"
+    heads = [options.heads] if isinstance(options.heads, int) else list(options.heads)
+    return f"head {heads[0]}" if len(heads) == 1 else f"the mean over heads {', '.join(map(str, heads))}"
 
 
 def _format_title(state: SentenceState) -> str:
     if not state.tokens:
         return f"the bnet {state.network.declaration.name}"
-    said = " | ".join(" ".join(format_token(word, None) for word in words) for words in state.tokens.values())
-    return f"the bnet of “{said[:300]}”"
+    text = " | ".join(" ".join(format_token(word, None) for word in words) for words in state.tokens.values())
+    return f"the bnet of “{text[:300]}”"

@@ -1,7 +1,7 @@
-"""How a picture says what a thing is: colours, fills, borders and dashes, and the legend that explains them.
+"""Style of pictures: colours, fills, borders and dashes with their meaning, the legend, and the caption.
 
-One name of a colour has one meaning in every picture, on light and on dark paper, safe for colour-blind readers. Colour
-is never the only sign: what a colour says, a border, a dash or a label says too.
+The name of a colour has one meaning in every picture, in the light and the dark theme, and the colours are safe for
+colour-blind readers. Colour is never the only sign: a border, a dash or a label repeats it.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ CAPTION_SIZE = 8.5  # of the legend and the caption
 BOX_HEIGHT = 26.0
 MIN_WIDTH = 340.0
 DEFAULT_MARK = "marked"
-FADED_OPACITY = 0.3  # what stands back
+FADED_OPACITY = 0.3  # of nodes that are not highlighted
 
 ROLE_DASHES = {"q": "solid", "k": "dash", "v": "dot"}
-ARROW_WIDTH = (0.5, 2.3)  # of an arrow that nothing reads along, and what certainty adds
-ARROW_OPACITY = (0.25, 0.75)
+ARROW_WIDTH = (0.5, 2.3)  # of an arrow with probability 0, and what probability 1 adds
+ARROW_OPACITY = (0.25, 0.75)  # as well
 ROLE_TEXTS = {"q": "query q", "k": "key k", "v": "value v"}
 
 
 COLOURS = {
     "ink": ("#1b1f24", "#e6e9ee"),  # text and borders
     "paper": ("#ffffff", "#14171c"),
-    "grey": ("#6b7280", "#98a1ae"),  # what stands back: second text, plain arrows
-    "prior": ("#b4bac3", "#5d6673"),  # what was before the evidence
+    "grey": ("#6b7280", "#98a1ae"),  # background: secondary text, plain arrows
+    "prior": ("#b4bac3", "#5d6673"),  # a distribution before the evidence
     "line": ("#d5d9df", "#353b45"),  # frames and grids
     "q": ("#cc2f27", "#ff7a70"),  # queries, red as in the chapter
     "k": ("#0b66ad", "#62aef0"),  # keys
     "v": ("#0b8a68", "#3fc79d"),  # values
     "observed": ("#d9dce1", "#474e59"),  # fill of an observed node
     "do": ("#f6c453", "#a8741a"),  # fill of a node that is set
-    "learnable": ("#8a5a9e", "#c79bdb"),  # what is learned
-    "accent": ("#0b66ad", "#62aef0"),  # the one thing to look at
-    "second": ("#c2571a", "#f0995c"),  # what is held beside it
+    "learnable": ("#8a5a9e", "#c79bdb"),  # learned parameters
+    "accent": ("#0b66ad", "#62aef0"),  # the subject of the figure
+    "second": ("#c2571a", "#f0995c"),  # what the subject is compared with
 }
 PALETTES: Mapping[str, Mapping[str, str]] = {
     theme: {name: pair[k] for name, pair in COLOURS.items()} for k, theme in enumerate(("light", "dark"))
 }
 
-# Heads and other kinds without order: after Okabe and Ito, darkened or lightened until each stands out on its paper.
+# Heads and other unordered categories: the palette of Okabe and Ito (2008, "Color Universal Design"), darkened or
+# lightened for contrast with the background of the theme.
 HEAD_COLOURS: Mapping[str, tuple[str, ...]] = {
     "light": ("#0b66ad", "#c2571a", "#0b8a68", "#b3588c", "#b07d00", "#4a9fd0", "#6b7280", "#6a4c93"),
     "dark": ("#62aef0", "#f0995c", "#3fc79d", "#e393bf", "#e6c04d", "#9fd5f7", "#98a1ae", "#b79ae0"),
@@ -76,7 +77,7 @@ def get_palette(theme: str = "light") -> Mapping[str, str]:
 
 
 def arrow_colour(parent: str, child: str) -> str:
-    """The colour of an arrow by the roles at its ends: that of q, k or v where one of them is one.
+    """The name of an arrow's colour by the roles at its ends: that of q, k or v if one of them is, else grey.
 
     >>> arrow_colour("x", "q"), arrow_colour("k", "x"), arrow_colour("enc.x", "cross_v"), arrow_colour("c", "W_q")
     ('q', 'k', 'v', 'grey')
@@ -90,27 +91,26 @@ def _role_letter(role: str) -> str:
 
 
 def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
-    """An arrow without a way yet; its probability is its width and opacity."""
-    look = (
-        (0.9, 1.0)
-        if weight is None
-        else (ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight)
-    )
-    return PictureArrow(
-        source, target, (), colour, *look, dash=ROLE_DASHES.get(colour, "solid"), weight=weight, title=title
-    )
+    """An arrow without a route yet; `weight`, its probability, sets width and opacity."""
+    style = 0.9, 1.0
+    if weight is not None:
+        style = ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight
+    dash = ROLE_DASHES.get(colour, "solid")
+    return PictureArrow(source, target, (), colour, *style, dash=dash, weight=weight, title=title)
 
 
 def border_colour(box: NodeBox) -> str:
-    """The colour of a box's border: what is given, or open by it, has one of its own."""
+    """The name of the colour of a box's border, by its mark."""
     if not box.mark:
         return "ink"
     return {"given": "second", "collider": "second", "y": "learnable"}.get(box.mark, "accent")
 
 
 def box_outlines(box: NodeBox) -> Iterator[tuple[float, float, float]]:
-    """The rectangles of a box, the hindmost first: how far the first and the last corner are from those of the box
-    along both axes, and how thick the line is; that of a double border is the last, and lies inside."""
+    """The rectangles of a box, from back to front, as (offset of top left, offset of bottom right, line width).
+
+    Offsets are along both axes. The inner line of a double border comes last.
+    """
     for k in range(box.num_stacked, -1, -1):
         yield 2.5 * k, 2.5 * k, 2.2 if box.mark and not k else 0.9
     if box.border == "double":
@@ -118,13 +118,13 @@ def box_outlines(box: NodeBox) -> Iterator[tuple[float, float, float]]:
 
 
 def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """The way of an arrow's line, and the corners of its head, the tip first; the line ends inside the head."""
+    """The curves of an arrow's line, which end inside its head, and the corners of the head, the tip first."""
     if not arrow.has_head:
         return arrow.points, ()
     (x1, y1), before = arrow.points[-1], arrow.points[-2]
     x0, y0 = before if before != (x1, y1) else arrow.points[0]
-    far = math.hypot(x1 - x0, y1 - y0) or 1.0
-    dx, dy = (x1 - x0) / far, (y1 - y0) / far
+    length = math.hypot(x1 - x0, y1 - y0) or 1.0
+    dx, dy = (x1 - x0) / length, (y1 - y0) / length
     size = 4.2 + 1.3 * arrow.width
     bx, by, half = x1 - size * dx, y1 - size * dy, 0.36 * size
     inside = (x1 - 0.8 * size * dx, y1 - 0.8 * size * dy)
@@ -139,7 +139,7 @@ def _sample_box(**fields: Any) -> NodeBox:
 def collect_legend(
     boxes: Sequence[NodeBox], arrows: Sequence[PictureArrow]
 ) -> list[tuple[NodeBox | PictureArrow, str]]:
-    """A sample of every sign that a picture uses, and what it means."""
+    """A sample and a text for every sign that a picture uses."""
     signs: list[tuple[bool, NodeBox, str]] = [
         (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
         (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
@@ -148,18 +148,18 @@ def collect_legend(
         (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
         (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
     ]
-    found: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for there, sample, text in signs if there]
+    entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
     for role in dict.fromkeys("its effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
-        found.append((_sample_box(mark=role), role))
+        entries.append((_sample_box(mark=role), role))
     colours = {arrow.colour for arrow in arrows}
-    found += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
-    heads = any(arrow.has_head for arrow in arrows)
+    entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
+    has_heads = any(arrow.has_head for arrow in arrows)
     if "accent" in colours:
-        found.append((replace(_sample_arrow("accent"), has_head=heads), "from a word to its reader"))
+        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from a word to its reader"))
     if any(arrow.weight is not None for arrow in arrows):
         sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        found.append((replace(sample, width=2.6, has_head=heads), "P(j | i): wide and dark is likely"))
-    return found
+        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i): wide and dark is likely"))
+    return entries
 
 
 def _sample_arrow(colour: str) -> PictureArrow:
@@ -174,7 +174,7 @@ def _sample_arrow(colour: str) -> PictureArrow:
 
 
 def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
-    """What marked boxes are in an answer, beside them."""
+    """The marks of highlighted boxes, as texts above them."""
     for box in boxes:
         if box.mark not in ("", DEFAULT_MARK) and box.border != "dot":
             left, top, _, _ = box.bounds
@@ -184,51 +184,52 @@ def label_marks(boxes: Iterable[NodeBox]) -> Iterator[TextLine]:
 def add_legend_and_caption(
     picture: Picture, *, legend: bool = True, has_box_signs: bool = True, title: str = "", caption: Sequence[str] = ()
 ) -> Picture:
-    """The picture with its legend (`signs=False`: of arrows alone) and caption below it, on paper of its size."""
+    """The picture with legend and caption below it, fitted to its extent; without `has_box_signs` the legend
+    explains arrows only."""
     picture = replace(picture, texts=(*picture.texts, *label_marks(picture.boxes)))
     left, _, right, bottom = extent(picture)
-    wide = max(right - left, MIN_WIDTH)
-    left -= (wide - (right - left)) / 2
+    width = max(right - left, MIN_WIDTH)
+    left -= (width - (right - left)) / 2
     y = bottom + 24.0
     entries: list[LegendEntry] = []
     if legend:
         entries, y = _layout_legend(
-            collect_legend(picture.boxes if has_box_signs else (), picture.arrows), left, wide, y
+            collect_legend(picture.boxes if has_box_signs else (), picture.arrows), left, width, y
         )
-    told = [piece for piece in caption if piece]
-    lines = _wrap_text("; ".join(told), wide)
+    pieces = [piece for piece in caption if piece]
+    lines = _wrap_text("; ".join(pieces), width)
     texts = [
-        TextLine(left + wide / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
+        TextLine(left + width / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
         for k, text in enumerate(lines)
     ]
-    found = replace(
-        picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(told)
+    result = replace(
+        picture, texts=(*picture.texts, *texts), legend=tuple(entries), title=title, caption="; ".join(pieces)
     )
-    return fit_to_extent(found)
+    return fit_to_extent(result)
 
 
 def _layout_legend(
     signs: Sequence[tuple[NodeBox | PictureArrow, str]], left: float, max_width: float, y: float
 ) -> tuple[list[LegendEntry], float]:
-    needed = [(sample, text, 30.0 + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs]
-    width, rows = max_width, _wrap_entries(needed, max_width)
-    while width > 60.0 and len(_wrap_entries(needed, width * 0.97)) == len(rows):  # rows of about one length
+    widths = [(sample, text, 30.0 + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs]
+    width, rows = max_width, _wrap_entries(widths, max_width)
+    while width > 60.0 and len(_wrap_entries(widths, width * 0.97)) == len(rows):  # rows of about one length
         width *= 0.97
-    found = []
-    for row in _wrap_entries(needed, width):
-        x = left + (max_width - sum(need for *_, need in row) + 14.0) / 2
-        for sample, text, need in row:
-            place = TextLine(x + 30.0, y, text_to_label(text), "start", CAPTION_SIZE)
-            found.append(LegendEntry(translate(sample, x + 12.0, y), place))
-            x += need
+    entries = []
+    for row in _wrap_entries(widths, width):
+        x = left + (max_width - sum(entry_width for *_, entry_width in row) + 14.0) / 2
+        for sample, text, entry_width in row:
+            text_line = TextLine(x + 30.0, y, text_to_label(text), "start", CAPTION_SIZE)
+            entries.append(LegendEntry(translate(sample, x + 12.0, y), text_line))
+            x += entry_width
         y += 17.0
-    return found, y + 2.0
+    return entries, y + 2.0
 
 
 def _wrap_entries(
     signs: Sequence[tuple[NodeBox | PictureArrow, str, float]], max_width: float
 ) -> list[list[tuple[NodeBox | PictureArrow, str, float]]]:
-    """Signs in rows of at most this width."""
+    """Signs in rows of at most `max_width`."""
     rows: list[list[tuple[NodeBox | PictureArrow, str, float]]] = [[]]
     for sign in signs:
         if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > max_width:

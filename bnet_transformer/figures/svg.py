@@ -1,7 +1,7 @@
-"""Pictures as SVG: vector text, a title and a description, tooltips; no script, and nothing that is fetched.
+"""Writes pictures as SVG, PNG and PDF.
 
-PNG and PDF are made of the SVG by typst: the same paths and the same text, so that all three formats are one layout.
-Their fonts are those of the system and DejaVu, which comes with matplotlib, so a bare machine shows the same letters.
+The SVG has vector text, a title, a description and tooltips; it has no script and fetches nothing. typst converts it to
+PNG and PDF, so all three formats have one layout. Fonts are those of the system and DejaVu, which matplotlib ships.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ MAX_SHOWN_WIDTH = 680.0  # points: wider pictures are shown smaller
 PDF_PAGE_SIZE = (468.0, 648.0)  # points: a larger figure becomes a PDF of at most this width and height
 PNG_DPI = 192.0
 MAX_PNG_PIXELS = 8000.0  # a side of a PNG at most
-DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all that the figures ask for
-# What lies between a figure and the code that draws it.
+DEJAVU_FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSerif-Italic.ttf")  # all fonts that the figures name
+# Files whose stack frames are between a warning and the code of the user that draws.
 INTERNAL_PATHS = (str(Path(__file__).parents[1]), functools.__file__, contextlib.__file__)
-# The figure arrives as an input, so nothing in it is read as typst. Without a date, the same figure is the same bytes.
+# The figure is passed as an input, so no text in it is parsed as typst. Without a date, equal figures are equal bytes.
 TYPST_TEMPLATE = """
 #set document(title: sys.inputs.title, date: none)
 #set page(width: {width}pt, height: {height}pt, margin: 0pt, fill: none)
@@ -54,7 +54,7 @@ TYPST_TEMPLATE = """
 
 
 class NotebookPicture(Picture):
-    """A picture that a notebook shows: SVG, and a line where none can be."""
+    """A picture that a notebook shows as SVG, and a console as one line."""
 
     def __repr__(self) -> str:
         return f"<Picture: {self.title or 'a figure'}, {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
@@ -68,57 +68,57 @@ class NotebookPicture(Picture):
 
 
 def to_notebook_picture(picture: Picture) -> NotebookPicture:
-    """The same picture, such that a notebook shows it."""
+    """The picture as one that a notebook shows."""
     return NotebookPicture(**vars(picture))
 
 
 def escape(text: str) -> str:
-    """Text as it stands between tags."""
+    """Text escaped for use between tags."""
     return saxutils.escape(escape_invisible(text))
 
 
 def quoteattr(text: str) -> str:
-    """Text as an attribute, with its quotes."""
+    """Text escaped as the value of an attribute, with its quotes."""
     return saxutils.quoteattr(escape_invisible(text))
 
 
 def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     """The picture as SVG. With `theme="auto"` its colours follow the reader's light or dark mode.
 
-    `is_print` is for a program that knows no modes, and sets a text element in one font: that of its rarest letter.
+    `is_print` is for typst, which has no dark mode and sets each text element in one font, that of its rarest letter.
     """
-    wide, tall = picture.width, picture.height
-    shown = min(1.0, MAX_SHOWN_WIDTH / wide) if wide else 1.0
-    ink = SvgColours(picture.theme, is_print)
+    width, height = picture.width, picture.height
+    scale = min(1.0, MAX_SHOWN_WIDTH / width) if width else 1.0
+    colours = SvgColours(picture.theme, is_print)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_format_number(wide * shown)}" height="{_format_number(tall * shown)}" '
-        f'viewBox="0 0 {_format_number(wide)} {_format_number(tall)}" role="img" font-family={quoteattr(SANS)} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_fmt(width * scale)}" height="{_fmt(height * scale)}" '
+        f'viewBox="0 0 {_fmt(width)} {_fmt(height)}" role="img" font-family={quoteattr(SANS)} '
         'style="max-width:100%;height:auto">',
         f"<title>{escape(picture.title)}</title>",
         f"<desc>{escape(_describe_picture(picture))}</desc>",
-        ink.dark_style_sheet(),
-        f'<rect width="{_format_number(wide)}" height="{_format_number(tall)}"{ink.fill("paper")}/>',
+        colours.dark_style_sheet(),
+        f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{colours.fill("paper")}/>',
         '<g class="frames">',
-        *(_render_frame(frame, ink) for frame in picture.frames),
+        *(_render_frame(frame, colours) for frame in picture.frames),
         '</g><g class="arrows">',
-        *(_render_arrow(arrow, ink) for arrow in picture.arrows),
+        *(_render_arrow(arrow, colours) for arrow in picture.arrows),
         '</g><g class="nodes">',
-        *(_render_box(box, ink) for box in picture.boxes),
+        *(_render_box(box, colours) for box in picture.boxes),
         '</g><g class="texts">',
-        *(_render_text(line, ink) for line in picture.texts),
+        *(_render_text(line, colours) for line in picture.texts),
         '</g><g class="legend">',
         *(
-            _render_arrow(e.handle, ink) if isinstance(e.handle, PictureArrow) else _render_box(e.handle, ink)
+            _render_arrow(e.handle, colours) if isinstance(e.handle, PictureArrow) else _render_box(e.handle, colours)
             for e in picture.legend
         ),
-        *(_render_text(e.text, ink) for e in picture.legend),
+        *(_render_text(e.text, colours) for e in picture.legend),
         "</g></svg>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
 class SvgColours:
-    """Colours as attributes: of one theme, or (`has_dark_mode`) with classes that a style sheet turns dark."""
+    """Colours as attributes of one theme; if `has_dark_mode`, with classes for the style sheet of the dark mode."""
 
     def __init__(self, theme: str, is_print: bool = False) -> None:
         self.has_dark_mode = theme == "auto" and not is_print
@@ -126,15 +126,15 @@ class SvgColours:
         self.is_print = is_print
 
     def fill(self, name: str) -> str:
-        """The fill of a named colour."""
+        """The attributes for a fill of a named colour."""
         return f' fill="{self.colours[name]}"' + (f' class="f-{name}"' if self.has_dark_mode else "")
 
     def stroke(self, name: str) -> str:
-        """The line of a named colour, with no fill."""
+        """The attributes for a line of a named colour without fill."""
         return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.has_dark_mode else "")
 
     def dark_style_sheet(self) -> str:
-        """The style sheet that turns a picture dark."""
+        """The style sheet for the dark mode of the reader, or an empty string."""
         if not self.has_dark_mode:
             return ""
         rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
@@ -148,30 +148,28 @@ def _describe_picture(picture: Picture) -> str:
 
 
 @lru_cache(maxsize=2**14)  # a figure has the same few coordinates many times over
-def _format_number(value: float) -> str:
+def _fmt(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 def _render_box(box: NodeBox, colours: SvgColours) -> str:
     left, top, _, _ = box.bounds
     faded = f' opacity="{FADED_OPACITY}"' if box.is_faded else ""
-    named = f' id={quoteattr(box.name)} class="node"' if box.name else ""
+    attrs = f' id={quoteattr(box.name)} class="node"' if box.name else ""
     line = "accent" if box.mark else "ink"
-    parts = [f"<g{named}{faded}>"]
+    parts = [f"<g{attrs}{faded}>"]
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
-        parts.append(
-            f'<circle cx="{_format_number(box.x)}" cy="{_format_number(box.y)}" r="{_format_number(box.width / 2)}"{colours.fill(line)}/>'
-        )
+        parts.append(f'<circle cx="{_fmt(box.x)}" cy="{_fmt(box.y)}" r="{_fmt(box.width / 2)}"{colours.fill(line)}/>')
     else:
         dash = ' stroke-dasharray="3.2 2"' if box.is_dashed else ""
-        for start, end, thick in box_outlines(box):
+        for start, end, line_width in box_outlines(box):
             width, height = box.width + (end - start), box.height + (end - start)
-            place = f'x="{_format_number(left + start)}" y="{_format_number(top + start)}" width="{_format_number(width)}" height="{_format_number(height)}"'
-            place += f' rx="{_format_number(min(5.0, height / 3))}"'
-            parts.append(f"<rect {place}{colours.fill(box.fill)}/>")
-            parts.append(f'<rect {place}{colours.stroke(line)} stroke-width="{_format_number(thick)}"{dash}/>')
+            geometry = f'x="{_fmt(left + start)}" y="{_fmt(top + start)}" width="{_fmt(width)}" height="{_fmt(height)}"'
+            geometry += f' rx="{_fmt(min(5.0, height / 3))}"'
+            parts.append(f"<rect {geometry}{colours.fill(box.fill)}/>")
+            parts.append(f'<rect {geometry}{colours.stroke(line)} stroke-width="{_fmt(line_width)}"{dash}/>')
     if box.label:
         parts.append(_render_text(TextLine(box.x, box.y, box.label, size=LABEL_SIZE), colours))
     return "".join(parts) + "</g>"
@@ -179,76 +177,78 @@ def _render_box(box: NodeBox, colours: SvgColours) -> str:
 
 def _render_arrow(arrow: PictureArrow, colours: SvgColours) -> str:
     points, head = split_arrow_head(arrow)
-    way = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
+    path = f"M{_format_point(points[0])}C" + " ".join(_format_point(point) for point in points[1:])
     dash = DASH_PATTERNS[arrow.dash]
-    dashed = f' stroke-dasharray="{" ".join(_format_number(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
-    ends = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
-    named = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
+    dashes = f' stroke-dasharray="{" ".join(_fmt(d * max(arrow.width, 0.8)) for d in dash)}"' if dash else ""
+    cap = ' stroke-linecap="round"' if arrow.dash == "dot" else ""
+    attrs = f' class="arrow" data-source={quoteattr(arrow.source)} data-target={quoteattr(arrow.target)}'
     weight = "" if arrow.weight is None else f' data-weight="{arrow.weight:.4g}"'
-    opened = f"<g{named}{weight}>" if arrow.source else "<g>"
+    start_tag = f"<g{attrs}{weight}>" if arrow.source else "<g>"
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
-    faint = f' opacity="{_format_number(arrow.opacity)}"' if arrow.opacity < 1 else ""
-    line = f'<path d="{way}"{colours.stroke(arrow.colour)} stroke-width="{_format_number(arrow.width)}"{dashed}{ends}{faint}/>'
+    opacity = f' opacity="{_fmt(arrow.opacity)}"' if arrow.opacity < 1 else ""
+    line = f'<path d="{path}"{colours.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
     point = ""
     if head:
         tip, left, right = map(_format_point, head)
-        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{faint}/>'
-    return f"{opened}{title}{line}{point}</g>"
+        point = f'<path d="M{tip}L{left} {right}Z"{colours.fill(arrow.colour)}{opacity}/>'
+    return f"{start_tag}{title}{line}{point}</g>"
 
 
 @lru_cache(maxsize=2**14)
 def _format_point(point: tuple[float, float]) -> str:
-    return f"{_format_number(point[0])},{_format_number(point[1])}"
+    return f"{_fmt(point[0])},{_fmt(point[1])}"
 
 
 def _render_frame(frame: Frame, colours: SvgColours) -> str:
     if frame.kind == "line":
-        return f'<path d="M{_format_number(frame.x)},{_format_number(frame.y)}v{_format_number(frame.height)}"{colours.stroke("grey")} stroke-width="0.8"/>'
-    colour, thick = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
-    place = f'x="{_format_number(frame.x)}" y="{_format_number(frame.y)}" width="{_format_number(frame.width)}" height="{_format_number(frame.height)}" rx="8"'
-    return f'<rect data-name={quoteattr(frame.name)} {place}{colours.stroke(colour)} stroke-width="{thick}"/>'
+        path = f"M{_fmt(frame.x)},{_fmt(frame.y)}v{_fmt(frame.height)}"
+        return f'<path d="{path}"{colours.stroke("grey")} stroke-width="0.8"/>'
+    colour, line_width = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
+    rect = f'x="{_fmt(frame.x)}" y="{_fmt(frame.y)}" width="{_fmt(frame.width)}" height="{_fmt(frame.height)}" rx="8"'
+    return f'<rect data-name={quoteattr(frame.name)} {rect}{colours.stroke(colour)} stroke-width="{line_width}"/>'
 
 
 def _render_text(line: TextLine, colours: SvgColours) -> str:
     label, size = line.runs, line.size
     word = next((k for k, run in enumerate(label) if run.style == "token" and has_non_latin(run.text)), 0)
-    if colours.is_print and word and line.anchor == "middle":  # the word gets an element, and so a font, of its own
+    if colours.is_print and word and line.anchor == "middle":  # a separate element, and so a separate font
         middle = line.x - measure_label(label, size) / 2 + measure_label(label[:word], size)
         before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
         return _render_text(before, colours) + _render_text(replace(before, runs=label[word:], anchor="start"), colours)
     title = f"<title>{escape(line.title)}</title>" if line.title else ""
-    place = f'x="{_format_number(line.x)}" y="{_format_number(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_format_number(size)}"'
-    return f'<text {place}{colours.fill(line.colour)} xml:space="preserve">{title}{"".join(_render_spans(label, size))}</text>'
+    attrs = f'x="{_fmt(line.x)}" y="{_fmt(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_fmt(size)}"'
+    spans = "".join(_render_spans(label, size))
+    return f'<text {attrs}{colours.fill(line.colour)} xml:space="preserve">{title}{spans}</text>'
 
 
 def _render_spans(label: tuple[TextRun, ...], size: float) -> Iterator[str]:
-    """Runs as spans; what stands below or above the line moves back afterwards."""
-    moved = 0.0
+    """Runs as spans; `dy` is relative in SVG, so the text after a subscript or superscript moves back."""
+    offset = 0.0
     for run in label:
-        to = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
-        shift = f' dy="{_format_number(to - moved)}"' if to != moved else ""
-        moved = to
-        look = ""
+        target = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
+        shift = f' dy="{_fmt(target - offset)}"' if target != offset else ""
+        offset = target
+        style = ""
         if run.style in ("sub", "sup"):
-            look = f' font-size="{_format_number(size * SCRIPT_SCALE)}"'
+            style = f' font-size="{_fmt(size * SCRIPT_SCALE)}"'
         elif run.style in ("math", "name"):
-            look = f" font-family={quoteattr(SERIF)}" + (' font-style="italic"' if run.style == "math" else "")
+            style = f" font-family={quoteattr(SERIF)}" + (' font-style="italic"' if run.style == "math" else "")
         elif run.style == "token":
-            look = ' style="unicode-bidi:isolate"'
-        yield f"<tspan{shift}{look}>{escape(run.text)}</tspan>"
+            style = ' style="unicode-bidi:isolate"'
+        yield f"<tspan{shift}{style}>{escape(run.text)}</tspan>"
 
 
 # PNG and PDF
 
 
 def to_png(picture: Picture) -> bytes:
-    """The picture as PNG, at 192 dots to the inch, or fewer where a side would pass 8,000."""
+    """The picture as PNG, at 192 dpi, or at fewer if a side would exceed 8,000 pixels."""
     dpi = min(PNG_DPI, 72.0 * MAX_PNG_PIXELS / max(picture.width, picture.height, 1.0))
     return _compile_typst(picture, 1.0, format="png", ppi=dpi)
 
 
 def to_pdf(picture: Picture) -> bytes:
-    """The picture as PDF: vectors and text that can be selected, made smaller where it would pass a page."""
+    """The picture as PDF with vectors and selectable text, scaled down to fit a page."""
     scale = min(1.0, PDF_PAGE_SIZE[0] / max(picture.width, 1.0), PDF_PAGE_SIZE[1] / max(picture.height, 1.0))
     return _compile_typst(picture, scale, format="pdf")
 
@@ -264,16 +264,16 @@ def _compile_typst(picture: Picture, scale: float, **options: Any) -> bytes:
 
 @cache
 def _load_fonts() -> Any:
-    """The fonts of the system and DejaVu, sought once in a process: there may be thousands.
+    """The fonts of the system and DejaVu, searched once in a process, as there may be thousands.
 
-    typst takes folders, and matplotlib's own holds LastResort, which has a box for every letter and would be chosen for
-    labels; so the three files that are needed are copied to a folder of their own, which goes when Python ends.
+    typst takes folders. That of matplotlib has LastResort, a font with a box for every letter, which typst would choose
+    for labels; so the three needed files are copied to a temporary folder, which is removed at exit.
     """
     import typst
 
-    found = importlib.util.find_spec("matplotlib")
-    assert found is not None and found.origin is not None
-    dejavu = Path(found.origin).parent / "mpl-data" / "fonts" / "ttf"
+    spec = importlib.util.find_spec("matplotlib")
+    assert spec is not None and spec.origin is not None
+    dejavu = Path(spec.origin).parent / "mpl-data" / "fonts" / "ttf"
     folder = tempfile.TemporaryDirectory(prefix="bnet-fonts-")
     atexit.register(folder.cleanup)
     for name in DEJAVU_FONTS:
@@ -282,25 +282,25 @@ def _load_fonts() -> Any:
 
 
 def _warn_missing_glyphs(picture: Picture) -> None:
-    """Warn of letters that no font has: typst draws an empty box for each, and says nothing."""
+    """Warn of letters that no font has: typst draws an empty box for each without a warning."""
     labels = [box.label for box in picture.boxes] + [line.runs for line in picture.lines]
     words = {escape_invisible(run.text) for label in labels for run in label if has_non_latin(run.text)}
-    if not words:  # most figures: matplotlib, which knows the fonts, is not imported for them
+    if not words:  # most figures: they do not need matplotlib, whose import takes time
         return
     from bnet_transformer.figures.fonts import replace_missing_glyphs
 
     _, _, missing = replace_missing_glyphs(words)
     if missing:
-        some = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        letters = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
         warnings.warn(
-            f"no font has the letters {some}: PNG and PDF show an empty box for each. Install a font that has them, "
+            f"no font has the letters {letters}: PNG and PDF show an empty box for each. Install a font that has them, "
             f"on Debian and Ubuntu such as {_suggest_font_package(missing[0])}; SVG takes the fonts of its reader",
             stacklevel=_caller_stacklevel(),
         )
 
 
 def _caller_stacklevel() -> int:
-    """The `stacklevel` of the code that draws: of the first frame that is not of this package."""
+    """The `stacklevel` of the first frame outside this package."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_code.co_filename.startswith(INTERNAL_PATHS):
         frame, level = frame.f_back, level + 1
@@ -308,7 +308,7 @@ def _caller_stacklevel() -> int:
 
 
 def _suggest_font_package(letter: str) -> str:
-    """The package of Debian whose font has a letter."""
+    """The Debian package with a font that has a letter."""
     name = unicodedata.name(letter, "")
     if name.startswith(("CJK", "HIRAGANA", "KATAKANA", "HANGUL")):
         return "fonts-noto-cjk"

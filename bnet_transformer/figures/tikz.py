@@ -1,6 +1,6 @@
-"""Pictures as LaTeX: a document of its own with a TikZ figure and, of a net, the structural equations beside it.
+"""Writes pictures as LaTeX: a complete document with a TikZ figure and, for a net, the structural equations below it.
 
-It is plain ASCII and compiles with pdflatex and lualatex. What pdflatex has no letter for is shown by its code point.
+It is plain ASCII and compiles with pdflatex and lualatex. pdflatex shows a letter that it lacks by its code point.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bnet_transformer.figures.style import (
     split_arrow_head,
 )
 
-MAX_WIDTH = 495.0  # points of TeX that the text is wide
+MAX_WIDTH = 495.0  # of the text, in points of TeX
 MAX_HEIGHT = 620.0
 
 PREAMBLE = r"""\documentclass{article}
@@ -78,7 +78,7 @@ LATEX_ACCENTS = {
 
 
 def to_tikz(picture: Picture, equations: str = "") -> str:
-    """The picture as a LaTeX document; `equations` is LaTeX that stands below it."""
+    """The picture as a LaTeX document, with the LaTeX of `equations` below it."""
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
     parts = [PREAMBLE + PAGE_SETUP]
     parts += [rf"\definecolor{{bnet{name}}}{{HTML}}{{{value[1:].upper()}}}" for name, value in colours.items()]
@@ -89,7 +89,7 @@ def to_tikz(picture: Picture, equations: str = "") -> str:
 
 
 def render_tikzpicture(picture: Picture) -> Iterator[str]:
-    """The lines of the `tikzpicture`, as wide as a page at most."""
+    """The lines of the `tikzpicture`, scaled to fit a page."""
     scale = min(1.0, MAX_WIDTH / max(picture.width, 1.0), MAX_HEIGHT / max(picture.height, 1.0))
     yield r"\begin{center}"
     yield (
@@ -132,8 +132,8 @@ def _escape_letter(letter: str) -> str:
         return letter
     base, *marks = tuple(unicodedata.normalize("NFD", letter))
     if len(marks) == 1 and marks[0] in LATEX_ACCENTS and base.isascii() and base.isalpha():
-        plainly = {"i": r"\i", "j": r"\j"}.get(base, base) if marks[0] != "\u0327" else base
-        return f"\\{LATEX_ACCENTS[marks[0]]}{{{plainly}}}"
+        base_letter = {"i": r"\i", "j": r"\j"}.get(base, base) if marks[0] != "\u0327" else base
+        return f"\\{LATEX_ACCENTS[marks[0]]}{{{base_letter}}}"
     return f"\\bnetletter{{{ord(letter):04X}}}"
 
 
@@ -147,7 +147,7 @@ def _render_label(label: tuple[TextRun, ...]) -> str:
             parts.append(rf"$\mathit{{{text}}}$" if run.text.isascii() and run.text.isalnum() else text)
         else:
             parts.append(rf"\text{'rm' if run.style == 'name' else 'sf'}{{{text}}}")
-    return "".join(parts).replace("$$", "")  # a subscript and the superscript after it stand above one another
+    return "".join(parts).replace("$$", "")  # one math group, so sub- and superscript are aligned
 
 
 def _font_option(size: float) -> str:
@@ -162,26 +162,26 @@ def _render_box(box: NodeBox, scale: float) -> Iterator[str]:
         yield rf"\fill[{line}{opacity}] ({box.x:.2f},{box.y:.2f}) circle [radius={box.width / 2:.2f}];"
     else:
         dash = f",dash pattern=on {3.2 * scale:.2f}bp off {2 * scale:.2f}bp" if box.is_dashed else ""
-        look = f"draw={line},rounded corners={4 * scale:.2f}bp{dash}{opacity}"
-        for start, end, thick in box_outlines(box):
+        style = f"draw={line},rounded corners={4 * scale:.2f}bp{dash}{opacity}"
+        for start, end, width in box_outlines(box):
             fill = f",fill=bnet{box.fill}" if end >= 0 else ""
-            place = f"({left + start:.2f},{top + start:.2f}) rectangle ({right + end:.2f},{bottom + end:.2f})"
-            yield rf"\path[{look}{fill},line width={thick * scale:.2f}bp] {place};"
+            rectangle = f"({left + start:.2f},{top + start:.2f}) rectangle ({right + end:.2f},{bottom + end:.2f})"
+            yield rf"\path[{style}{fill},line width={width * scale:.2f}bp] {rectangle};"
     if box.label:
-        said = rf"\bnetfit{{{box.width - 8:.1f}bp}}{{{_render_label(box.label)}}}"
-        yield rf"\node[{_font_option(LABEL_SIZE)}{opacity}] at ({box.x:.2f},{box.y:.2f}) {{{said}}};"
+        content = rf"\bnetfit{{{box.width - 8:.1f}bp}}{{{_render_label(box.label)}}}"
+        yield rf"\node[{_font_option(LABEL_SIZE)}{opacity}] at ({box.x:.2f},{box.y:.2f}) {{{content}}};"
 
 
 def _render_arrow(arrow: PictureArrow, scale: float) -> str:
     points, head = split_arrow_head(arrow)
-    way = _format_point(points[0])
+    path = _format_point(points[0])
     for one, two, end in zip(points[1::3], points[2::3], points[3::3], strict=True):
-        way += f" .. controls {_format_point(one)} and {_format_point(two)} .. {_format_point(end)}"
+        path += f" .. controls {_format_point(one)} and {_format_point(two)} .. {_format_point(end)}"
     dash, width = DASH_PATTERNS[arrow.dash], max(arrow.width, 0.8) * scale
     dashed = f",dash pattern=on {dash[0] * width:.2f}bp off {dash[1] * width:.2f}bp" if dash else ""
-    look = f"bnet{arrow.colour},opacity={arrow.opacity:.2f}"
-    line = rf"\draw[{look},line width={arrow.width * scale:.2f}bp{dashed}] {way};"
-    return line + (rf" \fill[{look}] {' -- '.join(map(_format_point, head))} -- cycle;" if head else "")
+    style = f"bnet{arrow.colour},opacity={arrow.opacity:.2f}"
+    line = rf"\draw[{style},line width={arrow.width * scale:.2f}bp{dashed}] {path};"
+    return line + (rf" \fill[{style}] {' -- '.join(map(_format_point, head))} -- cycle;" if head else "")
 
 
 def _format_point(point: tuple[float, float]) -> str:
@@ -193,12 +193,12 @@ def _render_frame(frame: Frame, scale: float) -> str:
     if frame.kind == "line":
         ends = f"({frame.x:.2f},{frame.y:.2f}) -- ({frame.x:.2f},{bottom:.2f})"
         return rf"\draw[bnetgrey,line width={0.8 * scale:.2f}bp] {ends};"
-    colour, thick = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
-    look = f"bnet{colour},rounded corners={7 * scale:.2f}bp,line width={thick * scale:.2f}bp"
-    return rf"\draw[{look}] ({frame.x:.2f},{frame.y:.2f}) rectangle ({right:.2f},{bottom:.2f});"
+    colour, width = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
+    style = f"bnet{colour},rounded corners={7 * scale:.2f}bp,line width={width * scale:.2f}bp"
+    return rf"\draw[{style}] ({frame.x:.2f},{frame.y:.2f}) rectangle ({right:.2f},{bottom:.2f});"
 
 
 def _render_text(line: TextLine) -> str:
     anchor = {"start": "west", "middle": "center", "end": "east"}[line.anchor]
-    look = f"anchor={anchor},text=bnet{line.colour},{_font_option(line.size)}"
-    return rf"\node[{look}] at ({line.x:.2f},{line.y:.2f}) {{{_render_label(line.runs)}}};"
+    style = f"anchor={anchor},text=bnet{line.colour},{_font_option(line.size)}"
+    return rf"\node[{style}] at ({line.x:.2f},{line.y:.2f}) {{{_render_label(line.runs)}}};"

@@ -1,11 +1,12 @@
-"""The likelihood of a readout right above an attention, all words together.
+"""The likelihood of a readout on top of an attention, of all words together, without the mean of each joint state.
 
-The readout's own map goes to the values, before they are mixed: `W (P v) = P (W v)`. Under a Normal readout
+The linear map of the readout commutes with the attention weights: `W (P v) = P (W v)`. For a Normal readout
 
     sum_i |t_i - sum_j P_ij v_j|^2 = |t|^2 - 2 <P, t v^T> + <P^T P, v v^T>
 
-On the right the choices of P (those of q and k) and those of v meet in one product of Gram matrices: with M atoms for
-each role there are M^2 attentions and M^3 inner products of n^2 numbers; on the left M^3 mixes of n^2 d.
+On the right, the choices of P (those of q and k) and the choices of v meet only in a product of Gram matrices. With M
+atoms for each of q, k and v there are M^2 attentions and M^3 inner products of n^2 numbers; on the left, M^3 products
+of n^2 d numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import gather_attention_inputs
-from bnet_transformer.compiler.execution_state import ExecutionState, build_context
+from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import AttentionInputs, apply_maps, attend, classify_dims, scaled_product
+from bnet_transformer.compiler.gather import build_context
 from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.declare import Network, NodeSpec
@@ -28,8 +30,8 @@ from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.combine import apply_linear
 from bnet_transformer.tpm.random import squared_distance
 
-MIN_LOG_SIGMA = -2.5  # the log of the least sigma at which Gram matrices are used in float32
-MIN_SPEEDUP = 2.0  # how many times fewer products Gram matrices must need: theirs are small
+MIN_LOG_SIGMA = -2.5  # minimum log sigma for Gram matrices in float32
+MIN_SPEEDUP = 2.0  # required ratio of products, since those of Gram matrices are small and slow
 
 
 def find_deferred_attention(
@@ -39,26 +41,34 @@ def find_deferred_attention(
     retained: Collection[int],
     enumerated: Collection[int],
 ) -> dict[int, int]:
-    """Readout -> the attention right below it, where nothing else needs the attention's value.
+    """Readouts whose attention is needed by nothing else.
 
-    `observed` are families with evidence, `ancestral_set` all that matter, `retained` those asked for or set, `enumerated` the choices.
+    Args:
+        network: The net.
+        observed: Groups with evidence.
+        ancestral_set: All groups that matter.
+        retained: Groups whose values are requested or set.
+        enumerated: The enumerated choices.
+
+    Returns:
+        Readout -> its attention, by group index.
     """
-    found = {}
+    deferred = {}
     if any(network.specs[i].group.word_stack is not None or network.specs[i].group.plates for i in enumerated):
         return {}
     for index in observed:
-        member = network.specs[index]
-        if _is_affine_readout(member) and not member.group.plates and index not in retained:
-            (given,) = member.parents
-            readers = {bundle.child for bundle in network.graph.out_edges[given.index]} & set(ancestral_set)
-            straight = not given.pick and given.reach.kind == "same" and member.group.word_stack is not None
-            if straight and readers == {index} and _is_fusible_attention(network.specs[given.index], retained):
-                found[index] = given.index
-    return found
+        spec = network.specs[index]
+        if _is_affine_readout(spec) and not spec.group.plates and index not in retained:
+            (parent,) = spec.parents
+            readers = {edge.child for edge in network.graph.out_edges[parent.index]} & set(ancestral_set)
+            is_same_word = not parent.pick and parent.reach.kind == "same" and spec.group.word_stack is not None
+            if is_same_word and readers == {index} and _is_fusible_attention(network.specs[parent.index], retained):
+                deferred[index] = parent.index
+    return deferred
 
 
 def _is_affine_readout(spec: NodeSpec) -> bool:
-    """True for a readout of each word that is affine in one vector."""
+    """True for a readout of single words that is affine in one vector."""
     tpm = spec.tpm
     if not isinstance(tpm, Normal | Categorical) or tpm.pool or len(spec.parents) != 1:
         return False
@@ -66,35 +76,43 @@ def _is_affine_readout(spec: NodeSpec) -> bool:
 
 
 def _is_fusible_attention(spec: NodeSpec, retained: Collection[int]) -> bool:
-    """True for softmax attention over words by scaled products, nothing added to the score."""
+    """True for softmax attention over words by scaled dot products, without a bias."""
     tpm = spec.tpm
     if not isinstance(tpm, Attention) or spec.group.plates or spec.group.index in retained:
         return False
-    plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
-    over = all(given.over == (WORD,) and not given.pick for given in spec.parents[1:3])
-    return plain and over and tpm.normaliser.kind == "softmax" and not spec.parents[0].pick
+    is_plain = isinstance(tpm.score, Dot) and tpm.score.rotary is None and tpm.bias is None and tpm.over == "keys"
+    over = all(parent.over == (WORD,) and not parent.pick for parent in spec.parents[1:3])
+    return is_plain and over and tpm.normaliser.kind == "softmax" and not spec.parents[0].pick
 
 
 def deferred_log_likelihood(
     execution: ExecutionState, plan: Plan, spec: NodeSpec, y: Tensor, observed: Tensor | None
 ) -> Tensor:
-    """`log P(y | choices)` of all words together; `y` is what was seen, in the layout, `observed` of which words."""
+    """`log P(y | choices)`, summed over all words.
+
+    Args:
+        execution: The state after the pass.
+        plan: The plan of the pass.
+        spec: The readout.
+        y: The observed values, in the layout.
+        observed: Which words are observed; None for all.
+    """
     x = execution.network.specs[spec.parents[0].index]
-    reading, after, residual = gather_attention_inputs(execution, x, plan.folds.get(x.group.index))
-    own = build_context(execution, spec)
-    W = own.parameters.get("weight")
+    attention, output_map, residual = gather_attention_inputs(execution, x, plan.folds.get(x.group.index))
+    context = build_context(execution, spec)
+    W = context.parameters.get("weight")
     if W is not None:
         residual = None if residual is None else apply_linear(W, residual)
-        if after is None and _is_map_first_cheaper(W, reading):
-            reading = replace(reading, v=apply_linear(W, reading.v))
+        if output_map is None and _is_map_first_cheaper(W, attention):
+            attention = replace(attention, v=apply_linear(W, attention.v))
         else:
-            after = W if after is None else W @ after
+            output_map = W if output_map is None else W @ output_map
     if isinstance(spec.tpm, Normal):
-        target = y if W is None else y - own["bias"]
+        target = y if W is None else y - context["bias"]
         target = target if residual is None else target - residual
-        return _normal_log_likelihood(spec.tpm, own, reading, after, target, observed)
-    logits = own["logits"] if residual is None else own["logits"] + residual
-    return _categorical_log_likelihood(_mapped_mix(reading, after) + logits, y, observed)
+        return _normal_log_likelihood(spec.tpm, context, attention, output_map, target, observed)
+    logits = context["logits"] if residual is None else context["logits"] + residual
+    return _categorical_log_likelihood(_mapped_mix(attention, output_map) + logits, y, observed)
 
 
 def _normal_log_likelihood(
@@ -117,16 +135,16 @@ def _normal_log_likelihood(
 
 
 def _categorical_log_likelihood(logits: Tensor, target: Tensor, observed: Tensor | None) -> Tensor:
-    lead = broadcast_shapes(logits.shape[:-1], target.shape)
-    # Relative to the greatest logit, a constant of every derivative: `exp(logits - logsumexp)`, the derivative of
-    # torch.logsumexp, loses its sum of 1 where logits are large. (log_softmax takes longer where states are few.)
+    shape = broadcast_shapes(logits.shape[:-1], target.shape)
+    # Subtract the detached maximum: `exp(logits - logsumexp)`, the gradient of torch.logsumexp, does not sum to 1 when
+    # logits are large. (log_softmax is slower for few states.)
     logits = logits - logits.detach().amax(-1, keepdim=True)
-    picked = logits.expand(*lead, -1).gather(-1, target.expand(lead).unsqueeze(-1)).squeeze(-1)
+    picked = logits.expand(*shape, -1).gather(-1, target.expand(shape).unsqueeze(-1)).squeeze(-1)
     return _sum_over_words(picked - logits.exp().sum(-1).log(), observed)
 
 
 def _mapped_mix(attention: AttentionInputs, output_map: Tensor | None) -> Tensor:
-    """The mix, and the map that is applied to it."""
+    """The mixed values, multiplied by the output map."""
     mix = attend(attention)
     return mix if output_map is None else apply_maps([output_map], mix, [None])[0]
 
@@ -136,20 +154,20 @@ def _sum_over_words(values: Tensor, observed: Tensor | None) -> Tensor:
 
 
 def _is_map_first_cheaper(W: Tensor, attention: AttentionInputs) -> bool:
-    """True where it takes fewer products to map the values than to map every joint state's mix of them."""
+    """True if mapping the values takes fewer products than mapping the mixture of every joint state."""
     (rows, width), m = W.shape[-2:], attention.k.shape[-2]
     return rows * m <= width * (m + rows)
 
 
 def _is_gram_precise(log_sigma: Tensor) -> bool:
-    """False where the terms of Gram matrices, far larger than their sum, would cost float32 its digits."""
+    """False in float32 with a small sigma: the terms of the expansion are much larger than their sum (cancellation)."""
     if log_sigma.dtype == torch.float64 or not is_readable(log_sigma):
         return True
     return float(log_sigma.detach().min()) >= MIN_LOG_SIGMA
 
 
 def _is_gram_cheaper(attention: AttentionInputs, target: Tensor) -> bool:
-    """True where Gram matrices need far fewer products than the mix of every joint state."""
+    """True if Gram matrices take far fewer products than the mixture of every joint state."""
     dims = classify_dims(attention, target)
     n, m, width = attention.q.shape[-2], attention.k.shape[-2], attention.v.shape[-1]
     P, V = dims.count_entries(dims.only_q) * dims.count_entries(dims.only_k), dims.count_entries(dims.only_v)
@@ -159,8 +177,10 @@ def _is_gram_cheaper(attention: AttentionInputs, target: Tensor) -> bool:
 
 def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Tensor | None) -> Tensor:
     """`sum_i |t_i - sum_j P_ij v_j|^2`, `[*lead, 1]`."""
-    shown = None if observed is None else observed.unsqueeze(-1)
-    dims = classify_dims(attention, target, *([] if shown is None else [shown]))
+    mask_by_word = None if observed is None else observed.unsqueeze(-1)
+    # The expansion in the module docstring: <P, t v^T> and <P^T P, v v^T> are inner products of n m and m^2 numbers,
+    # one for each pair of a state of P and a state of v, so that no mixture P v of a joint state is computed.
+    dims = classify_dims(attention, target, *([] if mask_by_word is None else [mask_by_word]))
     n, m, width = attention.q.shape[-2], attention.k.shape[-2], attention.v.shape[-1]
     Q, K, V = (
         dims.flatten(attention.q, dims.only_q, is_leading=True),
@@ -168,21 +188,18 @@ def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Te
         dims.flatten(attention.v, dims.only_v, is_leading=True),
     )
     t, count = dims.flatten(target, ()), len(Q)
-    there = None if shown is None else dims.flatten(shown, ())
-    t = t if there is None else t * there
-    each = V.reshape(-1, m, width)
-    vv = torch.bmm(each, each.mT).reshape(count, -1, m * m)
+    mask = None if mask_by_word is None else dims.flatten(mask_by_word, ())
+    t = t if mask is None else t * mask
+    values = V.reshape(-1, m, width)
+    vv = torch.bmm(values, values.mT).reshape(count, -1, m * m)
     tv = torch.bmm(t, V.mT).reshape(count, n, -1, m).transpose(1, 2).reshape(count, -1, n * m)
     squares = []
-    for k in K.reshape(count, m, -1, K.shape[-1]).unbind(2):  # one state of the keys at a time: what it makes is small
+    for k in K.reshape(count, m, -1, K.shape[-1]).unbind(2):  # one state of the keys at a time, to limit memory
         scores = scaled_product(Q, k, attention.scale).reshape(count, -1, n, m)
-        scores = (
-            scores
-            if attention.mask is None
-            else scores.masked_fill(~dims.flatten_mask(attention.mask).unsqueeze(-3), -torch.inf)
-        )
+        if attention.mask is not None:
+            scores = scores.masked_fill(~dims.flatten_mask(attention.mask).unsqueeze(-3), -torch.inf)
         P = scores.softmax(-1)
-        P = (P if there is None else P * there.unsqueeze(1)).reshape(-1, n, m)
+        P = (P if mask is None else P * mask.unsqueeze(1)).reshape(-1, n, m)
         pp = torch.bmm(P.mT, P).reshape(count, -1, m * m)
         squares.append(torch.baddbmm(torch.bmm(pp, vv.mT), P.reshape(count, -1, n * m), tv.mT, alpha=-2))
     total = torch.stack(squares, 2) + t.square().sum((1, 2))[:, None, None, None]

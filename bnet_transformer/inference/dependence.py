@@ -1,13 +1,14 @@
-"""How dependent nodes are in the numbers of a sentence: over the states of its choices, and as its words vary.
+"""How dependent nodes are in the numbers of a sentence: over the states of its choices, and to first order in its
+words.
 
-The second test reads the sentence as a linear net with normal noise, at the point where it stands: the vectors of its
-words vary as independent unit normals, each random node by a noise of its own, each choice stays at its most probable
-state. With `J` the derivatives of values by all that noise, the covariance of x and y given z is
+The first-order test treats the sentence as a linear Gaussian network around its current values: the vectors of its
+words are independent standard normals, each random node has its own noise, each choice stays at its most probable
+state. With `J` the derivatives of values by all this noise, the covariance of x and y given z is
 
     J_x J_y^T - J_x J_z^T (J_z J_z^T)^+ J_z J_y^T.
 
-What the graph separates has none. Nodes that have some are dependent in that linear net; to find none shows nothing of
-higher orders, of other choices, or of what would follow if weights varied.
+It is zero for nodes that the graph separates. If it is not zero, the nodes are dependent in the linear network. If it
+is zero, nothing follows for higher orders, other states of the choices, or other weights.
 """
 
 from __future__ import annotations
@@ -25,13 +26,11 @@ from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
-from bnet_transformer.inference.query import route_reference
+from bnet_transformer.inference.routing import route_reference
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
 K = TypeVar("K")
-MIN_RESIDUAL = (
-    1e-7  # what is left of a derivative, relative to it, once what is given is told: below, the node is determined
-)
+MIN_RESIDUAL = 1e-7  # relative norm of a derivative below which the conditioning set determines the node
 RANK_TOLERANCE = 1e-10
 
 
@@ -43,36 +42,46 @@ def max_choice_dependence(
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> float | None:
-    """The greatest `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
+    """The maximum of `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
 
-    Values of nodes that are functions of choices count as states: values within `atol` of each other are one. None
-    where there are no choices, or a random real node, which has no states to count.
+    Values of nodes that are functions of choices count as states: values within `atol` of each other are one state.
+
+    Args:
+        model: The ground model of the sentence.
+        x: Nodes, by ground id.
+        y: Nodes, by ground id.
+        given: The conditioning set, by ground id.
+        budget: The maximum number of joint states.
+        atol: The tolerance within which two values are one state.
+
+    Returns:
+        The maximum; None if there are no choices, or if a continuous random node, which has no states, is an ancestor.
     """
     nodes = [*x, *y, *given]
-    free = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
-    if not free or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
+    choices = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
+    if not choices or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
         return None
-    route_reference("separation, verified", model, free).warn_if_slow()
+    route_reference("separation, verified", model, choices).warn_if_slow()
     logs, codes = [], []
-    books: list[list[Tensor]] = [[] for _ in nodes]
-    for run in reference.enumerate_runs(model, free, {}, budget):
-        logs.append(sum((run.log_prob(node) for node in free), torch.zeros((), dtype=torch.float64)))
+    codebooks: list[list[Tensor]] = [[] for _ in nodes]
+    for run in reference.enumerate_runs(model, choices, {}, budget):
+        logs.append(sum((run.log_prob(node) for node in choices), torch.zeros((), dtype=torch.float64)))
         values = [run.states[node] if node in run.states else run.value(node) for node in nodes]
-        codes.append([_encode_value(book, value, atol) for book, value in zip(books, values, strict=True)])
-    share = torch.stack(logs).exp()
+        codes.append([_encode_value(codebook, value, atol) for codebook, value in zip(codebooks, values, strict=True)])
+    probs = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
     parts = table.split([len(x), len(y), len(given)], dim=1)
-    # The number of each row among the different ones; a column of zeros stands in where there is none.
+    # Number the distinct rows of each part; an extra column of zeros serves parts without columns.
     i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in parts)
     joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
-    joint.index_put_((k, i, j), share, accumulate=True)
+    joint.index_put_((k, i, j), probs, accumulate=True)
     joint = joint[joint.sum((1, 2)) > 0]
     joint = joint / joint.sum((1, 2), keepdim=True)
     return float((joint - joint.sum(2, keepdim=True) * joint.sum(1, keepdim=True)).abs().max())
 
 
 def _encode_value(codebook: list[Tensor], value: Tensor, atol: float) -> int:
-    """The number of a value in a book of those met so far."""
+    """The index of a value in a codebook, which grows by new values."""
     for number, other in enumerate(codebook):
         if bool(((value - other).abs() <= atol).all()):
             return number
@@ -86,47 +95,48 @@ def _get_kind(model: GroundModel, node: int) -> str:
 
 @enable_gradients()
 def max_partial_correlation(model: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
-    """The greatest partial correlation of a number of x and one of y given others, to first order."""
-    varied = _PerturbedSentence(_to_float64(model), frozenset(given))
-    varied.propagate([*x, *y, *given])
-    J_x, J_y, J_z = (varied.jacobian(nodes) for nodes in (x, y, given))
+    """The maximum, over the entries of x and y, of the absolute partial correlation given z, to first order."""
+    sentence = _PerturbedSentence(_to_float64(model), frozenset(given))
+    sentence.propagate([*x, *y, *given])
+    J_x, J_y, J_z = (sentence.jacobian(nodes) for nodes in (x, y, given))
     if not J_x.numel() or not J_y.numel():
         return 0.0
-    kept = _orthonormal_basis(J_z)
-    rest_x, rest_y = (_normalize_rows(J - (J @ kept.mT) @ kept, J) for J in (J_x, J_y))
-    return float((rest_x @ rest_y.mT).abs().max())
+    # Partial correlation as the cosine of residuals: projecting out the row space of J_z is the Schur complement above
+    # (Whittaker 1990, Graphical Models in Applied Multivariate Statistics), without a pseudo-inverse.
+    basis = _orthonormal_basis(J_z)
+    residual_x, residual_y = (_normalize_rows(J - (J @ basis.mT) @ basis, J) for J in (J_x, J_y))
+    return float((residual_x @ residual_y.mT).abs().max())
 
 
 def _orthonormal_basis(J: Tensor) -> Tensor:
-    """An orthonormal basis of the rows, `[rank, noise]`."""
+    """An orthonormal basis of the row space, `[rank, noise]`."""
     J = J[J.norm(dim=1) > 0]
     if not len(J):
         return J
-    _, sizes, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
-    kept: Tensor = rows[sizes > RANK_TOLERANCE * sizes[0]]
-    return kept
+    _, singular_values, rows = torch.linalg.svd(J / J.norm(dim=1, keepdim=True), full_matrices=False)
+    basis: Tensor = rows[singular_values > RANK_TOLERANCE * singular_values[0]]
+    return basis
 
 
 def _normalize_rows(residual: Tensor, original: Tensor) -> Tensor:
-    """Each row by its length; zero where what is given determines it."""
-    left = residual.norm(dim=1, keepdim=True)
-    return torch.where(left > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / left, 0.0)
+    """Each residual row divided by its norm; zero if the conditioning set determines it."""
+    norm = residual.norm(dim=1, keepdim=True)
+    return torch.where(norm > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / norm, 0.0)
 
 
 def _to_float64(model: GroundModel) -> GroundModel:
-    """The same in float64."""
+    """The model in float64."""
 
     def to_double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
         return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
-    return replace(
-        model, network=model.network.to(torch.float64), inputs=to_double(model.inputs), do=to_double(model.do)
-    )
+    network = model.network.to(torch.float64)
+    return replace(model, network=network, inputs=to_double(model.inputs), do=to_double(model.do))
 
 
 @dataclass
 class _PerturbedSentence:
-    """The sentence with noise: `noise` of each root and random node, `perturbed`, what stands for a node that is asked."""
+    """The sentence with noise: `noise` of each root and random node, and `perturbed`, the value of each node."""
 
     model: GroundModel
     given: frozenset[int]
@@ -134,59 +144,57 @@ class _PerturbedSentence:
     perturbed: dict[int, Tensor] = field(default_factory=dict)
 
     def propagate(self, nodes: Sequence[int]) -> None:
-        """Give every node above some its value, parents first."""
+        """Compute every ancestor of some nodes, parents before children."""
         states: dict[int, Tensor] = {}
         run = ReferenceRun(self.model, states)
         for node in ancestral_order(self.model.ground, nodes):
-            member, kind = self.model.spec(node), _get_kind(self.model, node)
+            spec, kind = self.model.spec(node), _get_kind(self.model, node)
             if kind == "discrete":
                 logits = run.distribution(node).logits  # type: ignore[attr-defined]
                 states[node] = logits.argmax()
                 self.perturbed[node] = self._add_noise(torch.where(torch.isfinite(logits), logits, 0.0))
             elif kind == "continuous":
-                normal = get_normal(member, run.distribution(node))
+                normal = get_normal(spec, run.distribution(node))
                 self.perturbed[node] = run.values[node] = self._add_noise(normal.mean, normal.stddev)
-            elif kind != "set" and member.tpm.is_index_valued:
-                self.perturbed[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its vectors
-            elif kind != "set" and self._is_root(node, member):
+            elif kind != "set" and spec.tpm.is_index_valued:
+                self.perturbed[node] = torch.zeros(0, dtype=torch.float64)  # an id: its noise is that of its embedding
+            elif kind != "set" and self._is_root(node, spec):
                 self._perturb_root(run, node)
             else:
                 self.perturbed[node] = run.value(node)
 
     def _is_root(self, node: int, spec: NodeSpec) -> bool:
-        """True for a vector that is given, and for one of a word that is made of ids alone."""
+        """True for an input vector, and for a vector of a word that depends on ids alone."""
         if spec.tpm.kind == "input":
             return True
-        above = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
-        return spec.group.word_stack is not None and all(
-            m.group.word_stack is None or m.tpm.is_index_valued for m in above
-        )
+        parents = [self.model.spec(parent) for parent in self.model.ground.parents(node)]
+        is_embedding = all(m.group.word_stack is None or m.tpm.is_index_valued for m in parents)
+        return spec.group.word_stack is not None and is_embedding
 
     def _perturb_root(self, run: ReferenceRun, node: int) -> None:
-        """A root with its noise, which is that of its ids where it has some; none where these are given."""
+        """Add noise to a root, and attribute it to its ids; no noise if all its ids are given."""
         ids = [parent for parent in self.model.ground.parents(node) if self.model.spec(parent).tpm.is_index_valued]
         value = run.value(node)
         if not ids or not self.given.issuperset(ids):
-            varied = self._add_noise(value)
-            for each in ids:
-                self.perturbed[each] = torch.cat(
-                    [self.perturbed[each].reshape(-1), (varied - value.detach()).flatten()]
-                )
-            value = run.values[node] = varied
+            perturbed = self._add_noise(value)
+            for index_node in ids:
+                noise = (perturbed - value.detach()).flatten()
+                self.perturbed[index_node] = torch.cat([self.perturbed[index_node].reshape(-1), noise])
+            value = run.values[node] = perturbed
         self.perturbed[node] = value
 
     def _add_noise(self, mean: Tensor, sigma: Tensor | float = 1.0) -> Tensor:
-        """A value and a noise of its own."""
+        """A value plus its own noise."""
         self.noise.append(torch.zeros_like(mean, requires_grad=True))
         return mean + sigma * self.noise[-1]
 
     def jacobian(self, nodes: Sequence[int]) -> Tensor:
-        """`J`: the derivatives of the numbers of some nodes by all noise, `[numbers, noise]`."""
+        """`J`: the derivatives of the entries of some nodes by all noise, `[entries, noise]`."""
         value = torch.cat([torch.zeros(0, dtype=torch.float64), *(self.perturbed[node].flatten() for node in nodes)])
         if not value.requires_grad:
-            return torch.zeros(len(value), sum(each.numel() for each in self.noise), dtype=torch.float64)
+            return torch.zeros(len(value), sum(noise.numel() for noise in self.noise), dtype=torch.float64)
         eye = torch.eye(len(value), dtype=value.dtype)
-        found = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
-        rows = zip(found, self.noise, strict=True)
-        none = torch.zeros(len(value), 1, dtype=value.dtype)
-        return torch.cat([none.expand(-1, z.numel()) if J is None else J.flatten(1) for J, z in rows], 1)
+        grads = torch.autograd.grad(value, self.noise, eye, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        rows = zip(grads, self.noise, strict=True)
+        zero = torch.zeros(len(value), 1, dtype=value.dtype)
+        return torch.cat([zero.expand(-1, z.numel()) if J is None else J.flatten(1) for J, z in rows], 1)

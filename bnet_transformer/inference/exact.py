@@ -1,13 +1,7 @@
-"""Exact inference by elimination: the log evidence of a batch, its gradient, posteriors, and impossible evidence.
+"""Exact inference by variable elimination: the log evidence of a batch, its gradient, posteriors, impossible evidence.
 
-The sum of log factors over all choices: choices of single words go first, within their word; then those of the
-sentence; then those of the corpus. Selectors go before anything that depends on a sentence, so codebooks cost no factor
-K.
-
-A likelihood may lie at -10^8, where float32 has no digits left for a log prior: two of its neighbours are 8 apart. So
-each likelihood is taken relative to its greatest value over the choices, and these values are added at the end. They
-are constants, and `log sum exp` is the same function of its input whatever constant is taken out, so all derivatives
-(posteriors, counts, gradients) are those of the log evidence.
+The log evidence is the log of the sum, over all choices, of the product of the factors. Choices of single words are
+eliminated first, within their word; then those of the sentence; then those of the corpus.
 """
 
 from __future__ import annotations
@@ -53,11 +47,28 @@ def log_evidence(
 ) -> Tensor:
     """`log P(evidence)` of each sentence, `[batch]`; of the whole batch, `[1]`, under a selector of the corpus.
 
-    `do` sets whole families. `patched` sets some nodes of a family: values, and which nodes, `[batch, *plates, word]`;
-    `attention_rows` sets the attention weights of some nodes in the same form. `check=False` does not look at the result (on an
-    accelerator that waits for it): of evidence that is impossible it is then at most -5e29. `dtype` is the type of the
-    result, by default that of log probabilities in the net; float64 keeps apart what differs by less than float32 can
-    tell beside a large likelihood.
+    Args:
+        module: The compiled net.
+        evidence: The observed values of node groups, by name.
+        x: The words as vectors, `[batch, word, dim]`; with several stacks a mapping from stack.
+        mask: Which words are present, `[batch, word]`.
+        do: The values of node groups that are set as a whole, by name.
+        patched: Groups of which some nodes are set: the values, and a mask of these nodes, `[batch, *plates, word]`.
+        attention_rows: Attention weights that are set, in the form of `patched`.
+        given: Values of inputs, by name.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The tolerance of evidence on nodes that are functions of their parents.
+        check: Raise an error for impossible evidence, which waits for an accelerator. Without it, the log probability
+            of impossible evidence is at most -5e29.
+        dtype: The type of the result; by default that of log probabilities in the net. float64 keeps differences that
+            float32 loses beside a large log likelihood.
+
+    Returns:
+        `[batch]`, or `[1]` under a selector of the corpus.
+
+    Raises:
+        EvidenceError: The evidence is impossible; the error names the first observation that is.
+        BudgetError: A value depends on more joint states than the budget.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -68,10 +79,10 @@ def log_evidence(
     """
     _check_arguments(module, budget, atol)
     request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-    course, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
-    total = eliminate_choices(course, factors, dtype)
+    execution, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
+    total = eliminate_choices(execution, factors, dtype)
     if check and is_readable(total):
-        check_possible(course, factors, total)
+        check_possible(execution, factors, total)
     return total
 
 
@@ -90,13 +101,19 @@ def posterior(
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> Tensor:
-    """`P(query | evidence)` for a discrete family: `[batch, *plates, word, states]`; batch is 1 for one of the corpus.
+    """`P(target | evidence)` for a discrete node group.
 
-    Evidence on a family that is a function of others counts for the states that reproduce it: no entry is off by more
-    than `atol + r m`, with m the largest entry, made or seen, of that very node in that state and sentence, and r the
-    rounding of the floating type (0 in float64, 2^-12 in float32: `reference.fits`).
+    Evidence on a group that is a function of its parents keeps the states that reproduce it: no entry may differ by
+    more than `atol + r m`, where m is the largest entry, computed or observed, of that node in that state and sentence,
+    and r the rounding of the floating type (0 in float64, 2^-12 in float32: `reference.is_close`).
 
-    It is the gradient of the log evidence by the log probability of each state (Darwiche 2003).
+    Args:
+        module: The compiled net.
+        target: The name of the group.
+        evidence: As in `log_evidence`; so are the other arguments.
+
+    Returns:
+        `[batch, *plates, word, states]`; batch is 1 for a selector of the corpus.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -108,34 +125,34 @@ def posterior(
     _check_arguments(module, budget, atol)
     network = module.network
     index = network.graph.get_group(target).index
-    member = network.specs[index]
-    if member.tpm.kind != "discrete":
-        names = ", ".join(m.group.name for m in network.specs if m.tpm.kind == "discrete")
-        got = f"a {member.tpm.kind} one"
-        raise BNetError(target, expected="a discrete family", actual=got, allowed=names or "none: this net has none")
+    spec = network.specs[index]
+    if spec.tpm.kind != "discrete":
+        names = ", ".join(spec.group.name for spec in network.specs if spec.tpm.kind == "discrete")
+        actual = f"a {spec.tpm.kind} one"
+        raise BNetError(target, expected="a discrete family", actual=actual, allowed=names or "none: this net has none")
     if target in (do or ()):
         raise BNetError(target, expected="a family that is still random", actual="one that is set by do=")
     with torch.no_grad():
         request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-        course, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
-    place = course.layout.enumerated.index(index)
-    batch = 1 if member.scope == "corpus" else get_batch_size(factors, course)
-    shape = get_full_shape(course, member.group.plates, member.group.word_stack, batch)
-    shape[place] = course.count_states(index)
-    tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device, requires_grad=True)
-    total = eliminate_choices(course, [*factors, Factor(member, tilt)])
-    (share,) = torch.autograd.grad(total.sum(), tilt)
-    check_possible(course, factors, total)
-    kept = [
-        k
-        for k in range(course.layout.rank)
-        if k >= course.layout.batch_dim and has_posterior_dim(course, member.group, k)
-    ]
-    return share.movedim(place, -1).reshape([share.shape[k] for k in kept] + [shape[place]])
+        execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
+    dim = execution.layout.enumerated.index(index)
+    batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
+    shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
+    shape[dim] = execution.count_states(index)
+    # Add a zero table to the log prior of the target. The derivative of the log evidence by the log probability of a
+    # state is the posterior probability of that state (Darwiche 2003, A differential approach to inference in Bayesian
+    # networks), so that one backward pass gives the posteriors of all nodes of the group.
+    tilt = torch.zeros(shape, dtype=execution.log_dtype, device=execution.device, requires_grad=True)
+    total = eliminate_choices(execution, [*factors, Factor(spec, tilt)])
+    (probs,) = torch.autograd.grad(total.sum(), tilt)
+    check_possible(execution, factors, total)
+    layout = execution.layout
+    dims = [k for k in range(layout.batch_dim, layout.rank) if has_posterior_dim(execution, spec.group, k)]
+    return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
-    """Refuse a net in place of its module, and a budget and a tolerance that are none."""
+    """Refuse a module that is not compiled, and an invalid budget or tolerance."""
     if not isinstance(module, CompiledModule):
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, allowed="net.module()")
     check_int("budget", budget)
@@ -143,7 +160,7 @@ def _check_arguments(module: object, budget: object, atol: object) -> None:
 
 
 def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> bool:
-    """True where dim k of the layout is one that a family's posterior keeps."""
+    """True if dim k of the layout is a dim of a group's posterior: the batch, one of its plates, or its words."""
     layout = execution.layout
     if dim == layout.word_dim:
         return group.word_stack is not None
@@ -151,37 +168,39 @@ def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> 
 
 
 def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:
-    """Refuse evidence of probability zero, naming the first piece of it that cannot be beside those before it."""
+    """Refuse evidence of probability zero; the error names the first observation that is impossible given those before
+    it.
+    """
     possible = total > LOG_ZERO / 2
     if bool(possible.all()):
         return
     if bool(total.isnan().any()):
         _check_inputs_finite(execution, factors)
     sentence = int((~possible).nonzero()[0])
-    several = len(total) > 1
-    execution, factors = _select_sentence(execution, factors, sentence) if several else (execution, factors)
+    is_batch = len(total) > 1
+    execution, factors = _select_sentence(execution, factors, sentence) if is_batch else (execution, factors)
     pieces = sum(_get_evidence_shape(execution, factor).numel() for factor in factors if factor.evidence is not None)
     count = bisect_left(range(pieces), True, key=lambda k: not _are_possible(execution, factors, 0, k))
     if count == 0:
         raise BNetError("log evidence", expected="a log probability that is a number", actual="NaN before any evidence")
-    raise _impossible_evidence_error(
-        execution, factors, count - 1, sentence if several else None
-    )  # so many are not possible together
+    # The first `count - 1` observations are possible together, the first `count` are not: once
+    # impossible, they stay so with every further one, so that bisection finds it.
+    raise _impossible_evidence_error(execution, factors, count - 1, sentence if is_batch else None)
 
 
 def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -> None:
-    """Refuse what is given or set and is no number, and parameters that are none: evidence is not to blame then."""
+    """Refuse inputs, set values and parameters that are not finite: then the evidence is not at fault."""
     layout = execution.layout
-    told = {factor.spec.group.index for factor in factors if factor.evidence is not None}
+    evidence_groups = {factor.spec.group.index for factor in factors if factor.evidence is not None}
     for index, value in execution.known.items():
-        bad = ~torch.isfinite(value)
-        if index in told or not bool(bad.any()):
+        is_invalid = ~torch.isfinite(value)
+        if index in evidence_groups or not bool(is_invalid.any()):
             continue
-        family, at = execution.network.specs[index].group, bad.nonzero()[0].tolist()
-        axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
-        what = join_name(family.name, [at[layout.axis(axis)] for axis in axes])
-        what += f" of sentence {at[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
-        raise EvidenceError(what, expected="finite numbers", actual=value[tuple(at)].item())
+        group, entry = execution.network.specs[index].group, is_invalid.nonzero()[0].tolist()
+        axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
+        subject = join_name(group.name, [entry[layout.axis(axis)] for axis in axes])
+        subject += f" of sentence {entry[layout.batch_dim]}" if value.shape[layout.batch_dim] > 1 else ""
+        raise EvidenceError(subject, expected="finite numbers", actual=value[tuple(entry)].item())
     for name, value in execution.parameters.items():
         if bool(value.isnan().any()):
             raise BNetError(f"parameter {name}", expected="numbers", actual="NaN")
@@ -190,111 +209,123 @@ def _check_inputs_finite(execution: ExecutionState, factors: Sequence[Factor]) -
 def _select_sentence(
     execution: ExecutionState, factors: Sequence[Factor], sentence: int
 ) -> tuple[ExecutionState, list[Factor]]:
-    """The same question of one sentence of the batch."""
-    place = execution.layout.batch_dim
+    """The execution state and the factors of one sentence of the batch."""
+    batch_dim = execution.layout.batch_dim
 
     def select(table: Tensor) -> Tensor:
-        return table.narrow(place, sentence, 1) if table.shape[place] > 1 else table
+        return table.narrow(batch_dim, sentence, 1) if table.shape[batch_dim] > 1 else table
 
-    found = []
+    selected = []
     for factor in factors:
-        told = None if factor.evidence is None else Evidence(select(factor.evidence.value))
-        found.append(replace(factor, table=select(factor.table), evidence=told))
-    return replace(execution, known={index: select(value) for index, value in execution.known.items()}), found
+        evidence = None if factor.evidence is None else Evidence(select(factor.evidence.value))
+        selected.append(replace(factor, table=select(factor.table), evidence=evidence))
+    return replace(execution, known={index: select(value) for index, value in execution.known.items()}), selected
 
 
 def _get_evidence_shape(execution: ExecutionState, factor: Factor) -> torch.Size:
-    """How many pieces of evidence a factor holds along the batch, the plates and the words."""
+    """The shape of a factor's observations: batch, plates, words."""
     return factor.table.shape[execution.layout.batch_dim :]
 
 
 def _are_possible(execution: ExecutionState, factors: Sequence[Factor], low: int, high: int) -> bool:
-    """True where the pieces of evidence from `low` to before `high` are possible together."""
-    found, start = [], 0
+    """True if the observations numbered from `low` to `high - 1` have positive probability together."""
+    masked, start = [], 0
     for factor in factors:
         if factor.evidence is not None:
-            own = _get_evidence_shape(execution, factor)
-            number = start + torch.arange(own.numel(), device=factor.table.device).reshape(own)
-            start += own.numel()
+            shape = _get_evidence_shape(execution, factor)
+            number = start + torch.arange(shape.numel(), device=factor.table.device).reshape(shape)
+            start += shape.numel()
             factor = replace(factor, table=factor.table.where((low <= number) & (number < high), 0.0), evidence=None)
-        found.append(factor)
-    return bool((eliminate_choices(execution, found) > LOG_ZERO / 2).all())
+        masked.append(factor)
+    return bool((eliminate_choices(execution, masked) > LOG_ZERO / 2).all())
 
 
 def _impossible_evidence_error(
     execution: ExecutionState, factors: Sequence[Factor], entry: int, sentence: int | None
 ) -> BNetError:
-    """The error for one piece of evidence that cannot be, alone or after those before it."""
-    layout, alone = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
-    told = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
-    while entry >= _get_evidence_shape(execution, told[0][0]).numel():
-        entry -= _get_evidence_shape(execution, told.pop(0)[0]).numel()
-    (factor, evidence), family = told[0], told[0][0].spec.group
-    at = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
-    axes = [*family.plates, *([WORD] if family.word_stack is not None else [])]
-    what = (
-        family.name
-        if factor.is_summed
-        else join_name(family.name, [at[layout.axis(k) - layout.batch_dim] for k in axes])
-    )
+    """The error for one observation that is impossible, by itself or given those before it."""
+    layout, is_by_itself = execution.layout, not _are_possible(execution, factors, entry, entry + 1)
+    pieces = [(factor, factor.evidence) for factor in factors if factor.evidence is not None]
+    while entry >= _get_evidence_shape(execution, pieces[0][0]).numel():
+        entry -= _get_evidence_shape(execution, pieces.pop(0)[0]).numel()
+    (factor, evidence), group = pieces[0], pieces[0][0].spec.group
+    index = [int(i) for i in torch.unravel_index(torch.tensor(entry), _get_evidence_shape(execution, factor))]
+    axes = [*group.plates, *([WORD] if group.word_stack is not None else [])]
+    coordinates = [index[layout.axis(axis) - layout.batch_dim] for axis in axes]
+    subject = group.name if factor.is_summed else join_name(group.name, coordinates)
     if sentence is not None or _get_evidence_shape(execution, factor)[0] > 1:
-        what += f" of sentence {at[0] if sentence is None else sentence}"
-    lead = [0] * layout.batch_dim + at
-    value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, lead, strict=False))]
+        subject += f" of sentence {index[0] if sentence is None else sentence}"
+    full_index = [0] * layout.batch_dim + index
+    value = evidence.value[tuple(0 if n == 1 else i for n, i in zip(evidence.value.shape, full_index, strict=False))]
     if factor.is_summed:
-        value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else at[0])
+        value = evidence.value.select(layout.batch_dim, 0 if evidence.value.shape[layout.batch_dim] == 1 else index[0])
     if not bool(torch.isfinite(value).all()):
-        return EvidenceError(what, expected="finite numbers", actual=value.tolist())
-    own = factor.table.flatten(layout.batch_dim)[..., entry]
-    if bool(own.isnan().any()):
-        return BNetError(what, expected="a log probability that is a number", actual="NaN")
-    beside = "" if alone else " given the evidence before it"
-    if factor.spec.tpm.kind == "continuous":  # a density that is not zero may still be too small to reckon with
-        wanted = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
-        return EvidenceError(what, expected=wanted, actual=f"one below it{beside}: {value.tolist()}")
-    got = f"one of probability zero{beside}: {value.tolist()}"
-    return EvidenceError(what, expected="evidence that some state of the net makes possible", actual=got)
+        return EvidenceError(subject, expected="finite numbers", actual=value.tolist())
+    log_probs = factor.table.flatten(layout.batch_dim)[..., entry]
+    if bool(log_probs.isnan().any()):
+        return BNetError(subject, expected="a log probability that is a number", actual="NaN")
+    condition = "" if is_by_itself else " given the evidence before it"
+    if factor.spec.tpm.kind == "continuous":  # a positive density may still be too small
+        expected = f"evidence whose log density is above {LOG_ZERO / 2:g} in some state of the net"
+        return EvidenceError(subject, expected=expected, actual=f"one below it{condition}: {value.tolist()}")
+    actual = f"one of probability zero{condition}: {value.tolist()}"
+    return EvidenceError(subject, expected="evidence that some state of the net makes possible", actual=actual)
 
 
 def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: torch.dtype | None = None) -> Tensor:
-    """The sum of all factors over all choices; `Question.fault` has ruled out choices that other plates depend on.
+    """The log of the sum, over all choices, of the product of the factors.
 
-    In `dtype` is what no choice changes added up, and the result: float64 where results are to be compared that differ
-    by less than float32 can tell beside a large likelihood.
+    `EliminationProblem.fault` has already refused choices on which nodes of other plates depend.
+
+    Args:
+        execution: The state after the pass that computed the factors.
+        factors: The factors, in the layout of the execution.
+        dtype: The type in which constants are added, and of the result. float64 keeps differences that float32 loses
+            beside a large log likelihood.
+
+    Returns:
+        `[batch]`, or `[1]` under a selector of the corpus.
     """
-    layout, members = execution.layout, execution.network.specs
-    local = {i for i in layout.enumerated if members[i].group.word_stack is not None or members[i].group.plates}
-    corpus = {i for i in layout.enumerated if members[i].scope == "corpus"}
+    layout, specs = execution.layout, execution.network.specs
+    local = {i for i in layout.enumerated if specs[i].group.word_stack is not None or specs[i].group.plates}
+    corpus = {i for i in layout.enumerated if specs[i].scope == "corpus"}
     batch, axes = get_batch_size(factors, execution), tuple(range(layout.batch_dim + 1, layout.rank))
-    groups: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
-    constants: list[Tensor] = []  # what no choice changes
+    tables_by_axes: dict[tuple[tuple[str, ...], str | None], list[Tensor]] = {}
+    constants: list[Tensor] = []  # the same in every state of the choices
     for factor in factors:
-        family, table = factor.spec.group, factor.table
-        over = ((), None) if factor.is_summed else (family.plates, family.word_stack)
+        group, table = factor.spec.group, factor.table
+        over = ((), None) if factor.is_summed else (group.plates, group.word_stack)
+        # A log likelihood may be near -10^8, where neighbouring float32 numbers are 8 apart: no digit of a log prior
+        # survives the sum. So the maximum over the choices is taken out of each likelihood and added at the end. These
+        # maxima are constants (detached): log-sum-exp is the same function whatever constant is taken out, so that
+        # gradients, posteriors and expected counts are those of the log evidence.
         if factor.evidence is not None and factor.spec.scope != "corpus":
             choices = [k for k in range(layout.batch_dim) if table.shape[k] > 1]
             greatest = _detached_amax(table, choices) if choices else table
             constant = greatest.to(dtype or greatest.dtype)
-            whole = constant.expand(broadcast_shapes(constant.shape, get_full_shape(execution, *over, batch)))
-            constants.append(whole.sum(axes, keepdim=True))
+            full_shape = get_full_shape(execution, *over, batch)
+            expanded = constant.expand(broadcast_shapes(constant.shape, full_shape))
+            constants.append(expanded.sum(axes, keepdim=True))
             if not choices:
                 continue
             table = table - greatest
-        groups.setdefault(over, []).append(table)
-    rest = groups.pop(((), None), [])
-    for (plates, words), tables in groups.items():
-        own = {i for i in local if (members[i].group.plates, members[i].group.word_stack) == (plates, words)}
+        tables_by_axes.setdefault(over, []).append(table)
+    remaining = tables_by_axes.pop(((), None), [])
+    # Given the choices of the sentence and the corpus, nodes of different words or plates are independent: their sums
+    # over the choices of their own word are computed for all words at once, and the logs are added.
+    for (plates, words), tables in tables_by_axes.items():
+        inner_choices = {i for i in local if (specs[i].group.plates, specs[i].group.word_stack) == (plates, words)}
         shape = get_full_shape(execution, plates, words, batch)
-        wide = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
-        total = _sum_out_choices(execution, wide, sorted(own))
-        rest.append(total.sum(axes, keepdim=True))
-    apart = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
-    rest = [table for table in rest if not any(table is other for other in apart)]
-    inner = [i for i in layout.enumerated if i not in local and i not in corpus]
-    total = _sum_out_choices(execution, rest, inner)
+        expanded_tables = [table.expand(broadcast_shapes(table.shape, shape)) for table in tables]
+        total = _sum_out_choices(execution, expanded_tables, sorted(inner_choices))
+        remaining.append(total.sum(axes, keepdim=True))
+    corpus_tables = [f.table for f in factors if f.spec.scope == "corpus" and f.spec.group.index in corpus]
+    remaining = [table for table in remaining if not any(table is corpus_table for corpus_table in corpus_tables)]
+    sentence_choices = [i for i in layout.enumerated if i not in local and i not in corpus]
+    total = _sum_out_choices(execution, remaining, sentence_choices)
     if corpus:
         total = total.expand(*total.shape[: layout.batch_dim], batch, *total.shape[layout.batch_dim + 1 :])
-        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *apart], sorted(corpus))
+        total = _sum_out_choices(execution, [total.sum(layout.batch_dim, keepdim=True), *corpus_tables], sorted(corpus))
         constants = [constant.sum(layout.batch_dim, keepdim=True) for constant in constants]
         batch = 1
     total = _add_log_tables([total.to(dtype or total.dtype), *constants])
@@ -302,16 +333,17 @@ def eliminate_choices(execution: ExecutionState, factors: list[Factor], dtype: t
 
 
 def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: list[int]) -> Tensor:
-    """Sum the choices out, each time the one whose joint table is smallest; then add what is left."""
+    """Sum the choices out, then add the remaining tables."""
     layout = execution.layout
-    left = list(choices)
-    while left:
-        places = {i: layout.enumerated.index(i) for i in left}
-        touching = {i: [table for table in tables if table.shape[place] > 1] for i, place in places.items()}
-        costs = {
-            i: math.prod(broadcast_shapes(*(t.shape for t in some))) if some else 0 for i, some in touching.items()
-        }
-        chosen = min(left, key=lambda i: costs[i])
+    remaining = list(choices)
+    while remaining:
+        dims = {i: layout.enumerated.index(i) for i in remaining}
+        touching = {i: [table for table in tables if table.shape[dim] > 1] for i, dim in dims.items()}
+        # Greedy elimination order by the size of the joint table (Koller and Friedman 2009, section 9.4): a heuristic,
+        # for the optimal order is NP-hard. Every order gives the same sum.
+        shapes = {i: broadcast_shapes(*(t.shape for t in operands)) for i, operands in touching.items() if operands}
+        costs = {i: math.prod(shapes.get(i, (0,))) for i in remaining}
+        chosen = min(remaining, key=lambda i: costs[i])
         if costs[chosen] > MAX_TABLE_ELEMENTS:
             name = execution.network.specs[chosen].group.name
             raise BudgetError(
@@ -320,33 +352,33 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
                 actual=f"{costs[chosen]}",
                 allowed="do= or evidence on some of these choices; fewer sentences at once",
             )
-        place = places[chosen]
-        tables = [table for table in tables if table.shape[place] == 1]
+        dim = dims[chosen]
+        tables = [table for table in tables if table.shape[dim] == 1]
         if touching[chosen]:
-            tables.append(_logsumexp(_add_log_tables(touching[chosen]), place))
-        left.remove(chosen)
+            tables.append(_logsumexp(_add_log_tables(touching[chosen]), dim))
+        remaining.remove(chosen)
     if not tables:
         return torch.zeros([1] * layout.rank, dtype=execution.log_dtype, device=execution.device)
     return _add_log_tables(tables)
 
 
 def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:
-    """The greatest value over some dims, a constant for every derivative; zero where it is no number."""
+    """The maximum over some dims, without gradient; zero where it is not finite."""
     return table.detach().amax(dims, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _logsumexp(table: Tensor, dim: int) -> Tensor:
-    """`log sum exp` over a dim, whose derivative sums to 1 in every floating type.
+    """`log sum exp` over a dim, with a gradient that sums to 1 in every floating type.
 
-    That of `torch.logsumexp` is `exp(table - result)`, which sums to 1 only as far as the result is exact: at -10^6 it
-    is to 0.03 in float32. Here it is each term of the sum over the sum.
+    The gradient of `torch.logsumexp` is `exp(table - result)`, whose sum is 1 only as far as the result is exact: at
+    -10^6 it is off by 3% in float32. Here the gradient is each term of the sum divided by the sum.
     """
     greatest = _detached_amax(table, dim)
     return (table - greatest).exp().sum(dim, keepdim=True).log() + greatest
 
 
 def _add_log_tables(tables: list[Tensor]) -> Tensor:
-    """The sum of log tables, small ones first, so that what no sentence changes is added once."""
+    """The sum of log tables, smallest first, so that a table without a batch is added only once."""
     ordered = sorted(tables, key=lambda table: table.numel())
     total = ordered[0]
     for table in ordered[1:]:
@@ -355,7 +387,7 @@ def _add_log_tables(tables: list[Tensor]) -> Tensor:
 
 
 def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: str | None, batch_size: int) -> list[int]:
-    """How a table over all nodes of a family lies in the layout, were it no function of choices."""
+    """The shape, in the layout, of a table over all nodes of a group that depends on no choice."""
     layout = execution.layout
     shape = [1] * layout.rank
     shape[layout.batch_dim] = batch_size
@@ -367,7 +399,7 @@ def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: st
 
 
 def get_batch_size(factors: list[Factor], execution: ExecutionState) -> int:
-    """How many sentences are asked about."""
+    """The number of sentences in the batch."""
     sizes = [factor.table.shape[execution.layout.batch_dim] for factor in factors]
     sizes += [value.shape[execution.layout.batch_dim] for value in execution.known.values()]
     return max(sizes, default=1)

@@ -1,4 +1,4 @@
-"""From a question to log factors: one tensor for each random family that matters, in the compiled layout."""
+"""Log factors for elimination: one tensor for each random node group that matters, in the compiled layout."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer.compiler.execution_state import (
-    ExecutionRequest,
-    ExecutionState,
-    ValidatedInputs,
-    enumerate_states,
-    gather_parents,
-    get_present_mask,
-)
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, ValidatedInputs
+from bnet_transformer.compiler.gather import enumerate_states, gather_parents, get_present_mask
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.compiler.validate_inputs import (
@@ -39,31 +33,34 @@ from bnet_transformer.tpm.base import broadcast_shapes
 OVER_BUDGET_HINT = (
     "a larger budget=; do or evidence on some of these; sample(n) of a sentence, without evidence, which is approximate"
 )
-LOG_ZERO = -1e30  # the log probability of what cannot be: finite, so that sums and gradients stay so
+LOG_ZERO = -1e30  # the log of probability 0: finite, so that sums and gradients are finite
 
 
 @dataclass(frozen=True)
 class Factor:
-    """`log P` of one family, or (`evidence`) of its evidence: the family says over which plates and words it lies."""
+    """`log P` of one group, or of its evidence; its plates and words are those of the group."""
 
     spec: NodeSpec
     table: Tensor
     evidence: Evidence | None = None
-    is_summed: bool = False  # over its words already
+    is_summed: bool = False  # whether it is summed over its words
 
 
 @dataclass(frozen=True)
 class EliminationProblem:
-    """What a question needs of a net, whatever the numbers: families by their index, or by name for `Module.course`."""
+    """The structure of an elimination, whatever the numbers.
 
-    outputs: tuple[str, ...]  # whose values the factors read
-    fixed: tuple[str, ...]  # random ones of which evidence says outright what they came to
+    Groups are given by index, or by name where `CompiledModule.run` takes names.
+    """
+
+    outputs: tuple[str, ...]  # groups whose values the factors need
+    fixed: tuple[str, ...]  # random groups that evidence fixes
     enumerated: frozenset[int]  # choices that are enumerated
-    factor_groups: tuple[int, ...]  # those that have a factor
-    deferred_attention: Mapping[int, int]  # readout -> the attention right below it, which is left to its likelihood
-    ancestor_choices: Mapping[int, Collection[int]]  # asked for -> the choices on which its value depends
-    fault: UnsupportedError | None  # why the choices cannot be eliminated family by family; not raised here
-    has_plan: bool  # False where the plan is at fault, which then says how many joint states the sentences have
+    factor_groups: tuple[int, ...]  # groups with a factor
+    deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
+    ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices that it depends on
+    fault: UnsupportedError | None  # why elimination does not apply; not raised here
+    has_plan: bool  # False if the fault is that of the plan
 
 
 def build_factors(
@@ -75,20 +72,23 @@ def build_factors(
     atol: float,
     budget: int,
 ) -> tuple[ExecutionState, list[Factor]]:
-    """The factors that evidence and a query need, every choice among them enumerated along a dim of its own.
+    """The factors of evidence and a target, with a dim for each choice that is enumerated.
 
     Args:
         module: The compiled net.
-        evidence: What was observed, by family.
-        target: The discrete family that is asked for, if any.
-        request: The sentences and their interventions; the families that are computed are found here.
-        atol: The tolerance of evidence on families that are functions of their parents.
-        budget: The most joint states of the choices on which one value depends.
+        evidence: The evidence on groups, by name.
+        target: The requested discrete group, if any.
+        request: The sentences and their interventions; this function sets the groups that are computed.
+        atol: The tolerance of evidence on groups that are functions of their parents.
+        budget: The maximum number of joint states of the choices on which one value depends.
+
+    Returns:
+        The execution state after the pass, and the factors.
     """
     network, rows = module.network, request.attention_rows or {}
     evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
     _check_evidence_groups(network, evidence, do)
-    forms = {name: _classify_evidence(told, patched.get(name)) for name, told in evidence.items()}
+    forms = {name: _classify_evidence(item, patched.get(name)) for name, item in evidence.items()}
     problem = build_elimination_problem(module, forms, target, do, {**patched, **rows})
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
@@ -101,26 +101,28 @@ def build_factors(
         outputs=problem.outputs,
         x=inputs,
         observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
-        patched={name: some for name, some in patched.items() if name not in problem.fixed},
+        patched={name: patch for name, patch in patched.items() if name not in problem.fixed},
         training=False,
         enumerate_too=problem.enumerated,
         deferred=frozenset(problem.deferred_attention.values()),
     )
-    course, plan = module.run(request)
+    execution, plan = module.run(request)
     factors = []
     for index in problem.factor_groups:
-        member = network.specs[index]
+        spec = network.specs[index]
         if index in problem.enumerated:
-            factors.append(Factor(member, log_prior(course, index, member)))
-        if member.group.name in evidence:
-            told = align_evidence(course, member, evidence[member.group.name])
+            factors.append(Factor(spec, log_prior(execution, index, spec)))
+        if spec.group.name in evidence:
+            aligned = align_evidence(execution, spec, evidence[spec.group.name])
             if index in problem.deferred_attention:
-                table = deferred_log_likelihood(course, plan, member, told.value, told.observed).clamp(min=LOG_ZERO)
-                factors.append(Factor(member, table, told, is_summed=True))
+                log_probs = deferred_log_likelihood(execution, plan, spec, aligned.value, aligned.observed)
+                table = log_probs.clamp(min=LOG_ZERO)
+                factors.append(Factor(spec, table, aligned, is_summed=True))
                 continue
-            found = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            factors.append(Factor(member, mask_unobserved(told, found(course, index, member, told, atol)), told))
-    return course, factors
+            log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
+            log_probs = log_prob_fn(execution, index, spec, aligned, atol)
+            factors.append(Factor(spec, mask_unobserved(aligned, log_probs), aligned))
+    return execution, factors
 
 
 def build_elimination_problem(
@@ -130,14 +132,14 @@ def build_elimination_problem(
     do: Collection[str],
     partial: Collection[str],
 ) -> EliminationProblem:
-    """What a question needs of a net, and whether elimination can answer it; worked out once for each structure.
+    """The structure of an elimination and its fault, if it has one; cached for each structure.
 
     Args:
         module: The compiled net.
-        forms: Family -> whether its evidence is of all its nodes, and whether it is in real numbers.
-        target: The discrete family that is asked for, if any.
-        do: Families that are set.
-        partial: Families of which some nodes, or the attention rows of some nodes, are set.
+        forms: Group -> whether its evidence covers all its nodes, and whether it consists of real numbers.
+        target: The requested discrete group, if any.
+        do: Groups that are set.
+        partial: Groups of which some nodes, or the attention rows of some nodes, are set.
     """
     key = tuple(forms.items()), target, tuple(do), tuple(partial), _is_half_precision(module)
     return module.memoize(
@@ -155,37 +157,40 @@ def _build_elimination_problem(
     *,
     is_half: bool,
 ) -> EliminationProblem:
+    # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
+    # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
+    # constants (`fixed`), and the discrete ones that remain are enumerated.
     network = module.network
     known = {network.graph.get_group(name).index for name in do}
-    asked = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
-    above = network.graph.ancestral_set(asked, known)
-    inner = {bundle.parent for index in above for bundle in network.graph.in_edges[index] if index not in known}
-    random = {i for i in above if network.specs[i].tpm.is_random and i not in known}
-    of_tensors = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
-    tops = {asked[-1]} if target else set()
-    tops |= {i for i in random & of_tensors if network.specs[i].tpm.kind == "discrete"}
-    settled = {i for i in inner - tops if _is_fixed_by_evidence(network, i, forms)}
-    free = {i for i in random - settled if network.specs[i].tpm.kind == "discrete" and i in inner | tops}
-    needed = random | set(asked) - known
-    told_of = {network.graph.get_group(name).index for name in forms} - known
+    requested = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
+    ancestral = network.graph.ancestral_set(requested, known)
+    parents = {edge.parent for index in ancestral for edge in network.graph.in_edges[index] if index not in known}
+    random = {i for i in ancestral if network.specs[i].tpm.is_random and i not in known}
+    real_valued = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
+    targets = {requested[-1]} if target else set()
+    targets |= {i for i in random & real_valued if network.specs[i].tpm.kind == "discrete"}
+    fixed = {i for i in parents - targets if _is_fixed_by_evidence(network, i, forms)}
+    enumerated = {i for i in random - fixed if network.specs[i].tpm.kind == "discrete" and i in parents | targets}
+    needed = random | set(requested) - known
+    observed = {network.graph.get_group(name).index for name in forms} - known
     partly = {network.graph.get_group(name).index for name in partial}
-    kept = {*known, *settled, *tops, *(told_of - random), *partly}
-    below = {} if is_half else find_deferred_attention(network, told_of, above, kept, free)
-    closed = known | settled
-    above_settled = {bundle.parent for index in settled for bundle in network.graph.in_edges[index]}
-    want = _get_group_names(network, (needed - settled) | above_settled)
-    choices = {index: find_ancestor_choices(network, index, free, closed) for index in free | told_of}
-    left_open = [i for i in sorted(above_settled - closed) if network.specs[i].tpm.kind == "continuous"]
-    fault = unset_parent_error(network.specs[left_open[0]].group.name) if left_open else None
-    plan_fault = None if fault else module.find_requirements(want, closed, free, partly - settled).fault
+    required = {*known, *fixed, *targets, *(observed - random), *partly}
+    deferred = {} if is_half else find_deferred_attention(network, observed, ancestral, required, enumerated)
+    closed = known | fixed
+    parents_of_fixed = {edge.parent for index in fixed for edge in network.graph.in_edges[index]}
+    outputs = _get_group_names(network, (needed - fixed) | parents_of_fixed)
+    choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
+    unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
+    fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
+    plan_fault = None if fault else module.find_requirements(outputs, closed, enumerated, partly - fixed).fault
     return EliminationProblem(
-        outputs=want,
-        fixed=_get_group_names(network, settled),
-        enumerated=frozenset(free),
+        outputs=outputs,
+        fixed=_get_group_names(network, fixed),
+        enumerated=frozenset(enumerated),
         factor_groups=tuple(sorted(needed)),
-        deferred_attention=below,
-        ancestor_choices={index: choices.get(index, ()) for index in asked},
-        fault=fault or plan_fault or _find_plate_fault(network, choices, below),
+        deferred_attention=deferred,
+        ancestor_choices={index: choices.get(index, ()) for index in requested},
+        fault=fault or plan_fault or _find_plate_fault(network, choices, deferred),
         has_plan=plan_fault is None,
     )
 
@@ -193,60 +198,61 @@ def _build_elimination_problem(
 def _find_plate_fault(
     network: Network, ancestor_choices: Mapping[int, Collection[int]], deferred_attention: Collection[int]
 ) -> UnsupportedError | None:
-    """The choices of plates or words are summed out node by node, among factors over the same plates and words."""
-    for index, above in sorted(ancestor_choices.items()):
-        family = network.specs[index].group
-        group = ((), None) if index in deferred_attention else (family.plates, family.word_stack)
-        for choice in above:
+    """A choice that is eliminated per word or plate, and on which a group over other plates or words depends."""
+    for index, choices in sorted(ancestor_choices.items()):
+        group = network.specs[index].group
+        axes = ((), None) if index in deferred_attention else (group.plates, group.word_stack)
+        for choice in choices:
             other = network.specs[choice].group
-            if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != group:
+            if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != axes:
                 return UnsupportedError(
                     other.name,
                     expected="choices for each word that meet no other plate",
-                    actual=f"{family.name}, of another plate, which depends on one",
+                    actual=f"{group.name}, of another plate, which depends on one",
                     allowed="net.sentence(...), which asks about one sentence within a budget",
                 )
     return None
 
 
 def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
-    """Refuse evidence on what is no family, on what is given or set, and what is no `Evidence`."""
-    for name, told in evidence.items():
-        member = network.get_spec(name)
+    """Refuse evidence on unknown groups, inputs and set groups, and values that are no `Evidence`."""
+    for name, item in evidence.items():
+        spec = network.get_spec(name)
         if name in do:
             raise EvidenceError(name, expected="do or evidence on a node, not both", actual="both")
-        if member.tpm.kind == "input":
-            raise EvidenceError(
-                name, expected="evidence on a node that is not given with the sentence", actual="a given one"
-            )
-        if not isinstance(told, Evidence):
-            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=told)
+        if spec.tpm.kind == "input":
+            expected = "evidence on a node that is not given with the sentence"
+            raise EvidenceError(name, expected=expected, actual="a given one")
+        if not isinstance(item, Evidence):
+            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=item)
 
 
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
-    """What evidence says: whether of all of its family (but for the nodes that are set), and whether in real numbers
-    (which of a choice is the tensor that its children receive, not its state)."""
+    """Whether evidence covers all nodes of its group that are not set, and whether it consists of real numbers.
+
+    Real numbers on a choice are the vector that its children receive, not its state.
+    """
     real = isinstance(evidence.value, Tensor) and evidence.value.is_floating_point()
     if patch is None or evidence.observed is None:
         return evidence.observed is None, real
-    value, which = patch
-    return bool((evidence.observed | which).all()) and value.is_floating_point() == real, real
+    value, is_set = patch
+    return bool((evidence.observed | is_set).all()) and value.is_floating_point() == real, real
 
 
 def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The states of all nodes of a family: those that were seen, and those that are set."""
+    """The states of all nodes of a group: the observed and the set ones."""
     if patch is None:
         return evidence.value
-    value, which = patch
-    return torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, evidence.value)
+    value, is_set = patch
+    return torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, evidence.value)
 
 
 def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tuple[bool, bool]]) -> bool:
-    """True where evidence says outright what a random family came to, all of it."""
+    """True if evidence gives the value of all nodes of a random group."""
     of_all, real = forms.get(network.graph.groups[index].name, (False, False))
     kind = network.specs[index].tpm.kind
     if network.specs[index].scope == "corpus":
-        return False  # one draw for all sentences: its probability counts once
+        return False  # one value for all sentences: its probability counts once
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
 
 
@@ -261,55 +267,54 @@ def _check_evidence_shapes(
     words: Mapping[str, int],
     batch: int,
 ) -> None:
-    """Refuse evidence of another form or type than its family has, in another number of sentences."""
+    """Refuse evidence whose shape, type or number of sentences does not fit its group."""
     network, like = module.network, next(iter(module.store.values()), None)
     batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
-    values = {f"evidence[{name!r}]": (network.get_spec(name), told) for name, told in evidence.items()}
-    apart = {m.group.index: (what, told.value) for what, (m, told) in values.items() if m.scope != "corpus"}
-    batch = infer_batch_size(network, apart, batch)
-    for what, (member, told) in values.items():
-        sentences = None if member.scope == "corpus" else batch
-        check_value(network, member, what, told.value, word_counts=words, batch=sentences, like=like)
-        if told.observed is not None:
-            lead = get_plate_sizes(network, member, words)
-            shapes = [lead, (1, *lead), lead if sentences is None else (batch, *lead)]
-            given = told.observed
-            if not isinstance(given, Tensor) or given.dtype != torch.bool or tuple(given.shape) not in shapes:
-                got = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else given
-                wanted = f"booleans of shape {shapes[-1]}, true where it was seen"
-                raise BNetError(f"{what}.observed", expected=wanted, actual=got)
+    values = {f"evidence[{name!r}]": (network.get_spec(name), item) for name, item in evidence.items()}
+    per_sentence = {m.group.index: (s, e.value) for s, (m, e) in values.items() if m.scope != "corpus"}
+    batch = infer_batch_size(network, per_sentence, batch)
+    for subject, (spec, item) in values.items():
+        sentences = None if spec.scope == "corpus" else batch
+        check_value(network, spec, subject, item.value, word_counts=words, batch=sentences, like=like)
+        if item.observed is not None:
+            shape = get_plate_sizes(network, spec, words)
+            shapes = [shape, (1, *shape), shape if sentences is None else (batch, *shape)]
+            mask = item.observed
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
+                actual = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else mask
+                expected = f"booleans of shape {shapes[-1]}, true where it was seen"
+                raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
 
 
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
-    """Evidence in the layout; zero stands where nothing was seen, at absent words among others."""
-    index, shown = spec.group.index, get_present_mask(execution, spec.group.word_stack)
-    value = lay_out_value(
-        execution, index, evidence.value if evidence.value.is_floating_point() else evidence.value.long()
-    )
+    """Evidence in the layout; zero at nodes that are not observed, and at absent words."""
+    index, observed_mask = spec.group.index, get_present_mask(execution, spec.group.word_stack)
+    value = evidence.value if evidence.value.is_floating_point() else evidence.value.long()
+    value = lay_out_value(execution, index, value)
     if evidence.observed is not None:
         observed = lay_out_value(execution, index, evidence.observed.long()).bool()
-        shown = observed if shown is None else shown & observed
-    if shown is not None:
-        value = value.where(shown.reshape(*shown.shape, *[1] * (value.dim() - shown.dim())), 0)
+        observed_mask = observed if observed_mask is None else observed_mask & observed
+    if observed_mask is not None:
+        value = value.where(observed_mask.reshape(*observed_mask.shape, *[1] * (value.dim() - observed_mask.dim())), 0)
     check_states(execution, index, f"evidence[{spec.group.name!r}]", value)
-    return Evidence(value, shown)
+    return Evidence(value, observed_mask)
 
 
 def mask_unobserved(evidence: Evidence, table: Tensor) -> Tensor:
-    """A table of log likelihoods, zero where nothing was seen."""
+    """A table of log likelihoods, zero at nodes that are not observed."""
     return table if evidence.observed is None else torch.where(evidence.observed, table, 0.0)
 
 
 def find_ancestor_choices(network: Network, index: int, enumerated: set[int], closed: set[int]) -> list[int]:
-    """The choices on which the value of a family hangs, itself among them."""
-    parents = {bundle.parent for bundle in network.graph.in_edges[index]}
+    """The choices that a group depends on, itself included."""
+    parents = {edge.parent for edge in network.graph.in_edges[index]}
     return sorted(enumerated & {index, *(network.graph.ancestral_set(parents, enumerated | closed) - closed)})
 
 
 def check_elimination_budget(
     network: Network, index: int, enumerated: Collection[int], words: Mapping[str, int], budget: int
 ) -> None:
-    """Refuse evidence of which these choices have more joint states than the budget."""
+    """Refuse choices with more joint states than the budget."""
     count = math.prod(network.count_states(i, words) for i in enumerated)
     if count > budget:
         names = ", ".join(network.specs[i].group.name for i in enumerated)
@@ -322,82 +327,80 @@ def check_elimination_budget(
 
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
-    """`log P(state | parents)` for every state, along the family's own dim."""
-    at, parents = _gather_in_log_dtype(execution, spec)
-    table = _move_states_to_dim(execution, index, _log_softmax(execution, spec.tpm.logits(at, *parents))).clamp(
-        min=LOG_ZERO
-    )
+    """`log P(state | parents)` of every state, along the group's own dim."""
+    context, parents = _gather_in_log_dtype(execution, spec)
+    log_probs = _log_softmax(execution, spec.tpm.logits(context, *parents))
+    table = _move_states_to_dim(execution, index, log_probs).clamp(min=LOG_ZERO)
     if index not in execution.patched:
         return table
-    # A node that is set has no parents: a delta at its state. One that is set to a tensor sends that to its children,
-    # whatever its state: its delta is at state 0.
-    value, which = execution.patched[index]
-    state = torch.zeros_like(which, dtype=torch.long) if value.is_floating_point() else value
-    return torch.where(
-        which, torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype), table
-    )
+    # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
+    # vector whatever its state is, and the delta is at state 0.
+    value, is_set = execution.patched[index]
+    state = torch.zeros_like(is_set, dtype=torch.long) if value.is_floating_point() else value
+    delta = torch.where(enumerate_states(execution, index) == state, 0.0, LOG_ZERO).to(table.dtype)
+    return torch.where(is_set, delta, table)
 
 
 def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
-    """The entries of its family's table that a factor holds, not normalised: of every state, or of those seen."""
-    member, told = factor.spec, factor.evidence
-    at, parents = _gather_in_log_dtype(execution, member)
-    logits = execution.layout.pad_dims(member.tpm.logits(at, *parents), 1)
-    if told is None:
-        return _move_states_to_dim(execution, member.group.index, logits)
-    return mask_unobserved(told, _gather_states(logits, told))
+    """The logits that a factor holds, not normalised: of every state, or of the observed ones."""
+    spec, evidence = factor.spec, factor.evidence
+    context, parents = _gather_in_log_dtype(execution, spec)
+    logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
+    if evidence is None:
+        return _move_states_to_dim(execution, spec.group.index, logits)
+    return mask_unobserved(evidence, _gather_states(logits, evidence))
 
 
 def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
-    """A table `[*layout, states]` of an enumerated family, its states along the family's own dim."""
+    """A table `[*layout, states]` of an enumerated group, with the states moved to the group's own dim."""
     return table.transpose(execution.layout.enumerated.index(index), -1).squeeze(-1)
 
 
 def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
-    """The entries of a table `[*layout, states]` for the states that were seen."""
-    lead = broadcast_shapes(table.shape[:-1], evidence.value.shape)
-    return table.expand(*lead, table.shape[-1]).gather(-1, evidence.value.expand(lead)[..., None]).squeeze(-1)
+    """The entries of a table `[*layout, states]` at the observed states."""
+    shape = broadcast_shapes(table.shape[:-1], evidence.value.shape)
+    return table.expand(*shape, table.shape[-1]).gather(-1, evidence.value.expand(shape)[..., None]).squeeze(-1)
 
 
 def _state_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """Evidence on an enumerated family: zero for the states that agree with it, NEVER for the others."""
+    """Evidence on an enumerated group: 0 for the states that agree with it, `LOG_ZERO` for the others."""
     if evidence.value.is_floating_point():
         return _value_log_indicator(execution, index, spec, evidence, atol)
     return torch.where(enumerate_states(execution, index) == evidence.value, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float) -> Tensor:
-    """`log P(evidence | parents)` of a family that is not enumerated, or that is a function of its parents."""
+    """`log P(evidence | parents)` of a group that is not enumerated, or that is a function of its parents."""
     if not spec.tpm.is_random:
         return _value_log_indicator(execution, index, spec, evidence, atol)
-    at, parents = _gather_in_log_dtype(execution, spec)
+    context, parents = _gather_in_log_dtype(execution, spec)
     if spec.tpm.kind == "continuous":
-        return spec.tpm.log_prob(at, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
-    return _gather_states(_log_softmax(execution, spec.tpm.logits(at, *parents)), evidence).clamp(min=LOG_ZERO)
+        return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
+    return _gather_states(_log_softmax(execution, spec.tpm.logits(context, *parents)), evidence).clamp(min=LOG_ZERO)
 
 
 def _value_log_indicator(
     execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
 ) -> Tensor:
-    """Zero where the value that the net makes is the one that was seen (`fits`); else NEVER."""
-    near = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
-    return torch.where(near, 0.0, LOG_ZERO).to(execution.log_dtype)
+    """0 where the computed value equals the observed one (`is_close`), else `LOG_ZERO`."""
+    is_equal = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
+    return torch.where(is_equal, 0.0, LOG_ZERO).to(execution.log_dtype)
 
 
 def _is_half_precision(module: CompiledModule) -> bool:
-    """True for a net in half precision: what its readouts say is then reckoned in float32."""
+    """True for a net in half precision, whose log likelihoods are computed in float32."""
     first = next(iter(module.store.values()), None)  # all have one type
     return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
 def _gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
-    """What a TPM sees, in the type of log probabilities."""
-    at, parents = gather_parents(execution, spec)
-    return at.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
+    """The context and the parents of a TPM, in the type of log probabilities."""
+    context, parents = gather_parents(execution, spec)
+    return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
 
 
 def _log_softmax(execution: ExecutionState, logits: Tensor) -> Tensor:
-    """Log probabilities `[*layout, states]`; the dims that a TPM left out lead with size 1."""
+    """Log probabilities `[*layout, states]`; leading dims that the TPM does not have are of size 1."""
     return execution.layout.pad_dims(torch.log_softmax(logits, -1), 1)

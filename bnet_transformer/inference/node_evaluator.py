@@ -1,7 +1,7 @@
-"""Values, distributions and readings `P(j | i)` of single nodes of a sentence, each family computed once.
+"""Values, distributions and attention `P(j | i)` of single nodes of a sentence; each node group is computed once.
 
-The compiled net computes a table of a whole family, with a dim for each open choice that decides it. Where the choices
-of several words decide a node, all their joint states are a batch of one pass. The rest is left to the reference.
+The compiled net computes a table of a whole group, with a dim for each open choice that the group depends on. If a node
+depends on the choices of several words, all their joint states are a batch of one pass. The reference answers the rest.
 """
 
 from __future__ import annotations
@@ -17,27 +17,23 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import reference
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.inference.query import (
-    Fault,
-    Obstacle,
-    Route,
-    Rule,
     build_length_inputs,
-    choose_route,
     enumerate_joint_states,
-    find_mixed_type_fault,
     find_set_groups,
     group_interventions,
     group_values,
     iter_chunks,
     with_sentence_scope,
 )
+from bnet_transformer.inference.routing import Fault, Obstacle, Route, Rule, choose_route, find_mixed_type_fault
 from bnet_transformer.inference.selection import find_attention_spec
 from bnet_transformer.reference import BUDGET, GroundModel
 from bnet_transformer.reference.node_tables import (
@@ -49,13 +45,11 @@ from bnet_transformer.reference.node_tables import (
 from bnet_transformer.tpm import Normal
 
 T = TypeVar("T")
-GroupTable = tuple[
-    TensorLayout, Tensor
-]  # the values of one family in a layout, `[*enumerated, 1, *plates, word, *shape]`
+GroupTable = tuple[TensorLayout, Tensor]  # all values of a group: `[*enumerated, 1, *plates, word, *shape]`
 
 
 def build_distribution(spec: NodeSpec, parameters: Tensor) -> Distribution:
-    """The distribution of a node: of its value, of its mean and sigma, or of its logits."""
+    """The distribution of a node, from its value, its mean and sigma, or its logits."""
     if not spec.tpm.is_random:
         from pyro.distributions import Delta
 
@@ -67,7 +61,7 @@ def build_distribution(spec: NodeSpec, parameters: Tensor) -> Distribution:
 
 
 def get_normal(spec: NodeSpec, distribution: object) -> TorchNormal:
-    """The normal of a distribution of vectors, or the error that it is none."""
+    """The Normal of a distribution of vectors; an error for another distribution."""
     normal = distribution.base_dist if isinstance(distribution, Independent) else distribution
     if isinstance(normal, TorchNormal):
         return normal
@@ -75,45 +69,45 @@ def get_normal(spec: NodeSpec, distribution: object) -> TorchNormal:
 
 
 def get_table_parents(table: str, spec: NodeSpec) -> list[ParentSpec]:
-    """What the logits or the reading of a family depend on."""
+    """The parents on which a table of a group depends: for attention, those that decide the weights."""
     slots = spec.tpm.attention_slots()
-    return [given for given in spec.parents if table != "attention" or given.slot in slots]
+    return [parent for parent in spec.parents if table != "attention" or parent.slot in slots]
 
 
 def compute_table(table: str, spec: NodeSpec, execution: ExecutionState) -> GroupTable:
-    """A table of a family, whose parents a pass has computed."""
+    """A table of a group, from the values of its parents in an execution state."""
     if table == "value":
         return execution.layout, execution.values[spec.group.index]
-    inputs = get_table_parents(table, spec)
-    at, values = gather_parents(execution, replace(spec, parents=tuple(inputs)))
-    each = iter(values)
-    parents = [next(each) if given in inputs else torch.zeros(0) for given in spec.parents]
-    if table == "normal":  # its mean and its sigma, one above the other
-        normal = get_normal(spec, spec.tpm.distribution(at, *parents))
-        both = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
-        return execution.layout, execution.layout.pad_dims(both, 2)
-    entries = spec.tpm.attention_weights(at, *parents) if table == "attention" else spec.tpm.logits(at, *parents)
+    table_parents = get_table_parents(table, spec)
+    context, values = gather_parents(execution, replace(spec, parents=tuple(table_parents)))
+    iterator = iter(values)
+    parents = [next(iterator) if parent in table_parents else torch.zeros(0) for parent in spec.parents]
+    if table == "normal":  # mean and sigma, stacked
+        normal = get_normal(spec, spec.tpm.distribution(context, *parents))
+        parameters = torch.stack([normal.mean, normal.stddev.expand_as(normal.mean)], -2)
+        return execution.layout, execution.layout.pad_dims(parameters, 2)
+    entries = (spec.tpm.attention_weights if table == "attention" else spec.tpm.logits)(context, *parents)
     if entries is None:
         raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
     entries = entries if table == "attention" else torch.log_softmax(entries.to(execution.log_dtype), -1)
     entries = execution.layout.pad_dims(entries, 1)
     if table == "attention" and spec.group.index in execution.attention_rows:
-        rows, which = execution.attention_rows[spec.group.index]
-        entries = torch.where(which[..., None], rows, entries)
+        rows, is_set = execution.attention_rows[spec.group.index]
+        entries = torch.where(is_set[..., None], rows, entries)
     return execution.layout, entries
 
 
 @dataclass(frozen=True)
 class NodeQuery:
-    """What is asked of a family: a table of it, at one node or at all that read.
+    """A query for a table of a node group, at one node or at all nodes.
 
     Args:
         question: `"value"`, `"TPM"` or `"attention"`, for messages.
-        evaluator: The sentence that is asked.
+        evaluator: The evaluator of the sentence.
         table: `"value"`, `"logits"`, `"normal"` (mean and sigma) or `"attention"`.
-        spec: The family.
-        node: The node; None for all nodes of the family.
-        dependencies: For each node that is asked about the nodes whose values decide it.
+        spec: The group.
+        node: The node; None for all nodes of the group.
+        dependencies: For each requested node, the nodes whose values decide it.
     """
 
     question: str
@@ -125,28 +119,30 @@ class NodeQuery:
 
     @cached_property
     def choices(self) -> dict[int, list[int]]:
-        """The open choices that decide each node."""
-        answers = self.evaluator
-        if not has_ancestor_choices(answers.model.network, [self.spec.group.index]):
+        """The open choices that each node depends on."""
+        evaluator = self.evaluator
+        if not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
             return {key: [] for key in self.dependencies}
-        return {node: answers.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
+        return {node: evaluator.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
 
     @cached_property
     def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
-        """The open choices that decide all the nodes, and the families of which each node depends on its own word's."""
+        """The open choices that all nodes share, and the groups of choices of which each node depends on its own
+        word's.
+        """
         return split_choices(self.evaluator.model, self.choices) or ([], [])
 
     @property
     def single_state_evaluator(self) -> NodeEvaluator:
-        """The answers in one joint state of the shared choices: those of a batch of states have the same structure."""
+        """The evaluator in one joint state of the shared choices: every batch of states has the same structure."""
         states = {choice: torch.zeros(1, dtype=torch.long) for choice in self.shared_and_local_choices[0]}
         return self.evaluator.with_batched_states(states, self.evaluator.module)
 
 
 def find_kind_fault(query: NodeQuery) -> Fault | None:
-    """Why the compiled net has no such table of the family."""
-    member, tpm = query.spec, query.spec.tpm
-    name, world = member.group.name, query.evaluator.model
+    """Why the compiled net has no such table of the group."""
+    spec, tpm = query.spec, query.spec.tpm
+    name, model = spec.group.name, query.evaluator.model
     if query.table == "value" and tpm.kind not in ("deterministic", "input"):
         return Obstacle(name, "random: its value is one of its own states")
     if query.table == "logits" and (tpm.kind != "discrete" or tpm.states is None):
@@ -155,35 +151,35 @@ def find_kind_fault(query: NodeQuery) -> Fault | None:
         return Obstacle(name, f"without P(j | i): {tpm.no_attention_reason()}")
     if query.table != "value" and tpm.kind == "input":
         return Obstacle(name, "an input")
-    if query.table != "value" and query.node in world.do:
+    if query.table != "value" and query.node in model.do:
         return Obstacle(name, "set")
     return None
 
 
 def find_pass_fault(query: NodeQuery) -> Fault | None:
-    """Why one pass of the compiled net, each open choice enumerated, does not answer."""
-    fault, answers = find_kind_fault(query), query.evaluator
+    """Why one pass of the compiled net, with each open choice enumerated, does not answer."""
+    fault, evaluator = find_kind_fault(query), query.evaluator
     if fault is not None:
         return fault
-    world, families = answers.model, set[int]()
+    model, groups = evaluator.model, set[int]()
     for choices in query.choices.values():
-        own = {world.ground.group_of(choice).index for choice in choices}
-        count = math.prod(world.count_states(choice) for choice in choices)
-        if len(own) < len(choices) or count > BUDGET:
+        groups_of_node = {model.ground.group_of(choice).index for choice in choices}
+        count = math.prod(model.count_states(choice) for choice in choices)
+        if len(groups_of_node) < len(choices) or count > BUDGET:
             return Obstacle(query.spec.group.name, f"below {len(choices)} choices, some of one family or too many")
-        families |= own
-    return answers.find_table_fault(query.table, [query.spec], families)
+        groups |= groups_of_node
+    return evaluator.find_table_fault(query.table, [query.spec], groups)
 
 
 def find_batch_fault(query: NodeQuery) -> Fault | None:
-    """Why a pass of the compiled net whose batch are the joint states of the open choices does not answer."""
-    fault, answers, name = find_kind_fault(query), query.evaluator, query.spec.group.name
+    """Why one pass of the compiled net, with the joint states of the open choices as batch, does not answer."""
+    fault, evaluator, name = find_kind_fault(query), query.evaluator, query.spec.group.name
     if fault is not None:
         return fault
-    shared, own = query.shared_and_local_choices
-    if not shared or answers.states:
+    shared, local = query.shared_and_local_choices
+    if not shared or evaluator.states:
         return Obstacle(name, "below no open choices that all its nodes share")
-    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], own)
+    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], local)
 
 
 NODE_RULES: Sequence[Rule[NodeQuery]] = (
@@ -195,14 +191,14 @@ NODE_RULES: Sequence[Rule[NodeQuery]] = (
 
 @dataclass
 class NodeEvaluator:
-    """What a sentence knows of its nodes: each family is computed when it is first asked for.
+    """Tables of the node groups of a sentence, each computed on first use.
 
     Args:
         module: The compiled net.
-        model: The sentence after its interventions.
+        model: The ground model of the sentence, after its interventions.
         evidence: Node -> observed state or value.
-        previous: The answers of the sentence before an intervention: they have the values that it left as they were.
-        states: Choice -> many states of it, `[S]`, that are a batch: tables then lead with S.
+        previous: The evaluator before an intervention; values that the intervention does not change come from it.
+        states: Choice -> its states, `[S]`, in a batch of S sentences: tables then have S as their first dim.
     """
 
     module: CompiledModule
@@ -217,111 +213,115 @@ class NodeEvaluator:
         return self._evaluate(self.value_query(node), lambda: reference.values(self.model, node, self.evidence))
 
     def distribution(self, node: int) -> Distribution:
-        """`P(node | parents)`, batched over the open choices that decide the parents."""
+        """`P(node | parents)`, batched over the open choices that the parents depend on."""
         query = self.distribution_query(node)
-        found = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
-        return build_distribution(query.spec, found) if isinstance(found, Tensor) else found
+        result = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
+        return build_distribution(query.spec, result) if isinstance(result, Tensor) else result
 
     def attention(self, slice_: int, role: str | None) -> Tensor:
-        """`P(j | i)` of the family that reads in a slice: `[*states, *plates, word, word]`.
+        """`P(j | i)` of the group with attention in a slice: `[*states, *plates, word, word]`.
 
         Raises:
-            BNetError: Where a node that reads is set, or words depend on other choices than their own and shared ones.
+            BNetError: A node of the group is set, or its words depend on different choices.
         """
-        member, ground = find_attention_spec(self.model, slice_, role), self.model.ground
-        query, what = self.attention_query(member), f"attention of {member.group.name}"
-        is_set = [ground.name(node) for node in ground.select_nodes(member.group).tolist() if node in self.model.do]
+        spec, ground = find_attention_spec(self.model, slice_, role), self.model.ground
+        query, subject = self.attention_query(spec), f"attention of {spec.group.name}"
+        is_set = [ground.name(node) for node in ground.select_nodes(spec.group).tolist() if node in self.model.do]
         if is_set:
             allowed = "another slice; the sentence before that do; Attend(row), which sets what is read"
-            raise BNetError(what, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
+            raise BNetError(subject, expected="nodes that read", actual=f"{is_set[0]}, which is set", allowed=allowed)
         if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
-            wanted, got = "words that depend on the same open choices", "words that depend on others"
-            raise BNetError(what, expected=wanted, actual=got, allowed="do(...) or observe(...) on these choices first")
-        table = self._evaluate(query, lambda: conditional_attention(self.model, member, self.evidence))
+            expected, actual = "words that depend on the same open choices", "words that depend on others"
+            allowed = "do(...) or observe(...) on these choices first"
+            raise BNetError(subject, expected=expected, actual=actual, allowed=allowed)
+        table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
         return table.to(self.model.network.log_dtype)
 
     def route(self, query: NodeQuery) -> Route:
-        """How a query is answered."""
+        """The route of a query."""
         name = query.spec.group.name if query.node is None else self.model.ground.name(query.node)
         route = choose_route(f"{query.question} of {name}", NODE_RULES, query)
         if route.algorithm == "compiled":
             return route
-        choices = tuple(dict.fromkeys(choice for above in query.choices.values() for choice in above))
+        choices = tuple(dict.fromkeys(choice for node_choices in query.choices.values() for choice in node_choices))
         count = math.prod(self.model.count_states(choice) for choice in choices)
-        nodes = (
-            len(query.dependencies) * len(self._get_ancestral_set(query.spec)) if route.algorithm == "reference" else 0
-        )
+        is_slow = route.algorithm == "reference"
+        nodes = len(query.dependencies) * len(self._get_ancestral_set(query.spec)) if is_slow else 0
         return replace(route, states=count, evaluations=count * nodes, choices=choices)
 
     def value_query(self, node: int) -> NodeQuery:
-        """What is asked for the value of a node."""
+        """The query for the value of a node."""
         return NodeQuery("value", self, "value", self.model.spec(node), node, {node: [node]})
 
     def distribution_query(self, node: int) -> NodeQuery:
-        """What is asked for the parameters of a node's distribution: its value, mean and sigma, or logits."""
-        member = self.model.spec(node)
-        if member.tpm.kind == "deterministic" and node not in self.model.do:
+        """The query for the parameters of a node's distribution: its value, its mean and sigma, or its logits."""
+        spec = self.model.spec(node)
+        if spec.tpm.kind == "deterministic" and node not in self.model.do:
             return replace(self.value_query(node), question="TPM")
-        table = "normal" if isinstance(member.tpm, Normal) else "logits"
-        return NodeQuery("TPM", self, table, member, node, {node: reference.parents(self.model, node)})
+        table = "normal" if isinstance(spec.tpm, Normal) else "logits"
+        return NodeQuery("TPM", self, table, spec, node, {node: reference.parents(self.model, node)})
 
     def attention_query(self, spec: NodeSpec) -> NodeQuery:
-        """What is asked for `P(j | i)` of a family: of the nodes that read by their TPM."""
-        above = {}
+        """The query for `P(j | i)` of a group: of the nodes whose attention is not set."""
+        dependencies = {}
         if has_ancestor_choices(self.model.network, [spec.group.index]):  # else no node depends on a choice
             nodes = [n for n in self.model.ground.select_nodes(spec.group).tolist() if n not in self.model.do]
-            above = {n: reference.attention_parents(self.model, n) for n in nodes if n not in self.model.attention_rows}
-        return NodeQuery("attention", self, "attention", spec, None, above)
+            nodes = [n for n in nodes if n not in self.model.attention_rows]
+            dependencies = {n: reference.attention_parents(self.model, n) for n in nodes}
+        return NodeQuery("attention", self, "attention", spec, None, dependencies)
 
     def compute_group(self, table: str, spec: NodeSpec) -> Tensor:
-        """A table of all nodes of a family below no open choice: `[*plates, word, ...]`, the batch of states first."""
+        """A table of all nodes of a group, `[*plates, word, ...]`, with the batch of states first; no choice is
+        open.
+        """
         return self._get_entry(NodeQuery("TPM", self, table, spec, None, {}))
 
     def prefetch_attention(self, specs: Sequence[NodeSpec]) -> None:
-        """Compute what families read in one pass of the net, where the structure allows one for all."""
+        """Compute the attention of several groups in one pass of the net, if the structure allows it."""
         if self.find_table_fault("attention", specs, ()) is None:
             self._fill_tables("attention", specs)
 
     def find_open_choices(self, nodes: Sequence[int]) -> list[int]:
-        """The open choices that decide some nodes."""
+        """The open choices that some nodes depend on."""
         return reference.find_open_choices(self.model, nodes, reference.get_fixed(self.model, self.evidence))
 
     def with_batched_states(self, states: Mapping[int, Tensor], module: CompiledModule) -> NodeEvaluator:
-        """The answers of many sentences that differ in the states of some choices, `[S]` each."""
+        """The evaluator of a batch of sentences that differ in the states of some choices, `[S]` each."""
         do = {**self._fixed_model.do, **{choice: state[0] for choice, state in states.items()}}
         return NodeEvaluator(module, replace(self.model, do=do), {}, states=states)
 
     def find_table_fault(
         self, table: str, specs: Sequence[NodeSpec], enumerated_groups: Collection[int]
     ) -> Fault | None:
-        """Why one pass of the compiled net cannot compute a table of some families, found from the structure.
+        """Why one pass of the compiled net cannot compute a table of some groups; decided from the structure.
 
         Args:
             table: `"value"`, `"logits"`, `"normal"` or `"attention"`.
-            specs: The families.
-            enumerated_groups: The choices that have to be enumerated for them.
+            specs: The groups.
+            enumerated_groups: The choices that must be enumerated.
         """
-        missing = [member for member in specs if (table, member.group.index) not in self._tables]
+        missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         layout = None if missing or not specs else self._tables[table, specs[0].group.index][0]
         enumerated: Collection[int] = () if layout is None else layout.enumerated
         if missing:
-            want, world = self._get_output_groups(table, missing), self.model
-            above = self._get_ancestral_set(*missing)
-            closed, some, fault = self._find_fixed_groups(above)
+            outputs, model = self._get_output_groups(table, missing), self.model
+            ancestral = self._get_ancestral_set(*missing)
+            closed, partial, fault = self._find_fixed_groups(ancestral)
             if fault is not None:
                 return fault
-            network = world.network
-            is_open = {i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete"}
-            names = [network.specs[index].group.name for index in want]
-            for index in want:
+            network = model.network
+            is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
+            names = [network.specs[index].group.name for index in outputs]
+            for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
                     return unset_parent_error(network.specs[index].group.name)
-            needs = self.module.find_requirements(names, closed, is_open, some, world.ground.word_counts)
-            if needs.fault is not None:
-                return needs.fault
-            if math.prod(network.count_states(index, world.ground.word_counts) for index in needs.enumerated) > BUDGET:
+            requirements = self.module.find_requirements(names, closed, is_open, partial, model.ground.word_counts)
+            if requirements.fault is not None:
+                return requirements.fault
+            words = model.ground.word_counts
+            if math.prod(network.count_states(index, words) for index in requirements.enumerated) > BUDGET:
                 return Obstacle(names[0], f"below more than {BUDGET} joint states")
-            enumerated = needs.enumerated
+            enumerated = requirements.enumerated
         if not set(enumerated_groups) <= set(enumerated):
             name = specs[0].group.name
             return Obstacle(name, "below choices that the compiled net does not enumerate for it")
@@ -331,48 +331,49 @@ class NodeEvaluator:
         """The floating-point operations of the passes of a compiled route."""
         if route.algorithm == "reference":
             return None
-        answers, batch = self, 1
+        evaluator, batch = self, 1
         if route.algorithm == "enumeration":
-            answers, batch = (
-                query.single_state_evaluator,
-                math.prod(map(self.model.count_states, query.shared_and_local_choices[0])),
-            )
+            evaluator = query.single_state_evaluator
+            batch = math.prod(map(self.model.count_states, query.shared_and_local_choices[0]))
         network = self.model.network
-        closed, some, _ = answers._find_fixed_groups(answers._get_ancestral_set(query.spec))
-        words, wanted = self.model.ground.word_counts, answers._get_output_groups(query.table, [query.spec])
-        for want in (sorted({query.spec.group.index, *wanted}), wanted):  # with its own products, where planned
-            is_open = frozenset(i for i in want if i not in closed and network.specs[i].tpm.kind == "discrete")
-            names = tuple(network.specs[i].group.name for i in want)
-            if self.module.find_requirements(names, closed, is_open, some, words).fault is None:
+        closed, partial, _ = evaluator._find_fixed_groups(evaluator._get_ancestral_set(query.spec))
+        words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
+        # The products of the group itself count too, if they can be planned.
+        for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
+            is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
+            names = tuple(network.specs[i].group.name for i in candidates)
+            if self.module.find_requirements(names, closed, is_open, partial, words).fault is None:
                 break
-        plan = self.module.plan(names, closed, is_open, patched=some)
+        plan = self.module.plan(names, closed, is_open, patched=partial)
         return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property
     def _fixed_model(self) -> GroundModel:
-        """The sentence in which the nodes are set as well of which evidence says outright what they came to."""
+        """The model in which the random nodes that evidence fixes are set as well."""
         return replace(self.model, do={**reference.get_fixed(self.model, self.evidence), **self.model.do})
 
     def _find_fixed_groups(self, ancestral_set: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
-        """The families above some whose value is known, those of which some nodes have one, and the fault of a family
-        of which some nodes have states and others tensors."""
+        """The groups with known values, those of which some nodes are known, and a fault.
+
+        The fault is that of a group in which some nodes have states and others vectors.
+        """
         graph, known = self.model.network.graph, self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}
         fault = find_mixed_type_fault(known, known.do, relevant=ancestral_set)
-        whole, some = find_set_groups(known, ancestral_set)
-        closed = batched | {graph.get_group(name).index for name in whole}
-        return frozenset(closed), frozenset({graph.get_group(name).index for name in some} - batched), fault
+        full, partial = find_set_groups(known, ancestral_set)
+        closed = batched | {graph.get_group(name).index for name in full}
+        return frozenset(closed), frozenset({graph.get_group(name).index for name in partial} - batched), fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
-        """What a compiled route gives; rows of set nodes are as if they were not set."""
+        """The table by a compiled route; rows of set nodes are as if the nodes were not set."""
         return self._get_entry(query) if route.algorithm == "compiled" else self._compute_enumerated(query)
 
     def _evaluate(self, query: NodeQuery, fallback: Callable[[], T]) -> T | Tensor:
-        """The answer by the route of a query: the table of a compiled route, or what the reference says.
+        """The answer by the route of a query: a table of the compiled net, or the result of the reference.
 
         Args:
-            query: What is asked.
-            fallback: The answer of the reference, which also names the node where the compiled net gives NaN.
+            query: The query.
+            fallback: Computes the answer by the reference, which also names the node at which the compiled net has NaN.
         """
         route = self.route(query)
         route.warn_if_slow()
@@ -385,44 +386,41 @@ class NodeEvaluator:
         return table
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
-        """What is asked of a family, in every joint state of the shared open choices, as one batch: `[*states, ...]`.
+        """A table in every joint state of the shared open choices, as one batch: `[*states, ...]`.
 
-        The choices of each word's own stay open, and have a dim each.
+        Choices of single words stay open and have a dim each.
         """
-        world, (free, own) = self.model, query.shared_and_local_choices
-        reference.check_joint_states(world, free, BUDGET)
-        sizes = [world.count_states(choice) for choice in free]
-        states, module, parts = (
-            enumerate_joint_states([range(size) for size in sizes]),
-            with_sentence_scope(self.module),
-            [],
-        )
-        states = states.to(world.network.device)
-        for part in iter_chunks(world, len(states), [query.spec.group.index]):
-            answers = self.with_batched_states(dict(zip(free, states[part].unbind(1), strict=True)), module)
-            parts.append(answers._get_entry(replace(query, evaluator=answers)))
-        table: Tensor = torch.cat(parts, len(own)).unflatten(len(own), sizes)
-        order = [*own, *(world.ground.group_of(choice).index for choice in free)]
+        model, (shared, local) = self.model, query.shared_and_local_choices
+        reference.check_joint_states(model, shared, BUDGET)
+        sizes = [model.count_states(choice) for choice in shared]
+        states = enumerate_joint_states([range(size) for size in sizes])
+        module, parts = with_sentence_scope(self.module), list[Tensor]()
+        states = states.to(model.network.device)
+        for chunk in iter_chunks(model, len(states), [query.spec.group.index]):
+            evaluator = self.with_batched_states(dict(zip(shared, states[chunk].unbind(1), strict=True)), module)
+            parts.append(evaluator._get_entry(replace(query, evaluator=evaluator)))
+        table: Tensor = torch.cat(parts, len(local)).unflatten(len(local), sizes)
+        order = [*local, *(model.ground.group_of(choice).index for choice in shared)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
     def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
-        """The families above some, themselves included."""
-        return self.model.network.graph.ancestral_set([member.group.index for member in specs])
+        """The ancestors of some groups, and the groups themselves."""
+        return self.model.network.graph.ancestral_set([spec.group.index for spec in specs])
 
     def _get_entry(self, query: NodeQuery) -> Tensor:
-        """The entry of one node, or of all nodes of its family: `[*states, *shape]`, NaN and all."""
-        member, free = query.spec, next(iter(query.choices.values()), [])
+        """The entry of one node, or of all nodes of its group: `[*states, *shape]`, possibly NaN."""
+        spec, open_choices = query.spec, next(iter(query.choices.values()), [])
         index = None if query.node is None else self.model.ground.unravel_index(query.node)[1]
-        shape = {"value": member.shape, "normal": (2, *member.shape)}.get(query.table)
+        shape = {"value": spec.shape, "normal": (2, *spec.shape)}.get(query.table)
         if query.table == "logits":
-            shape = (self.model.network.count_states(member.group.index, self.model.ground.word_counts),)
+            shape = (self.model.network.count_states(spec.group.index, self.model.ground.word_counts),)
         elif shape is None:
-            shape = (self.model.ground.word_counts[self.model.network.get_source_stack(member)],)
-        self._fill_tables(query.table, [member])
-        table = self._tables[query.table, member.group.index]
-        states = {self.model.ground.group_of(choice).index: self.model.count_states(choice) for choice in free}
-        return self._select_dims(table, member, states, index, shape)
+            shape = (self.model.ground.word_counts[self.model.network.get_source_stack(spec)],)
+        self._fill_tables(query.table, [spec])
+        table = self._tables[query.table, spec.group.index]
+        states = {self.model.ground.group_of(choice).index: self.model.count_states(choice) for choice in open_choices}
+        return self._select_dims(table, spec, states, index, shape)
 
     def _select_dims(
         self,
@@ -432,100 +430,99 @@ class NodeEvaluator:
         index: tuple[int, ...] | None,
         shape: tuple[int | None, ...],
     ) -> Tensor:
-        """A table without the dims that it only has in the layout, and with those of the choices in `state_counts`."""
-        (layout, values), family = table, spec.group
+        """A table without the dims that only the layout has, and with those of the choices in `state_counts`."""
+        (layout, values), group = table, spec.group
         if tuple(values.shape[layout.rank :]) != shape:
-            got = f"{tuple(values.shape[layout.rank :])}"
-            what = f"{family.name} ({type(spec.tpm).__name__})"
-            raise BNetError(what, expected=f"a table of shape {shape}, as it says", actual=got)
-        axes = [layout.axis(axis) for axis in self.model.ground.axes(family)]
-        place = dict(zip(axes, index, strict=True)) if index is not None else {}
-        wide = dict(zip(axes, self.model.ground.shapes[family.index], strict=True)) if index is None else {}
-        wide |= {k: state_counts[each] for k, each in enumerate(layout.enumerated) if each in state_counts}
+            actual = f"{tuple(values.shape[layout.rank :])}"
+            subject = f"{group.name} ({type(spec.tpm).__name__})"
+            raise BNetError(subject, expected=f"a table of shape {shape}, as it says", actual=actual)
+        axes = [layout.axis(axis) for axis in self.model.ground.axes(group)]
+        position = dict(zip(axes, index, strict=True)) if index is not None else {}
+        sizes = dict(zip(axes, self.model.ground.shapes[group.index], strict=True)) if index is None else {}
+        sizes |= {k: state_counts[choice] for k, choice in enumerate(layout.enumerated) if choice in state_counts}
         if self.states:
-            wide[layout.batch_dim] = len(next(iter(self.states.values())))
+            sizes[layout.batch_dim] = len(next(iter(self.states.values())))
         for k in reversed(range(layout.rank)):
-            if k in wide:
-                values = values.expand(*values.shape[:k], wide[k], *values.shape[k + 1 :])
+            if k in sizes:
+                values = values.expand(*values.shape[:k], sizes[k], *values.shape[k + 1 :])
             else:
-                values = values.select(k, place.get(k, 0) if values.shape[k] > 1 else 0)
+                values = values.select(k, position.get(k, 0) if values.shape[k] > 1 else 0)
         return values.clone()
 
     @torch.no_grad()
     def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
-        """Compute the tables that are missing, all in one pass of the net."""
-        missing = [member for member in specs if (table, member.group.index) not in self._tables]
+        """Compute the missing tables, all in one pass of the net."""
+        missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
-            course = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
-            for member in missing:
-                self._tables[table, member.group.index] = compute_table(table, member, course)
+            execution = self._execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
+            for spec in missing:
+                self._tables[table, spec.group.index] = compute_table(table, spec, execution)
 
     def _get_output_groups(self, table: str, specs: Sequence[NodeSpec]) -> list[int]:
-        """The families whose values a table of some families is made of."""
+        """The groups whose values a pass must compute for a table of some groups."""
         if table == "value":
-            return sorted({member.group.index for member in specs})
-        inputs = [given for member in specs for given in get_table_parents(table, member)]
-        return sorted({given.index for given in inputs} | {s for given in inputs for _, s in given.pick})
+            return sorted({spec.group.index for spec in specs})
+        parents = [parent for spec in specs for parent in get_table_parents(table, spec)]
+        return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
 
     def _execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
-        """The values of families, with the interventions and the evidence above them."""
-        world, network = self.model, self.model.network
-        want = tuple(network.specs[index].group.name for index in outputs)
+        """The execution state with the values of some groups, after the interventions and the evidence above them."""
+        model, network = self.model, self.model.network
+        names = tuple(network.specs[index].group.name for index in outputs)
         arguments = group_interventions(self._fixed_model, ancestral_set)
         closed, patched = arguments["do"], arguments["patched"]
-        drawn = {world.ground.group_of(node).index for node in self.states}
-        for name, (value, _) in group_values(world, world.do, drawn, self.states).items():
+        batched = {model.ground.group_of(node).index for node in self.states}
+        for name, (value, _) in group_values(model, model.do, batched, self.states).items():
             patched.pop(name, None)
             closed[name] = value
         closed |= self._reuse_previous_values(set(outputs), closed)
         known = frozenset(network.graph.get_group(name).index for name in closed)
         is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
         request = ExecutionRequest(
-            want,
-            build_length_inputs(world),
+            names,
+            build_length_inputs(model),
             do=closed,
             patched=patched,
             attention_rows=arguments["attention_rows"],
-            given={name: value[None] for name, value in world.inputs.items()},
+            given={name: value[None] for name, value in model.inputs.items()},
             enumerate_too=is_open,
         )
         return self.module.run(request)[0]
 
     def _reuse_previous_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The values of families from before the intervention, of those that it left as they were and touched ones
-        read."""
+        """Values from before the intervention, of groups that it does not change and that changed groups read."""
         if self.previous is None:
             return {}
-        network, touched = self.model.network, self._changed_groups
-        same: set[int] = set()
-        passed: set[int] = set()
+        network, changed = self.model.network, self._changed_groups
+        unchanged: set[int] = set()
+        visited: set[int] = set()
         stack = list(outputs)
         while stack:
             index = stack.pop()
-            if index in passed or network.graph.groups[index].name in fixed:
+            if index in visited or network.graph.groups[index].name in fixed:
                 continue
-            passed.add(index)
-            if index not in touched:
-                same.add(index)
+            visited.add(index)
+            if index not in changed:
+                unchanged.add(index)
             else:
-                stack.extend(bundle.parent for bundle in network.graph.in_edges[index])
-        functions = (member for member in map(network.specs.__getitem__, sorted(same)) if member.parents)
-        functions = (member for member in functions if member.tpm.kind == "deterministic")
-        kept = [member for member in functions if not has_ancestor_choices(network, [member.group.index])]
-        if self.previous.find_table_fault("value", kept, ()) is not None:
+                stack.extend(edge.parent for edge in network.graph.in_edges[index])
+        candidates = (spec for spec in map(network.specs.__getitem__, sorted(unchanged)) if spec.parents)
+        candidates = (spec for spec in candidates if spec.tpm.kind == "deterministic")
+        reused = [spec for spec in candidates if not has_ancestor_choices(network, [spec.group.index])]
+        if self.previous.find_table_fault("value", reused, ()) is not None:
             return {}
-        self.previous._fill_tables("value", kept)
-        tables = [self.previous._tables["value", member.group.index] for member in kept]
-        each = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, kept, strict=True))
-        values = {member.group.name: value for member, value in zip(kept, each, strict=True)}
-        # What is no number is computed again, so that the error names the node.
+        self.previous._fill_tables("value", reused)
+        tables = [self.previous._tables["value", spec.group.index] for spec in reused]
+        tensors = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, reused, strict=True))
+        values = {spec.group.name: value for spec, value in zip(reused, tensors, strict=True)}
+        # NaN is computed again, so that the error names the node.
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 
     @cached_property
     def _changed_groups(self) -> set[int]:
-        """The families that the surgery set or freed, and all that descend from them."""
+        """The groups that the interventions set or release, and all their descendants."""
         assert self.previous is not None
-        mine, theirs = ({**world.do, **world.attention_rows} for world in (self.model, self.previous.model))
-        nodes = {n for n in {**mine, **theirs} if n not in mine or n not in theirs or not mine[n].equal(theirs[n])}
-        families = {self.model.ground.group_of(node).index for node in nodes}
-        return families | self.model.network.graph.descendants(families)
+        after, before = ({**model.do, **model.attention_rows} for model in (self.model, self.previous.model))
+        nodes = {n for n in {**after, **before} if n not in after or n not in before or not after[n].equal(before[n])}
+        groups = {self.model.ground.group_of(node).index for node in nodes}
+        return groups | self.model.network.graph.descendants(groups)

@@ -1,4 +1,4 @@
-"""Which slices, words, heads and states are meant: what users pass, as numbers and node groups."""
+"""Parsing of slices, words and heads that users pass, into indices and node groups."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from bnet_transformer.reference import GroundModel
 
 
 def merge_words(attention: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-    """`P(j | i)` over groups of words: summed over the tokens that are read, averaged over those that read."""
+    """`P(j | i)` over groups of tokens: summed over the tokens j of a group, averaged over the tokens i."""
     read = torch.stack([attention[..., list(group)].sum(-1) for group in groups], -1)
     return torch.stack([read[..., list(group), :].mean(-2) for group in groups], -2)
 
 
 def find_attention_spec(model: GroundModel, slice_: int, role: str | None) -> NodeSpec:
-    """The member that reads words in a slice: the one whose TPM is an attention."""
+    """The node group with attention over words in a slice."""
     depth = get_depth(model.network)
     if check_int("slice", slice_, minimum=0) >= depth:
         raise BNetError("slice", expected=f"a slice from 0 to {depth - 1}", actual=slice_)
-    found = [m for m in model.network.specs if m.group.step == slice_ and m.has_word_attention]
-    names = {member.group.stem: member for member in found}
+    matches = [m for m in model.network.specs if m.group.step == slice_ and m.has_word_attention]
+    names = {spec.group.stem: spec for spec in matches}
     if role is not None:
         if not isinstance(role, str) or role not in names:
             raise unknown_name_error("role that reads", role, names)
         return names[role]
-    if len(found) > 1:
+    if len(matches) > 1:
         raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(names))
-    if not found:
-        here = [m for m in model.network.specs if m.group.step == slice_]
-        collect = [m.tpm.no_attention_reason() for m in here if m.word_parents]
-        got = "; ".join(dict.fromkeys(collect)) or ", ".join(sorted({type(m.tpm).__name__ for m in here}))
-        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", actual=got)
-    return found[0]
+    if not matches:
+        in_slice = [m for m in model.network.specs if m.group.step == slice_]
+        reasons = [m.tpm.no_attention_reason() for m in in_slice if m.word_parents]
+        actual = "; ".join(dict.fromkeys(reasons)) or ", ".join(sorted({type(m.tpm).__name__ for m in in_slice}))
+        raise BNetError(f"attention of slice {slice_}", expected="a TPM with P(j | i)", actual=actual)
+    return matches[0]
 
 
 def find_state_group(network: Network, stack: str) -> NodeGroup | None:
-    """The first state of a stack's words, if it has one without plates."""
-    return next((each for each in network.graph.groups if each.stack == stack and network.is_word_state(each)), None)
+    """The state of a stack's words that enters the first slice, if there is one without plates."""
+    return next((g for g in network.graph.groups if g.stack == stack and network.is_word_state(g)), None)
 
 
 def parse_slices(slices: object, network: Network) -> list[int]:
-    """Slices of a net, from one or several."""
+    """The indices of slices, from one or several."""
     return parse_indices("slices", slices, get_depth(network))
 
 
 def parse_attention_slices(network: Network, slices: object, role: str | None) -> tuple[str, list[int]]:
-    """The stack and the numbers of the slices in which words read words.
+    """The stack and the indices of the slices whose words attend to words.
 
     Args:
         network: The net.
         slices: One slice, several, or `"all"`.
-        role: The role that reads; its stack is meant. By default the first stack.
+        role: The role with attention, which gives the stack; by default the first stack.
     """
     graph = network.graph
     if role is not None and (not isinstance(role, str) or role not in graph.by_stem):
@@ -67,8 +67,8 @@ def parse_attention_slices(network: Network, slices: object, role: str | None) -
     stack = graph.by_stem[role][0].stack if role is not None else next(iter(graph.slices), "")
     depth = get_depth(network, stack)
     if stack not in graph.word_stacks:
-        got = f"the stack {stack!r}, without words" if stack else "a net without words"
-        raise BNetError("slice", expected="slices in which words read words", actual=got)
+        actual = f"the stack {stack!r}, without words" if stack else "a net without words"
+        raise BNetError("slice", expected="slices in which words read words", actual=actual)
     if isinstance(slices, str):
         check_choice("slices", slices, ("all",))
         return stack, list(range(depth))
@@ -79,45 +79,45 @@ def parse_attention_slices(network: Network, slices: object, role: str | None) -
 
 
 def get_depth(network: Network, stack: str | None = None) -> int:
-    """The number of slices of a stack, by default of the deepest; refused where a net has none."""
+    """The number of slices of a stack, by default of the deepest; an error if there are none."""
     depth = network.graph.depth if stack is None else network.graph.slices.get(stack, 0)
     if not depth:
-        got = f"none in the stack {stack!r}" if stack else "a net without slices"
-        raise BNetError("slice", expected="a net with slices", actual=got)
+        actual = f"none in the stack {stack!r}" if stack else "a net without slices"
+        raise BNetError("slice", expected="a net with slices", actual=actual)
     return depth
 
 
 def parse_words(tokens: Sequence[str], words: object) -> list[int]:
-    """Indices of words, from indices or the words themselves (every place where a word stands)."""
-    asked = to_list(words)
-    found: list[int] = []
-    for item in asked:
+    """Indices of words, from indices or the words themselves (all their positions)."""
+    items = to_list(words)
+    indices: list[int] = []
+    for item in items:
         if isinstance(item, str):
-            places = [k for k, token in enumerate(tokens) if token == item]
-            if not places:
+            positions = [k for k, token in enumerate(tokens) if token == item]
+            if not positions:
                 raise unknown_name_error("word", item, tokens)
-            found.extend(places)
+            indices.extend(positions)
         else:
-            found.extend(parse_indices("words", item, len(tokens)))
-    return sorted(set(found))
+            indices.extend(parse_indices("words", item, len(tokens)))
+    return sorted(set(indices))
 
 
 def to_list(value: object) -> list[object]:
-    """What was asked for as a list: one thing, or a collection of them."""
+    """An item or a collection of items, as a list."""
     if isinstance(value, Tensor | np.ndarray):
-        with suppress(RuntimeError):  # a tensor without a plain table of numbers is refused as it is
+        with suppress(RuntimeError):  # a tensor that has no list form is refused later
             value = value.tolist()
     return list(value) if isinstance(value, Collection) and not isinstance(value, str) else [value]
 
 
 def parse_indices(subject: str, indices: object, count: int) -> list[int]:
     """Indices below `count`, from one or several."""
-    found = []
+    result = []
     for item in to_list(indices):
         number = check_int(subject, item, minimum=0)
         if number >= count:
             raise BNetError(subject, expected=f"numbers from 0 to {count - 1}", actual=number)
-        found.append(number)
-    if not found:
+        result.append(number)
+    if not result:
         raise BNetError(subject, expected=f"numbers from 0 to {count - 1}, at least one", actual="none")
-    return sorted(set(found))
+    return sorted(set(result))

@@ -1,7 +1,8 @@
-"""Interventions: values that are set, and what they change.
+"""Interventions on a sentence and their effects.
 
-`sweeps` patches groups of nodes in one batch (patching, ablation, mediation), `circuits` searches the arrows that a
-behaviour needs, `counterfactual` asks what would have been. `Zero`, `Mean`, `Noise` and `Attend` are values of `do`.
+`Zero`, `Mean`, `Noise` and `Attend` are values of `do`. `sweeps` patches many groups of nodes in one batch (activation
+patching, ablation, mediation), `circuits` searches the arrows that a metric needs, and `counterfactual` computes what a
+node would have been under other interventions, given the evidence.
 """
 
-from bnet_transformer.inference.sentence_state import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero
+from bnet_transformer.inference.intervention_values import Attend as Attend, Mean as Mean, Noise as Noise, Zero as Zero

@@ -1,8 +1,9 @@
-"""Counterfactuals: what a node would have been, had others been set, given what was seen.
+"""Counterfactuals: what a node would have been under other interventions, given the evidence.
 
-Abduction: the posterior of the choices, and the noise of what was seen. Action: `do`. Prediction: the net again, with
-that noise. The noise of a Normal is its residual. A categorical does not say what its noise is: Gumbel-max is the
-convention here (Oberst and Sontag 2019), one of many that agree with the net and differ in their counterfactuals.
+The three steps of Pearl (Causality, 2009, section 7.1): abduction infers the open choices and the noise from the
+evidence, action applies `do`, prediction runs the net again with that noise. The noise of a Normal is its residual. The
+net does not define the noise of a categorical. Gumbel-max is the convention here (Oberst and Sontag 2019), one of many
+that agree with the net and differ in their counterfactuals.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
-from bnet_transformer.inference.query import Query, route_reference
+from bnet_transformer.inference.query import Query
+from bnet_transformer.inference.routing import route_reference
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
 
 if TYPE_CHECKING:
@@ -32,11 +34,16 @@ GUMBEL_MAX = "Gumbel-max, a convention: the net does not say what the noise of a
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """What a node would have been.
+    """The distribution of a node under other interventions, given the evidence.
 
-    Of a discrete node `probabilities`; of any other `values[s]`, `[s, *shape]`, with `weights[s]` (and `sigma[s]` of a
-    random real node that was not seen). `convention` says on what categorical noise the answer hangs, where it does.
-    `labels` are what the states are called, where they have names.
+    Args:
+        node: The name of the node.
+        probabilities: Of a discrete node, the probability of each state, `[state]`.
+        values: Of any other node, its value in each branch, `[branch, *shape]`.
+        weights: The probability of each branch, `[branch]`.
+        sigma: Of an unobserved real random node, its standard deviation in each branch, `[branch, *shape]`.
+        convention: The convention about the noise of a categorical, if the result depends on it.
+        labels: The names of the states, if they have names.
     """
 
     node: str
@@ -49,14 +56,14 @@ class Counterfactual:
 
     @property
     def mean(self) -> Tensor:
-        """The mean value of a node that is not discrete."""
+        """The mean value of a node that is not discrete, `[*shape]`."""
         if self.values is None or self.weights is None:
             raise BNetError(self.node, expected="a node with real values", actual="a discrete one: see probabilities")
         values = self.values if self.values.is_floating_point() else self.values.to(self.weights.dtype)
         return torch.einsum("s,s...->...", self.weights.to(values.dtype), values)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each state, or for each value with its weight."""
+        """A data frame with a row for each state, or for each branch with its weight and value."""
         import pandas as pd
 
         if self.probabilities is not None:
@@ -67,14 +74,14 @@ class Counterfactual:
         return frame
 
     def _repr_html_(self) -> str:
-        told = f" ({self.convention})" if self.convention else ""
-        return f"<p>{self.node}{told}</p>{self.to_dataframe().to_html()}"
+        suffix = f" ({self.convention})" if self.convention else ""
+        return f"<p>{self.node}{suffix}</p>{self.to_dataframe().to_html()}"
 
 
 @dataclass(frozen=True)
 class _Branch:
-    """A course of events that might have been: its weight, what random nodes came to, and whether the convention
-    decided any of it."""
+    """One joint state of the random nodes in the counterfactual: its probability, the value of each node by its id,
+    and whether the Gumbel-max convention decided any of them."""
 
     weight: float
     states: dict[int, Tensor]
@@ -82,57 +89,65 @@ class _Branch:
 
 
 def counterfactual(query: Query, interventions: Interventions) -> Counterfactual:
-    """What a node would have been under other interventions, by enumeration.
+    """Compute the counterfactual distribution of a node by enumeration of the open choices.
 
     Args:
-        query: The node that is asked for, and the evidence in the sentence as it was.
-        interventions: The interventions.
+        query: The node, and the evidence in the factual sentence.
+        interventions: The interventions of the counterfactual sentence.
+
+    Returns:
+        The probabilities of a discrete node, else the weighted values.
+
+    Raises:
+        UnsupportedError: If a real random node between the two is neither observed nor set.
     """
-    world, evidence, (target,) = query.model, query.evidence, query.nodes
-    free = query.choices
-    route_reference(f"counterfactual of {query.format_nodes()}", world, free).warn_if_slow()
-    reference.log_evidence(world, evidence, None, query.budget, query.atol)
-    other, settled = world.surgery(interventions), query.fixed
-    order = [n for n in ancestral_order(other.ground, [target]) if n not in other.do]
-    random = [node for node in order if world.spec(node).tpm.is_random]
-    for node in random:
-        if world.spec(node).tpm.kind == "continuous" and node not in settled and node != target:
-            wanted = "what a random real node came to, for others read it"
-            raise UnsupportedError(world.ground.name(node), expected=wanted, actual="neither evidence nor do")
-    found: list[_Branch] = []
-    twin = _TwinNetwork(other)
-    for run in reference.enumerate_runs(world, free, settled, query.budget):
-        log = reference.log_joint(run, free, evidence, query.atol)
-        if log > -math.inf:
-            branches = [_Branch(math.exp(log), {}, False)]
-            for node in random:
+    model, evidence, (target,) = query.model, query.evidence, query.nodes
+    open_choices = query.choices
+    route_reference(f"counterfactual of {query.format_nodes()}", model, open_choices).warn_if_slow()
+    reference.log_evidence(model, evidence, None, query.budget, query.atol)
+    intervened, fixed = model.surgery(interventions), query.fixed
+    order = [n for n in ancestral_order(intervened.ground, [target]) if n not in intervened.do]
+    random_nodes = [node for node in order if model.spec(node).tpm.is_random]
+    for node in random_nodes:
+        if model.spec(node).tpm.kind == "continuous" and node not in fixed and node != target:
+            expected = "what a random real node came to, for others read it"
+            raise UnsupportedError(model.ground.name(node), expected=expected, actual="neither evidence nor do")
+    # Abduction, action and prediction for one joint state of the choices at a time: its posterior weight is its joint
+    # probability with the evidence, and each random node then continues from its noise in the factual run. Nodes come
+    # in ancestral order, so that the parents of a node have their counterfactual values already (a twin network,
+    # Balke and Pearl 1994).
+    all_branches: list[_Branch] = []
+    twin = _TwinNetwork(intervened)
+    for run in reference.enumerate_runs(model, open_choices, fixed, query.budget):
+        log_weight = reference.log_joint(run, open_choices, evidence, query.atol)
+        if log_weight > -math.inf:
+            branches = [_Branch(math.exp(log_weight), {}, False)]
+            for node in random_nodes:
                 if node in run.states:
-                    before = run.distribution(node)
+                    factual = run.distribution(node)
                     state = run.states[node]
-                    branches = [
-                        step for each in branches for step in _propagate_branch(twin, each, node, before, state)
-                    ]
-            found += branches
-    return _summarize_branches(twin, target, found)
+                    branches = [new for old in branches for new in _propagate_branch(twin, old, node, factual, state)]
+            all_branches += branches
+    return _summarize_branches(twin, target, all_branches)
 
 
 @dataclass(frozen=True)
 class _TwinNetwork:
-    """The world as it might have been, run once for each joint state of its choices."""
+    """The model after the interventions, run once for each joint state of its choices."""
 
     model: GroundModel
     runs: dict[tuple[tuple[int, int], ...], ReferenceRun] = field(default_factory=dict)
     distributions: dict[tuple[ReferenceRun, int], Distribution] = field(default_factory=dict)
 
     def run(self, states: Mapping[int, Tensor]) -> ReferenceRun:
-        """The run of these states, kept where they are all choices."""
+        """The run with these states of the random nodes; cached if all of them are discrete."""
         if any(state.is_floating_point() for state in states.values()):
             return ReferenceRun(self.model, states)
         key = tuple((node, int(state)) for node, state in states.items())
         return self.runs.setdefault(key, ReferenceRun(self.model, states))
 
     def distribution(self, states: Mapping[int, Tensor], node: int) -> Distribution:
-        """`P(node | its parents)` in that run."""
+        """`P(node | its parents)` in the run with these states."""
         run = self.run(states)
         if (run, node) not in self.distributions:
             self.distributions[run, node] = run.distribution(node)
@@ -142,64 +157,88 @@ class _TwinNetwork:
 def _propagate_branch(
     twin: _TwinNetwork, branch: _Branch, node: int, factual: Distribution, state: Tensor
 ) -> list[_Branch]:
-    """The branches after one random node: its noise made `state` of `factual`, its parents are those of the branch."""
-    other, after = twin.model, twin.distribution(branch.states, node)
-    if other.spec(node).tpm.kind == "continuous":
-        was, would_be = (get_normal(other.spec(node), each) for each in (factual, after))
-        value = would_be.mean + would_be.stddev * (state - was.mean) / was.stddev
+    """Extend a branch by one random node.
+
+    Args:
+        twin: The model after the interventions.
+        branch: The branch, which has the values of the node's ancestors.
+        node: The id of the node.
+        factual: The distribution of the node in the factual run.
+        state: The value of the node in the factual run.
+
+    Returns:
+        One branch for each value that the node can have: one for a real node, whose noise is known.
+    """
+    model, intervened = twin.model, twin.distribution(branch.states, node)
+    if model.spec(node).tpm.kind == "continuous":
+        # The noise of a Normal is (state - mean) / sigma; it is the same in both runs.
+        old, new = (get_normal(model.spec(node), distribution) for distribution in (factual, intervened))
+        value = new.mean + new.stddev * (state - old.mean) / old.stddev
         return [_Branch(branch.weight, {**branch.states, node: value}, branch.is_conventional)]
-    p, q = (each.probs.double() for each in (factual, after))  # type: ignore[attr-defined]
-    share = gumbel_max(p, q, int(state))
-    assumed = branch.is_conventional or not torch.equal(p, q)
+    p, q = (distribution.probs.double() for distribution in (factual, intervened))  # type: ignore[attr-defined]
+    probs = gumbel_max(p, q, int(state))
+    is_conventional = branch.is_conventional or not torch.equal(p, q)
     return [
-        _Branch(branch.weight * float(share[m]), {**branch.states, node: torch.tensor(m)}, assumed)
-        for m in torch.nonzero(share).flatten().tolist()
+        _Branch(branch.weight * float(probs[m]), {**branch.states, node: torch.tensor(m)}, is_conventional)
+        for m in torch.nonzero(probs).flatten().tolist()
     ]
 
 
 def gumbel_max(p: Tensor, q: Tensor, state: int) -> Tensor:
-    """`P(the state under q | it was `state` under p)` when one Gumbel noise makes both; in closed form.
+    """The probability of each state under `q`, given that the same Gumbel noise gave `state` under `p`; closed form.
 
-    As a race of exponential times with rates p, the first was `state`; under q each time is longer by r = p / q. With
-    `L(s) = 1 + sum_(j != state) q_j (s - r_j)_+`, state m wins with `int_(r_m)^(r_state) q_m / L(s)^2 ds`.
+    Args:
+        p: The factual probabilities, `[state]`.
+        q: The counterfactual probabilities, `[state]`.
+        state: The factual state.
+
+    Returns:
+        The counterfactual posterior, `[state]`.
     """
+    # The argmax of log p + Gumbel noise is the first of independent exponential times with rates p. Under q the time of
+    # state j is multiplied by r_j = p_j / q_j. Given that `state` was first, its time is exponential with rate 1, and
+    # the others are that time plus fresh exponentials. So state m is first under q with probability
+    # int_(r_m)^(r_state) q_m / L(s)^2 ds, where L(s) = 1 + sum_(j != state) q_j (s - r_j)_+ is piecewise linear;
+    # `state` itself is first with probability 1 / L(r_state). The integral of 1 / L^2 over a linear piece is
+    # width / (L(left) L(right)). A state with a ratio above r_state cannot overtake it
+    # (counterfactual stability, Oberst and Sontag 2019, theorem 2).
     ratio = torch.where(q > 0, p / q, math.inf)
     if torch.equal(p, q) or bool(ratio[state] <= ratio.min()):
         return torch.nn.functional.one_hot(torch.tensor(state), len(p)).to(p.dtype)
     end = ratio[state]
-    others = torch.argsort(ratio)[: int((ratio < end).sum())]
-    knots = torch.cat([ratio[others], end[None]])
-    widths, slopes = knots.diff(), q[others].cumsum(0)  # L is linear between the ratios
+    earlier = torch.argsort(ratio)[: int((ratio < end).sum())]
+    knots = torch.cat([ratio[earlier], end[None]])
+    widths, slopes = knots.diff(), q[earlier].cumsum(0)  # L is linear between the ratios
     heights = 1 + torch.cat([knots.new_zeros(1), (slopes * widths).cumsum(0)])
     areas = widths / (heights[:-1] * heights[1:])  # of 1 / L^2
     areas = torch.where(widths.isinf(), 1 / (slopes * heights[:-1]), areas)
-    found = torch.zeros_like(p)
-    found[others] = q[others] * areas.flip(0).cumsum(0).flip(0)
-    found[state] = 1 / heights[-1]
-    return found
+    probs = torch.zeros_like(p)
+    probs[earlier] = q[earlier] * areas.flip(0).cumsum(0).flip(0)
+    probs[state] = 1 / heights[-1]
+    return probs
 
 
 def _summarize_branches(twin: _TwinNetwork, target: int, branches: list[_Branch]) -> Counterfactual:
-    """The answer: the branches by what the query comes to."""
-    other = twin.model
+    """Collect the branches by the state, or the value, of the target."""
+    model = twin.model
     weights = torch.tensor([branch.weight for branch in branches], dtype=torch.float64)
     weights = weights / weights.sum()
-    name = other.ground.name(target)
+    name = model.ground.name(target)
     convention = GUMBEL_MAX if any(branch.is_conventional for branch in branches) else None
-    state = other.do.get(target)
-    if other.spec(target).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
+    state = model.do.get(target)
+    if model.spec(target).tpm.kind == "discrete" and (state is None or not state.is_floating_point()):
         states = torch.stack([branch.states[target] if state is None else state for branch in branches])
-        share = torch.zeros(other.count_states(target), dtype=torch.float64)
-        share = share.index_add(0, states, weights).to(other.network.log_dtype)
-        return Counterfactual(name, share, convention=convention)
+        probs = torch.zeros(model.count_states(target), dtype=torch.float64)
+        probs = probs.index_add(0, states, weights).to(model.network.log_dtype)
+        return Counterfactual(name, probs, convention=convention)
     values, sigmas = [], []
     for branch in branches:
         run = twin.run(branch.states)
-        if other.spec(target).tpm.kind == "continuous" and target not in branch.states and target not in other.do:
-            normal = get_normal(other.spec(target), run.distribution(target))
+        if model.spec(target).tpm.kind == "continuous" and target not in branch.states and target not in model.do:
+            normal = get_normal(model.spec(target), run.distribution(target))
             values.append(normal.mean)
             sigmas.append(normal.stddev)
         else:
             values.append(run.value(target))
-    spread = torch.stack(sigmas) if sigmas else None
-    return Counterfactual(name, None, torch.stack(values), weights.to(other.network.log_dtype), spread, convention)
+    sigma = torch.stack(sigmas) if sigmas else None
+    return Counterfactual(name, None, torch.stack(values), weights.to(model.network.log_dtype), sigma, convention)

@@ -1,5 +1,5 @@
-"""Learning: what changes parameters, and what runs a trained net forward.
+"""Learning of parameters, and generation with trained nets.
 
-`training` trains by gradient, generates and forecasts; `fit` finds the parameters of nets with choices (MAP, EM, SVI,
-NUTS); `checkpoint` has the saved state of a run that both resume from.
+`training` trains by gradient, generates text and forecasts series. `fit` fits nets with choices (MAP, EM, SVI, NUTS).
+Both save and resume runs by `checkpoint`.
 """

@@ -1,4 +1,7 @@
-"""Checkpoints: all that a run needs to go on, in one safetensors file that is written whole or not at all."""
+"""Checkpoints of `train` and `fit`: the state that a run needs to resume, in one safetensors file.
+
+The file is replaced atomically, so an interrupted write leaves the last checkpoint as it was.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ CHANGEABLE_SETTINGS = frozenset(("rate", "schedule", "warmup", "dim", "clip", "p
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where a run keeps its checkpoints, and whether it goes on from the one that is there.
+    """The folder of the checkpoints of a run, and whether the run resumes from the one in it.
 
     Args:
-        folder: The folder of the checkpoint; it is made where it does not exist.
-        resume: False refuses a folder that has a checkpoint. True goes on from it bit for bit, with the same settings,
-            or begins where there is none. `"changed"` goes on with another rate, schedule, warmup, dim, clip, precision
-            or number of steps.
+        folder: The folder of the checkpoint; it is created if it does not exist.
+        resume: False raises an error if the folder has a checkpoint. True resumes from it bit for bit, with the same
+            settings, or starts a new run if there is none. `"changed"` allows another rate, schedule, warmup, dim,
+            clip, precision or number of steps.
 
     >>> Checkpoints("runs/first", resume=True).changeable
     frozenset()
@@ -46,24 +49,24 @@ class Checkpoints:
 
     @property
     def changeable(self) -> frozenset[str]:
-        """The settings that a resumed run may have others of."""
+        """The settings that a resumed run may change."""
         return CHANGEABLE_SETTINGS if self.resume == "changed" else frozenset()
 
     def create_path(self) -> Path:
-        """The file of the checkpoint; its folder is made where it is not there."""
+        """Create the folder if it does not exist, and return the path of the checkpoint."""
         folder = Path(self.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            got = error.strerror or str(error)
-            raise FileError(str(folder), expected="a folder for checkpoints", actual=got) from error
+            reason = error.strerror or str(error)
+            raise FileError(str(folder), expected="a folder for checkpoints", actual=reason) from error
         return folder / FILE_NAME
 
     def prepare(self) -> tuple[Path, bool]:
-        """The file of the checkpoint, and whether the run goes on from it.
+        """Return the path of the checkpoint, and whether the run resumes from it.
 
         Raises:
-            FileError: Where there is a checkpoint that the run is not to go on from.
+            FileError: If there is a checkpoint and `resume` is False.
         """
         path = self.create_path()
         if path.exists() and not self.resume:
@@ -73,13 +76,13 @@ class Checkpoints:
 
     @classmethod
     def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
-        """The config of what a caller gives: a folder alone is one without `resume`."""
+        """Convert an argument of the caller to a config: a folder becomes a config without `resume`."""
         return value if value is None or isinstance(value, Checkpoints) else cls(value)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after some steps: tensors (`net/...`, `first/...`, `second/...`, `best/...`), losses, settings."""
+    """The state of a run after some steps; tensors are named `net/...`, `first/...`, `second/...`, `best/...`."""
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -88,14 +91,14 @@ class Checkpoint:
     settings: Mapping[str, Any]
 
     def get_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors under one heading."""
+        """The tensors whose names start with `prefix/`, without the prefix."""
         return {k[len(prefix) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{prefix}/")}
 
 
 def divergence_error(
     step: int, expected: str, actual: str, remedies: str, path: Path | None, checkpoint_step: int | None
 ) -> BNetError:
-    """The error of a step that went wrong: what was told, what is kept (the checkpoint of which step), the ways on."""
+    """The error of a step that diverged, with the step of the saved checkpoint, if any, and the remedies."""
     if checkpoint_step is not None:
         resumed = "bt.Checkpoints(folder, resume='changed')"
         remedies = f"{path} keeps the last good checkpoint, of step {checkpoint_step}: {resumed} with {remedies}"
@@ -107,12 +110,15 @@ def divergence_error(
 
 
 def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> AbstractContextManager[None]:
-    """While a run keeps checkpoints in a folder no other does; of several processes the `is_main_process` sees to it."""
+    """Lock the folder of the checkpoints for the time of a run, so that no other run writes there.
+
+    Of several processes of one run only the main process takes the lock.
+    """
     return nullcontext() if checkpoints is None or not is_main_process else exclusive_lock(checkpoints.create_path())
 
 
 def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint in the place of the last one."""
+    """Write a checkpoint; it replaces the last one atomically."""
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -127,24 +133,28 @@ def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> No
 
 
 def read_checkpoint(path: Path, network: Network) -> Checkpoint:
-    """The checkpoint of this net; any other is refused."""
+    """Read the checkpoint of a net.
+
+    Raises:
+        FileError: If the file is not a checkpoint, has an earlier format, or is of another net.
+    """
     location = str(path)
     header, tensors = read_tensors(path, EXPECTED, FORMAT, VERSION)
-    if header["version"] < VERSION:  # its hashes name modules that classes have left since
-        got = "one of an earlier version of the library"
+    if header["version"] < VERSION:  # version 1 hashed the module of a class, and classes have moved
+        actual = "one of an earlier version of the library"
         raise FileError(
-            location, expected=f"a checkpoint of format version {VERSION}", actual=got, allowed="another folder"
+            location, expected=f"a checkpoint of format version {VERSION}", actual=actual, allowed="another folder"
         )
     _check_network(location, network, header, tensors)
     with wrap_read_errors(path, EXPECTED):
         losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
         step, settings = check_int("step", header["step"], minimum=0), check_mapping("settings", header["settings"])
-        told = tuple((int(at), float(loss)) for at, loss in held_out)
-        return Checkpoint(step, tensors, tuple(map(float, losses)), told, settings)
+        measured = tuple((int(at), float(loss)) for at, loss in held_out)
+        return Checkpoint(step, tensors, tuple(map(float, losses)), measured, settings)
 
 
 def digest_network(network: Network) -> str:
-    """What tells another net: a hash of its declaration, by what it holds (a repr may tell where something lies)."""
+    """A hash of the declaration of a net, by its fields: a repr may contain addresses of objects."""
     try:
         return compute_digest(network.declaration)
     except BNetError as error:
@@ -153,38 +163,39 @@ def digest_network(network: Network) -> str:
 
 
 def _check_network(location: str, network: Network, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse the parameters of another net: by name, by shape and type, then by the declaration."""
+    """Raise an error if the checkpoint is of another net: compare names, shapes and dtypes, then the declaration."""
     allowed = "another folder, or the net that the checkpoint is of"
-    kept = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
+    saved = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
     try:
-        check_shapes_and_dtypes(kept, network.parameters)
+        check_shapes_and_dtypes(saved, network.parameters)
     except BNetError as error:
-        wanted = f"a checkpoint of this net ({error.subject}: {error.expected})"
-        raise FileError(location, expected=wanted, actual=error.actual, allowed=allowed) from error
+        expected = f"a checkpoint of this net ({error.subject}: {error.expected})"
+        raise FileError(location, expected=expected, actual=error.actual, allowed=allowed) from error
     if header.get("net") != digest_network(network):
         raise FileError(location, expected="a checkpoint of this net", actual="another declaration", allowed=allowed)
 
 
 def check_shapes_and_dtypes(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that have not the names, shapes and types of others."""
+    """Raise an error unless the tensors have the names, shapes and dtypes of the `reference`."""
     for name in sorted({*tensors, *reference}):
-        got, wanted = tensors.get(name), reference.get(name)
-        if got is None or wanted is None or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-            form = "no such tensor" if wanted is None else f"{wanted.dtype} of shape {tuple(wanted.shape)}"
-            came = "none" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
-            raise BNetError(name, expected=f"{form}, as this run has", actual=came)
+        value, template = tensors.get(name), reference.get(name)
+        if value is None or template is None or (value.shape, value.dtype) != (template.shape, template.dtype):
+            expected = "no such tensor" if template is None else f"{template.dtype} of shape {tuple(template.shape)}"
+            actual = "none" if value is None else f"{value.dtype} of shape {tuple(value.shape)}"
+            raise BNetError(name, expected=f"{expected}, as this run has", actual=actual)
 
 
 def check_settings(
     path: Path, checkpoint: Checkpoint, settings: Mapping[str, Any], changeable: Collection[str] = ()
 ) -> None:
-    """Refuse to go on with other settings than those that the run began with, but for those that are `changeable`."""
-    kept, now = checkpoint.settings, json.loads(json.dumps(dict(settings)))
-    other = [name for name in sorted({*kept, *now} - {*changeable}) if kept.get(name) != now.get(name)]
-    if other:
-        wanted = "the settings that the run began with: " + ", ".join(f"{name}={kept.get(name)!r}" for name in other)
-        got = ", ".join(f"{name}={now.get(name)!r}" for name in other)
-        ways = "another folder" + (
-            ", bt.Checkpoints(folder, resume='changed')" if {*other} <= CHANGEABLE_SETTINGS else ""
-        )
-        raise BNetError(str(path), expected=wanted, actual=got, allowed=ways)
+    """Raise an error if a setting of the run differs from the checkpoint and is not `changeable`."""
+    saved, current = checkpoint.settings, json.loads(json.dumps(dict(settings)))
+    changed = [name for name in sorted({*saved, *current} - {*changeable}) if saved.get(name) != current.get(name)]
+    if changed:
+        before = ", ".join(f"{name}={saved.get(name)!r}" for name in changed)
+        actual = ", ".join(f"{name}={current.get(name)!r}" for name in changed)
+        allowed = "another folder"
+        if {*changed} <= CHANGEABLE_SETTINGS:
+            allowed += ", bt.Checkpoints(folder, resume='changed')"
+        expected = f"the settings that the run began with: {before}"
+        raise BNetError(str(path), expected=expected, actual=actual, allowed=allowed)

@@ -1,7 +1,7 @@
 """The architectures, one file each: a function of the file's name that returns a `BNet` of its declaration.
 
-To add one, add a file; `bt.models.name` is there. A file whose name begins with `_` is what several share. Beside
-them `compute_attention_weights` reads the weights of torch's own modules, and `shift_right` makes a decoder's words of its outputs.
+To add an architecture, add a file; it becomes `bt.models.<name>`. Files whose names begin with `_` are shared code.
+`weights_of` converts the weights of torch's modules, and `shift_right` makes a decoder's inputs from its outputs.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import pkgutil
 from bnet_transformer.models._builders import shift_right
 from bnet_transformer.models._from_torch import weights_of
 
-ARCHITECTURES = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+ARCHITECTURES = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
 for _name in ARCHITECTURES:
     globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)

@@ -1,9 +1,9 @@
-"""What the models share: words and readouts; the vanilla transformers' sublayers in post-norm and pre-norm places.
+"""Nodes that the models share: embeddings, readouts, and the sublayers of vanilla transformers, post-norm and pre-norm.
 
     post-norm   add = x + sublayer(x),   x' = norm(add)          pre-norm   x' = x + sublayer(norm(x))
 
-A sublayer is attention of several heads, summed by `W_o`, or the feed-forward map. Where there is dropout, it is a
-node between the sublayer and the sum. The last node of a slice makes its state.
+A sublayer is multi-head attention, summed by `W_o`, or the feed-forward map. Dropout is a node between the sublayer and
+the sum. The last node of a slice is its state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORD, HEADS = ["word"], ["head", "word"]
 
 
 def build_observation(readout: TPM | None, source_role: str = "x", plates: Sequence[str] = WORD) -> list[Node]:
-    """The node of what is observed: what stands over words, or the sentence where the readout pools."""
+    """The observed node: one for each word, or one for the sentence if the readout pools; [] without a readout."""
     if readout is None:
         return []
     if not isinstance(readout, Categorical | Normal):
@@ -64,9 +64,9 @@ def build_observation(readout: TPM | None, source_role: str = "x", plates: Seque
 
 @dataclass(frozen=True)
 class StackBuilder(CheckedDataclass):
-    """What stands before the slices and after them: the words and the readouts of a net whose states are `dim` wide.
+    """Builds the nodes before and after the slices: embeddings and readouts of a net with states of width `dim`.
 
-    `features` is the width of real-valued words, where it is not that of the states; `norm_type` and `eps` are of the norms.
+    `features` is the width of real-valued words, if it differs from `dim`; `norm_type` and `eps` belong to the norms.
     """
 
     dim: Annotated[int, check_int]
@@ -83,7 +83,7 @@ class StackBuilder(CheckedDataclass):
 
     @property
     def output_role(self) -> str:
-        """The role that leaves a stack: the last state, or its norm."""
+        """The role of the output of a stack: the last state, or its norm."""
         return "x"
 
     # the words
@@ -91,8 +91,8 @@ class StackBuilder(CheckedDataclass):
     def build_embedding(
         self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
     ) -> list[Node]:
-        """The first state: vectors, told as they are or as features that are mapped, or an embedding times sqrt(dim);
-        plus positions; less what is dropped. Where they are not `mapped`, the features are the first state."""
+        """The nodes up to the first state: input vectors, mapped features, or an embedding times sqrt(dim); plus
+        positions; with dropout. If not `mapped`, the features are the first state."""
         if vocabulary is not None and self.features is not None:
             raise BNetError("features", expected="None: the words are of a vocabulary", actual=self.features)
         features = self.features if mapped else None
@@ -114,24 +114,24 @@ class StackBuilder(CheckedDataclass):
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
     def build_embedding_table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
-        """The embedding as a node outside the stacks, where several share it."""
+        """The embedding table as a node outside the stacks, if it is tied."""
         return [Node(TABLE, Weight((count_words(vocabulary), self.dim)))] if tied else []
 
     def build_dropout(self, source: str, role: str) -> list[Node]:
-        """A node that drops out, where there is dropout."""
+        """The dropout node, if there is dropout."""
         return [Node(role, Dropout(self.dropout), [source], WORD)] if self.dropout else []
 
     # the readouts
 
     def build_word_readout(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
-        """A word of the vocabulary for each word. Tied logits have a bias only behind a transform, as in BERT."""
+        """A word of the vocabulary for each word. Tied logits have a bias only after a transform, as in BERT."""
         nodes = self._build_transform(self.output_role, transform, WORD)
         if transform:
             nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
         source = nodes[-1].role if nodes else self.output_role
         size = count_words(vocabulary)
-        own = None if tied else size
-        logits = Affine(own) if self.bias and (transform or not tied) else Linear(own)
+        num_logits = None if tied else size
+        logits = Affine(num_logits) if self.bias and (transform or not tied) else Linear(num_logits)
         nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
         return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
 
@@ -153,7 +153,7 @@ class StackBuilder(CheckedDataclass):
         return [*nodes, *build_observation(readout, nodes[-1].role if nodes else self.output_role, over)]
 
     def _build_transform(self, source: str, activation: str | None, plates: list[str]) -> list[Node]:
-        """`s(W x + b)` before a readout, where it is asked for."""
+        """`s(W x + b)` before a readout, if there is an activation."""
         if activation is None:
             return []
         dense = Affine(self.dim) if self.bias else Linear(self.dim)
@@ -168,7 +168,7 @@ class StackBuilder(CheckedDataclass):
         *,
         tied: bool,
     ) -> list[Node]:
-        """The nodes of what is observed; "word" is a word of the vocabulary, or the features of one."""
+        """The nodes of the readout; "word" stands for a word of the vocabulary, or its features."""
         check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
         check_choice("transform", transform, (None, *ACTIVATIONS))
         if isinstance(readout, Categorical | Normal):
@@ -180,26 +180,26 @@ class StackBuilder(CheckedDataclass):
             readout = None if vocabulary is None and self.features is None else "word"
         if readout == "word" and vocabulary is None and self.features is not None:
             return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
-        for what, value in (("pool", pool), ("transform", transform)):
-            if value is not None and (what == "pool" or readout is None):
+        for option, value in (("pool", pool), ("transform", transform)):
+            if value is not None and (option == "pool" or readout is None):
                 raise BNetError(
-                    what, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
+                    option, expected="a readout that it goes before", actual=f"{value!r}, readout={readout!r}"
                 )
         if readout is None:
             return []
         if vocabulary is None:
-            wanted = "a vocabulary or features, for it is 'word'"
-            raise BNetError("readout", expected=wanted, actual="none", allowed=allowed)
+            expected = "a vocabulary or features, for it is 'word'"
+            raise BNetError("readout", expected=expected, actual="none", allowed=allowed)
         return self.build_word_readout(vocabulary, transform, tied=tied)
 
 
 @dataclass(frozen=True)
 class BlockBuilder(StackBuilder):
-    """The sizes and habits of a vanilla transformer, and the nodes that follow from them.
+    """The sizes and options of a vanilla transformer, and the nodes that follow from them.
 
-    Later habits: norms of another `norm_type`, `gated` feed-forward maps, heads of a width of their own (`key_dim`), another
-    `score`, and a `relative_bias` bias of the scores within a stack, from a node `b`; `groups` of heads that share their
-    keys and values, maps that are `parts_without_bias` where others have a bias (`map` of q, k and v, `mix`, `ffn`).
+    Options of later models: `gated` feed-forward maps; `key_dim`, the width of a head if it is not dim / heads; another
+    `score`; `relative_bias`, a bias of the scores within a stack, from a node `b`; `groups` of heads that share keys
+    and values (grouped-query attention); `parts_without_bias`, maps without a bias (`map` of q, k and v, `mix`, `ffn`).
     """
 
     heads: Annotated[int, check_int] = 8
@@ -224,20 +224,20 @@ class BlockBuilder(StackBuilder):
 
     @property
     def plates(self) -> list[Plate]:
-        """The plate of heads; where groups of them share keys and values, that of groups, and of heads in a group."""
+        """The plate of heads; with grouped queries the plate of groups, and that of the heads in a group."""
         if self.groups is None:
             return [Plate("head", self.heads)]
         return [Plate("group", self.groups), Plate("head", self.heads // self.groups)]
 
     @property
     def output_role(self) -> str:
-        """The role that leaves a stack: the last state, or its norm, which follows by default in all but post-norm."""
+        """The role of the output of a stack: the last state, or its norm, which is the default except for post-norm."""
         return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
 
     # the slices
 
     def build_slice(self, reach: Reach, cross_reach: Reach | None = None) -> list[Node]:
-        """One slice: attention; with a `cross_reach` reach attention to the encoder's last state; the feed-forward map."""
+        """One slice: self-attention; with `cross_reach`, attention to the encoder's output; the feed-forward map."""
         if self.norm == "parallel":
             if cross_reach is not None:
                 raise BNetError("norm", expected="sublayers one after another, with cross attention", actual=self.norm)
@@ -256,7 +256,7 @@ class BlockBuilder(StackBuilder):
         )
 
     def _build_parallel_sublayers(self, reach: Reach) -> list[Node]:
-        """`x' = x + attention(norm(x)) + feed_forward(norm(x))`, each with a norm of its own."""
+        """`x' = x + attention(norm1(x)) + feed_forward(norm2(x))` (Wang and Komatsuzaki 2021, GPT-J)."""
         nodes, summed = [], ["x"]
         sublayers = (self._build_attention("norm1", reach), self._build_feed_forward("norm2"))
         for k, sublayer in enumerate(sublayers, 1):
@@ -267,7 +267,7 @@ class BlockBuilder(StackBuilder):
         return [*nodes, Node("x", Add(), summed, WORD)]
 
     def build_final_norm(self) -> list[Node]:
-        """The norm after the last slice, where there is one."""
+        """The norm after the last slice, if there is one."""
         return [Node("norm", self.norm_tpm, ["x"], WORD)] if self.output_role == "norm" else []
 
     def _build_residual(
@@ -286,7 +286,7 @@ class BlockBuilder(StackBuilder):
     def _build_attention(
         self, x: str, reach: Reach, prefix: str = "", memory: tuple[str, str] | None = None
     ) -> list[Node]:
-        """Attention of all heads, summed by `W_o`; `memory` says where keys and values come from, by default x."""
+        """Attention of all heads, summed by `W_o`; keys and values read `memory` (a role, its plate), by default x."""
         width = self.key_dim or self.dim // self.heads
         q, k, v, a, mix = (prefix + role for role in ("q", "k", "v", "a", "mix"))
         W_o = f"W_{prefix}o"
@@ -294,7 +294,7 @@ class BlockBuilder(StackBuilder):
         heads = [plate.name for plate in self.plates]
         plates = {q: heads, k: heads[:1], v: heads[:1]}
         sources = {q: (x, "word"), k: memory or (x, "word"), v: memory or (x, "word")}
-        relative = self.relative_bias if memory is None else None  # the words of two sentences have no common order
+        relative = self.relative_bias if memory is None else None  # no distance between words of two sentences
         arrows: list[str | Arrow] = [q, Arrow(k, reach), Arrow(v, reach), *(["b"] if relative else [])]
         return [
             *(Node(f"W_{role}", Weight((width, self.dim)), plates=plates[role]) for role in sources),
@@ -309,34 +309,34 @@ class BlockBuilder(StackBuilder):
         return [Node("ffn", FeedForward(hidden, self.activation, self.gated, self._has_bias("ffn")), [x], WORD)]
 
     def _has_bias(self, part: str) -> bool:
-        """True where a map adds a bias."""
+        """True if a map has a bias."""
         return self.bias and part not in self.parts_without_bias
 
 
 def count_words(vocabulary: Vocabulary) -> int:
-    """How many words a vocabulary has."""
+    """The number of words of a vocabulary."""
     if isinstance(vocabulary, str | Sequence):
         return len(check_vocabulary(vocabulary))
     try:
         return check_int("vocabulary", vocabulary)
     except BNetError as error:
-        wanted = "a list of different words, or their number, at least 1"
-        raise BNetError("vocabulary", expected=wanted, actual=vocabulary) from error
+        expected = "a list of different words, or their number, at least 1"
+        raise BNetError("vocabulary", expected=expected, actual=vocabulary) from error
 
 
 def list_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
-    """The words of a vocabulary, where they are told and not only counted."""
+    """The words of a vocabulary; None if only their number is given."""
     return check_vocabulary(vocabulary) if isinstance(vocabulary, str | Sequence) else None
 
 
 def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
-    """True where a table of the vocabulary is a node that embedding and readout share."""
+    """True if embedding and readout share one table."""
     check_choice("tie", tie, (True, False))
     return tie and vocabulary is not None
 
 
 def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:
-    """The TPM of the positions, from its name (learned ones for at most `words` words) or as it is."""
+    """The TPM of the positions, from a name (learned ones for at most `words` words) or from a TPM."""
     name = positions if isinstance(positions, str) else None
     if words is not None and name != "learned":
         raise BNetError("words", expected="None, unless positions='learned'", actual=words)
@@ -353,7 +353,7 @@ def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> T
 
 
 def parse_mask(mask: object, subject: str = "mask") -> Reach:
-    """Which words a word reads: all of them for None."""
+    """The reach of a mask; None means that every word reads every word."""
     reach = as_reach(mask)
     if reach.is_single:
         allowed = "None, 'causal', a Reach, a table of booleans"
@@ -362,13 +362,13 @@ def parse_mask(mask: object, subject: str = "mask") -> Reach:
 
 
 def shift_right(outputs: Tensor, start: int) -> Tensor:
-    """A decoder's words, of its outputs `[..., word]`: the start word, then every output but the last.
+    """A decoder's input words for its outputs `[..., word]`: the start word, then every output but the last.
 
     >>> shift_right(torch.tensor([[5, 6, 7]]), start=0)
     tensor([[0, 5, 6]])
     """
-    there = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
-    if not there or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
+    has_words = isinstance(outputs, Tensor) and outputs.dim() > 0 and outputs.shape[-1] > 0
+    if not has_words or outputs.is_floating_point() or outputs.is_complex() or outputs.dtype == torch.bool:
         raise BNetError("outputs", expected="ids, [..., word], at least one word", actual=outputs)
     first = torch.full_like(outputs[..., :1], check_int("start", start, minimum=0))
     return torch.cat([first, outputs[..., :-1]], -1)

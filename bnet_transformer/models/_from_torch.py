@@ -1,4 +1,4 @@
-"""From torch's own modules to our parameters: the same numbers under the names of `encoder`, `recurrent` and others."""
+"""Convert the weights of torch's modules to parameters of `encoder`, `encoder_decoder`, `decoder` and `recurrent`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,16 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
 
     A `Transformer` is an `encoder_decoder`, a `TransformerDecoder` its stack `dec`, a `TransformerEncoder` an
     `encoder` (or `decoder`); a single layer or `MultiheadAttention` is slice 0 of one. An `RNN` or `LSTM` is a
-    `recurrent` net, whose one bias is the sum of their two. `stack` names another stack.
-    With the `net` that is to have them, a copy that would be no whole one is refused: parameters of its slices and
-    final norms that the module does not have, those of the module that it does not have, another activation.
+    `recurrent` net, whose bias is the sum of torch's two.
+
+    Args:
+        module: The module of torch.
+        stack: The name of the stack; by default as above.
+        net: The net for the weights, to check that they fit: its slices and final norms must have the parameters of the
+            module, all of them and no others, and the same activation.
+
+    Returns:
+        The parameters by name, copies.
 
     >>> sorted(weights_of(nn.MultiheadAttention(8, 2, bias=False)))
     ['W_k_0.value', 'W_o_0.value', 'W_q_0.value', 'W_v_0.value']
@@ -37,17 +44,17 @@ def weights_of(module: nn.Module, stack: str | None = None, *, net: BNet | None 
         raise BNetError("net", expected="the net that is to have the weights", actual=net)
     if stack is not None and not isinstance(stack, str):
         raise BNetError("stack", expected="the name of a stack, a string", actual=stack)
-    found: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor] = {}
     for part, name in _get_stacks(module, stack).items():
         weights = _convert_stack(part, name)
         if net is not None:
             _check_complete(net, name, part, weights)
-        found |= weights
-    return found
+        parameters |= weights
+    return parameters
 
 
 def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
-    """The stacks of a module and their names with us."""
+    """The parts of a module that are stacks, with the names of the stacks."""
     if not isinstance(module, nn.Module):
         raise BNetError("module", expected="a transformer of torch", actual=module, allowed=SUPPORTED_MODULES)
     if isinstance(module, nn.Transformer):
@@ -59,7 +66,7 @@ def _get_stacks(module: nn.Module, stack: str | None) -> dict[nn.Module, str]:
 
 
 def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
-    """The weights of one stack."""
+    """The parameters of one stack."""
     if isinstance(module, nn.TransformerEncoder | nn.TransformerDecoder):
         parts = [] if module.norm is None else [_convert_norm("norm", None, module.norm)]
         for t, layer in enumerate(module.layers):
@@ -70,94 +77,94 @@ def _convert_stack(module: nn.Module, stack: str) -> dict[str, Tensor]:
         parts = _convert_recurrent(module)
     else:
         parts = _convert_layer(0, module)
-    found: dict[str, Tensor] = {}
-    for role, place, values in parts:
-        owner = join_name(join_stem(stack, role), () if place is None else (place,))
-        given = {name: value for name, value in values.items() if value is not None}
-        found |= {f"{owner}.{name}": value.detach().clone().contiguous() for name, value in given.items()}
-    return found
+    parameters: dict[str, Tensor] = {}
+    for role, step, values in parts:
+        owner = join_name(join_stem(stack, role), () if step is None else (step,))
+        tensors = {name: value for name, value in values.items() if value is not None}
+        parameters |= {f"{owner}.{name}": value.detach().clone().contiguous() for name, value in tensors.items()}
+    return parameters
 
 
 def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Refuse a copy into the slices and the final norm of a stack that leaves some of either side out."""
-    members = [member for member in net.network.specs if member.group.stack == stack]
+    """Refuse weights that are not exactly those of the slices and the final norm of a stack, or another activation."""
+    specs = [spec for spec in net.network.specs if spec.group.stack == stack]
     steps = range(net.network.graph.slices.get(stack, 0))
-    inside = [m for m in members if m.group.role == "norm" or m.group.step in steps]
+    inside = [m for m in specs if m.group.role == "norm" or m.group.step in steps]
     if isinstance(module, nn.MultiheadAttention):
-        inside = [member for member in inside if member.group.role in ATTENTION_ROLES]
-    ours = {f"{member.param_prefix}.{name}" for member in inside for name in member.parameters}
-    sides = (("the module has no", ours - weights.keys()), ("the net has no", weights.keys() - ours))
-    told = [f"{who} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for who, names in sides if names]
-    if told:
-        wanted = "the parameters of the module, all of them"
+        inside = [spec for spec in inside if spec.group.role in ATTENTION_ROLES]
+    net_parameters = {f"{spec.param_prefix}.{name}" for spec in inside for name in spec.parameters}
+    sides = ("the module has no", net_parameters - weights.keys()), ("the net has no", weights.keys() - net_parameters)
+    differences = [f"{side} {', '.join(sorted(names)[:4])} ({len(names)} in all)" for side, names in sides if names]
+    if differences:
+        expected = "the parameters of the module, all of them"
         allowed = "slices=, bias=, norm=, final_norm= as it has them"
-        raise BNetError("net", expected=wanted, actual="; ".join(told), allowed=allowed)
-    x = torch.linspace(-4, 4, 65)
-    theirs = [each.activation for each in module.modules() if isinstance(each, LAYER_TYPES)]
-    theirs += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
+        raise BNetError("net", expected=expected, actual="; ".join(differences), allowed=allowed)
+    x = torch.linspace(-4, 4, 65)  # activations are compared as functions: torch may have a function or a module
+    activations = [layer.activation for layer in module.modules() if isinstance(layer, LAYER_TYPES)]
+    activations += [getattr(torch, module.nonlinearity)] if isinstance(module, nn.RNN) else []
     kind = Recur if isinstance(module, nn.RNN) else FeedForward
-    mine = {m.tpm.activation for m in inside if isinstance(m.tpm, kind)}
-    for activation, name in itertools.product(theirs, sorted(mine)):
+    net_activations = {m.tpm.activation for m in inside if isinstance(m.tpm, kind)}
+    for activation, name in itertools.product(activations, sorted(net_activations)):
         if not torch.allclose(activation(x), ACTIVATIONS[name](x), atol=1e-6):
             raise BNetError("activation", expected=f"that of the net, {name!r}", actual=activation)
 
 
 def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
-    """One slice."""
+    """The parameters of one slice."""
     if not isinstance(layer, LAYER_TYPES):
         raise BNetError(
             "module", expected="a transformer of torch", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
         )
-    found = [*_convert_attention(t, "", layer.self_attn), _convert_norm("norm1", t, layer.norm1)]
+    parts = [*_convert_attention(t, "", layer.self_attn), _convert_norm("norm1", t, layer.norm1)]
     last = layer.norm2
     if isinstance(layer, nn.TransformerDecoderLayer):
-        found += [*_convert_attention(t, "cross_", layer.multihead_attn), _convert_norm("cross_norm", t, layer.norm2)]
+        parts += [*_convert_attention(t, "cross_", layer.multihead_attn), _convert_norm("cross_norm", t, layer.norm2)]
         last = layer.norm3
-    found.append(_convert_norm("norm2", t, last) if layer.norm_first else _convert_norm("x", t + 1, last))
+    parts.append(_convert_norm("norm2", t, last) if layer.norm_first else _convert_norm("x", t + 1, last))
     for name, linear in (("in", layer.linear1), ("out", layer.linear2)):
-        found.append(("ffn", t, {f"weight_{name}": linear.weight, f"bias_{name}": linear.bias}))
-    return found
+        parts.append(("ffn", t, {f"weight_{name}": linear.weight, f"bias_{name}": linear.bias}))
+    return parts
 
 
 def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> list[RoleParameters]:
-    """The weights of all heads, a plate of them leading."""
+    """The parameters of multi-head attention, with a leading plate of heads."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        got = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
-        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=got)
-    found: list[RoleParameters] = []
+        actual = "kdim or vdim of their own, add_bias_kv or add_zero_attn"
+        raise BNetError("MultiheadAttention", expected="keys and values as wide as queries, none added", actual=actual)
+    parts: list[RoleParameters] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     for role, weight, bias in zip("qkv", weights, biases, strict=True):
-        found.append((f"W_{prefix}{role}", t, {"value": weight.reshape(heads, -1, dim)}))
-        found.append((prefix + role, t, {"bias": None if bias is None else bias.reshape(heads, -1)}))
+        parts.append((f"W_{prefix}{role}", t, {"value": weight.reshape(heads, -1, dim)}))
+        parts.append((prefix + role, t, {"bias": None if bias is None else bias.reshape(heads, -1)}))
     out = module.out_proj
-    found.append((f"W_{prefix}o", t, {"value": out.weight.reshape(dim, heads, -1).movedim(1, 0)}))
-    return [*found, (f"{prefix}mix", t, {"bias": out.bias})]
+    parts.append((f"W_{prefix}o", t, {"value": out.weight.reshape(dim, heads, -1).movedim(1, 0)}))
+    return [*parts, (f"{prefix}mix", t, {"bias": out.bias})]
 
 
 def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
-    """All slices of a recurrent net."""
+    """The parameters of all slices of a recurrent net; torch stacks the rows of its gates in one matrix."""
     if module.bidirectional or module.proj_size:
-        got = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
-        raise BNetError("module", expected="words read from the first to the last, states not projected", actual=got)
+        actual = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
+        raise BNetError("module", expected="words read from the first to the last, states not projected", actual=actual)
     if module.dropout and module.num_layers > 1:
-        wanted, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
-        raise BNetError("module", expected=wanted, actual=f"dropout={module.dropout}", allowed=allowed)
+        expected, allowed = "no dropout between layers, for a recurrent net has none", "module.dropout = 0.0"
+        raise BNetError("module", expected=expected, actual=f"dropout={module.dropout}", allowed=allowed)
     roles = RECURRENT_ROLES[type(module)]
-    found: list[RoleParameters] = []
+    parts: list[RoleParameters] = []
     for t in range(module.num_layers):
-        values = {name: getattr(module, f"weight_{theirs}_l{t}") for name, theirs in (("W", "ih"), ("U", "hh"))}
+        values = {name: getattr(module, f"weight_{suffix}_l{t}") for name, suffix in (("W", "ih"), ("U", "hh"))}
         if module.bias:
             values["bias"] = getattr(module, f"bias_ih_l{t}") + getattr(module, f"bias_hh_l{t}")
         for k, role in enumerate(roles):
-            own = {name: value.chunk(len(roles))[k] for name, value in values.items()}
-            found.append((role, t + 1 if role == "x" else t, own))
-    return found
+            rows = {name: value.chunk(len(roles))[k] for name, value in values.items()}
+            parts.append((role, t + 1 if role == "x" else t, rows))
+    return parts
 
 
 def _convert_norm(role: str, t: int | None, norm: nn.Module) -> RoleParameters:
-    """Gain and bias of a layer norm."""
+    """The gain and the bias of a layer norm."""
     if not isinstance(norm, nn.LayerNorm) or norm.weight is None or norm.eps != Norm().eps:
         raise BNetError("norm", expected=f"a LayerNorm with a gain and eps={Norm().eps}", actual=norm)
     return role, t, {"gain": norm.weight, "bias": norm.bias}

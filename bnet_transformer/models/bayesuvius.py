@@ -1,9 +1,9 @@
-"""The transformer of the chapter (R. R. Tucci, "Bayesuvius", ch. Transformer Networks): the seed of this library.
+"""The transformer of R. R. Tucci, "Bayesuvius", ch. Transformer Networks, with which this library began.
 
     v_i = W_v x_i     q_i = W_q x_i     k_i = W_k x_i     x'_i = sum_j v_j softmax_j(scale q_i . k_j)   (+ x_i)
 
 The weights are nodes under a head selector `c`: `Select` gives each head its own matrices; `Codebook` ("fully
-Bayesian") lets each head draw them from shared atoms. `per` says where the selector sits. `combine="concat"` has no
+Bayesian") lets each head choose them from shared atoms. `per` is the scope of the selector. `combine="concat"` has no
 selector: head is a plate, and `W_o` sums the heads.
 """
 
@@ -88,8 +88,8 @@ def bayesuvius(
     check_choice("per", per, ("corpus", "sentence", "slice", "word"))
     check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
-        what, got = ("per", per) if atoms is None else ("atoms", atoms)
-        raise BNetError(what, expected="its default with combine='concat', which has no selector", actual=got)
+        option, actual = ("per", per) if atoms is None else ("atoms", atoms)
+        raise BNetError(option, expected="its default with combine='concat', which has no selector", actual=actual)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
@@ -110,18 +110,17 @@ def bayesuvius(
     readout = build_observation(observe)
     if attention == "marginal":
         if combine == "concat" or observe is None:
-            got = "combine='concat'" if combine == "concat" else "observe=None"
-            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=got)
-        readout = slice_.build_marginal_attention(
-            slice_.get_picks(sizes) if per == "word" else {}, slices
-        ) + build_observation(observe, "z")
+            actual = "combine='concat'" if combine == "concat" else "observe=None"
+            raise BNetError("attention", expected="'soft', or one head at a time and a readout", actual=actual)
+        picks = slice_.get_picks(sizes) if per == "word" else {}
+        readout = slice_.build_marginal_attention(picks, slices) + build_observation(observe, "z")
     stack = Stack(nodes, _build_embedding(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
     return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
 
 
 @dataclass(frozen=True)
 class _SliceBuilder:
-    """One slice of the chapter's net, in each of its arrangements."""
+    """Builds one slice of the chapter's net, in each of its variants."""
 
     dim: int
     widths: dict[str, int]
@@ -141,7 +140,7 @@ class _SliceBuilder:
         return [*nodes, self._build_attention("x", {}, ["word"], self.residual)]
 
     def build_concat(self) -> list[Node]:
-        """Heads side by side, summed by W_o; no selector."""
+        """A plate of heads, summed by W_o; no selector."""
         return [
             *self._build_projections(dict.fromkeys(self.widths, "head")),
             self._build_attention("a", {}, ["head", "word"], False),
@@ -150,45 +149,45 @@ class _SliceBuilder:
         ]
 
     def build_head_per_word(self, heads: int, num_atoms: dict[str, int] | None) -> list[Node]:
-        """Each word draws the head with which it reads, and with codebooks that head draws the atoms for it.
+        """A choice of the head for each word; with codebooks, the head determines the distribution of the atoms.
 
-        c has no arrow to W, only to x' or to the atoms that are drawn.
+        c has no arrow to W, only to x' or to the choices of atoms.
         """
-        drawn = [
+        atom_nodes = [
             Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (num_atoms or {}).items()
         ]
         return [
             *self._build_projections({role: f"atom_{role}" if num_atoms else "head" for role in self.widths}),
             Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
-            *drawn,
+            *atom_nodes,
             self._build_attention("x", self.get_picks(num_atoms), ["word"], self.residual),
         ]
 
     def get_picks(self, num_atoms: dict[str, int] | None) -> dict[str, dict[str, str]]:
-        """What picks along the plate of each weight where words draw: the atom of its codebook, or the head."""
+        """The selector along the plate of each weight, if words choose: the atom of its codebook, or the head."""
         return {role: {f"atom_{role}": f"m_{role}"} if num_atoms else {"head": "c"} for role in self.widths}
 
     def build_marginal_attention(self, picks: dict[str, dict[str, str]], slices: int) -> list[Node]:
-        """The word that the last slice reads, as a variable, and its value (with the residual)."""
+        """The word that the last slice reads as a variable `j`, and its value `z` (with the residual)."""
         q, k = (Arrow(r, reach, pick=picks.get(r, {})) for r, reach in (("q", Reach("same")), ("k", self.reach)))
         v = Arrow("v", self.reach, pick={"word": "j", **picks.get("v", {})})
-        rest = [Arrow("x", slice=slices - 1)] if self.residual else []
-        return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *rest], ["word"])]
+        residual = [Arrow("x", slice=slices - 1)] if self.residual else []
+        return [Node("j", Read(self.score), [q, k], ["word"]), Node("z", Add(), [v, *residual], ["word"])]
 
     def _build_projections(self, plates: dict[str, str]) -> list[Node]:
-        """Weights, and the queries, keys and values that they make, each on a plate of heads or atoms."""
+        """The weights, and the queries, keys and values, each on a plate of heads or atoms."""
         weights = [Node(f"W_{r}", Weight((w, self.dim)), plates=[plates[r]]) for r, w in self.widths.items()]
         return weights + [Node(r, Linear(), [f"W_{r}", "x"], [plates[r], "word"]) for r in self.widths]
 
     def _build_attention(self, role: str, picks: dict[str, dict[str, str]], plates: list[str], residual: bool) -> Node:
-        """`sum_j v_j P(j | i)`, of the entries that `picks` picks."""
+        """`sum_j v_j P(j | i)`, with the selectors of `picks`."""
         reaches = {"q": Reach("same"), "k": self.reach, "v": self.reach}
         arrows = [Arrow(r, reaches[r], pick=picks.get(r, {})) for r in self.widths]
         return Node(role, Attention(self.score, residual=residual), [*arrows, *(["x"] if residual else [])], plates)
 
 
 def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
-    """The words: vectors that are given, or an embedding of a vocabulary."""
+    """The words: input vectors, or an embedding of a vocabulary."""
     if vocabulary is None:
         return [Node("x", Given(dim), plates=["word"])]
     token = Node("token", Given(states=len(check_vocabulary(vocabulary))), plates=["word"])
@@ -196,6 +195,6 @@ def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
 
 
 def _parse_atom_counts(atoms: object) -> tuple[int, int, int]:
-    told = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
-    q, k, v = (check_int("atoms", m) for m in told)
+    counts = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
+    q, k, v = (check_int("atoms", m) for m in counts)
     return q, k, v

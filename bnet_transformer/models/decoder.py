@@ -1,4 +1,4 @@
-"""The decoder of the vanilla transformer without an encoder: a GPT-like net, which tells the next word of each word.
+"""The decoder of the vanilla transformer without an encoder: a GPT-like net, which predicts the next word of each word.
 
     x_0 = sqrt(d) E[token] + position     a^h_i = sum_(j <= i) v^h_j softmax_j(q^h_i . k^h_j / sqrt(d_k))
     P(y_i | words up to i) = softmax(E x_i)_(y_i)
@@ -68,15 +68,16 @@ def decoder(
     tensor([[1., 0., 0.],
             [1., 0., 0.]])
     """
-    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
-        net.build_slice(parse_mask(mask)),
-        net.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
-        [*net.build_final_norm(), *net.build_readout(readout, vocabulary, pool, transform, tied=tied)],
+        builder.build_slice(parse_mask(mask)),
+        builder.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
     return BNet(
-        Declaration([stack], net.build_embedding_table(vocabulary, tied=tied), net.plates, name="decoder"), seed=seed
+        Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), builder.plates, name="decoder"),
+        seed=seed,
     )

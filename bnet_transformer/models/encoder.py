@@ -39,26 +39,43 @@ def encoder(
 ) -> BNet:
     """A vanilla encoder: every word reads every word, unless `mask` says otherwise.
 
-    `hidden` is 4 dim by default; `vocabulary` a list of words or their number (None: words are vectors); `features`
-    the width of real-valued words, which are mapped to dim; `words` the most that `positions="learned"` can place;
-    `readout="word"` a word of the vocabulary (or the features) at each word (the masked word of BERT), a Categorical
-    or Normal one of each word or of `pool` ("first", "last", "mean", "sum"); `transform` an
-    activation, `s(W x + b)` before the readout; `tie` gives embedding and readout one table.
+    Args:
+        dim: The width of a word's state.
+        heads: Heads of a slice.
+        slices: How many slices.
+        hidden: The width within the feed-forward node; None for 4 dim.
+        features: The width of real-valued words, which are mapped to dim.
+        vocabulary: A list of words or their number; None where words are vectors.
+        words: The maximum number of words for `positions="learned"`.
+        positions: The position encoding: `"sinusoidal"`, `"learned"`, a TPM, or None.
+        norm: `"post"` or `"pre"`.
+        final_norm: Whether a norm follows the last slice; None for `norm="pre"` alone.
+        activation: The activation of the feed-forward node.
+        bias: Whether maps have a bias.
+        dropout: The probability with which training drops a number.
+        mask: Which words a word reads; None for all.
+        readout: `"word"` for a word of the vocabulary (or its features) at each word, as the masked word of BERT; a
+            Categorical or Normal readout of each word or of `pool`; or None.
+        pool: `"first"`, `"last"`, `"mean"` or `"sum"` for a readout of the sentence.
+        transform: An activation, `s(W x + b)` before the readout.
+        tie: Whether embedding and readout share one table.
+        seed: The seed of the parameters.
 
     >>> import bnet_transformer as bt
     >>> s = bt.encoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"]).sentence("the cat sat")
     >>> s["q_0_1_2"].shape, s["x_1_2"].shape, s.attention(0).shape      # head 1, word 2
     (torch.Size([4]), torch.Size([8]), torch.Size([2, 3, 3]))
     """
-    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
     tied = is_tied(tie, vocabulary)
     stack = Stack(
-        net.build_slice(parse_mask(mask)),
-        net.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
-        [*net.build_final_norm(), *net.build_readout(readout, vocabulary, pool, transform, tied=tied)],
+        builder.build_slice(parse_mask(mask)),
+        builder.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, vocabulary, pool, transform, tied=tied)],
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
     return BNet(
-        Declaration([stack], net.build_embedding_table(vocabulary, tied=tied), net.plates, name="encoder"), seed=seed
+        Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), builder.plates, name="encoder"),
+        seed=seed,
     )

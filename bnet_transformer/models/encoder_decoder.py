@@ -48,8 +48,8 @@ def encoder_decoder(
     The arguments are those of `encoder` and `decoder`. Both stacks share `features` or `vocabulary`, and with `tie`
     one table serves both embeddings and the readout; with a `target_vocabulary` the table is the decoder's and the
     readout's.
-    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to who reads whom; `slices` may map `"enc"` and
-    `"dec"` to their numbers.
+    `mask` maps `"enc"`, `"dec"` (causal by default) and `"cross"` to a mask: which words a word reads; `slices` may map
+    `"enc"` and `"dec"` to numbers of slices.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder_decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -57,43 +57,45 @@ def encoder_decoder(
     >>> s.attention(0, role="dec_cross_a").shape                # [head, word, word that is read]
     torch.Size([2, 2, 3])
     """
-    net = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
-    told = vocabulary if target_vocabulary is None else target_vocabulary
-    tied = is_tied(tie, told)
-    placed = get_positions(positions, dim, words)
-    reaches, many = _parse_masks(mask), _parse_slices(slices)
+    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    target = vocabulary if target_vocabulary is None else target_vocabulary
+    tied = is_tied(tie, target)
+    position_tpm = get_positions(positions, dim, words)
+    reaches, num_slices = _parse_masks(mask), _parse_slices(slices)
     enc = Stack(
-        net.build_slice(reaches["enc"]),
-        net.build_embedding(vocabulary, placed, tied=tied and target_vocabulary is None),
-        net.build_final_norm(),
-        slices=many["enc"],
+        builder.build_slice(reaches["enc"]),
+        builder.build_embedding(vocabulary, position_tpm, tied=tied and target_vocabulary is None),
+        builder.build_final_norm(),
+        slices=num_slices["enc"],
         name="enc",
         vocabulary=list_words(vocabulary),
     )
     dec = Stack(
-        net.build_slice(reaches["dec"], reaches["cross"]),
-        net.build_embedding(told, placed, tied=tied),
-        [*net.build_final_norm(), *net.build_readout(readout, told, tied=tied)],
-        slices=many["dec"],
+        builder.build_slice(reaches["dec"], reaches["cross"]),
+        builder.build_embedding(target, position_tpm, tied=tied),
+        [*builder.build_final_norm(), *builder.build_readout(readout, target, tied=tied)],
+        slices=num_slices["dec"],
         name="dec",
-        vocabulary=list_words(told),
+        vocabulary=list_words(target),
     )
     return BNet(
-        Declaration([enc, dec], net.build_embedding_table(told, tied=tied), net.plates, name="encoder-decoder"),
+        Declaration(
+            [enc, dec], builder.build_embedding_table(target, tied=tied), builder.plates, name="encoder-decoder"
+        ),
         seed=seed,
     )
 
 
 def _parse_slices(slices: object) -> dict[str, int]:
-    """How many slices each stack has."""
-    told = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
-    if {*told} != {"enc", "dec"}:
+    """The number of slices of each stack."""
+    by_stack = slices if isinstance(slices, Mapping) else {"enc": slices, "dec": slices}
+    if {*by_stack} != {"enc", "dec"}:
         raise BNetError("slices", expected="a number, or one for 'enc' and one for 'dec'", actual=slices)
-    return {name: check_int(f"slices of {name!r}", value) for name, value in told.items()}
+    return {name: check_int(f"slices of {name!r}", value) for name, value in by_stack.items()}
 
 
 def _parse_masks(mask: Mapping[str, object] | None) -> dict[str, Reach]:
-    """Who reads whom, in the encoder, in the decoder, and from the decoder to the encoder."""
+    """The reaches in the encoder, in the decoder, and from the decoder to the encoder."""
     given = check_mapping("mask", mask)
     check_names("mask", given, DEFAULT_MASKS)
     reaches = {name: parse_mask(value, f"mask of {name!r}") for name, value in {**DEFAULT_MASKS, **given}.items()}

@@ -1,12 +1,11 @@
-"""Transformers that integrate (B. Brantner et al.): words are vectors of a time series, the columns of Z.
+"""Transformers as integrators (B. Brantner et al.): words are vectors of a time series, the columns of Z.
 
     heads=None    Z -> Z softmax_col(Z^T A Z)  (+ Z)                the words themselves are mixed, by one head
-    heads=K       Z -> [P_V^T Z softmax_col((P_Q^T Z)^T (P_K^T Z) / sqrt(d))] of each head, side by side  (+ Z)
+    heads=K       Z -> [P_V^T Z softmax_col((P_Q^T Z)^T (P_K^T Z) / sqrt(d))] of each head, concatenated  (+ Z)
     ResNet        z -> z + s(W z + b), `blocks` times; with heads one more, without s
 
-A column of the softmax belongs to the word that is made: that word is the *key*, and the softmax runs over the
-queries. Against Vaswani et al. q and k have changed roles, d is the full width, not that of a head, and there is no
-`W_o`.
+A column of the softmax belongs to the output word: that word is the *key*, and the softmax runs over the queries.
+Compared with Vaswani et al., q and k are exchanged, d is the full width, not that of a head, and there is no `W_o`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def geometric(
     """A geometric transformer: `slices` units (L) of attention and `blocks` ResNet steps (n_blocks).
 
     Without `heads` the words are mixed by their correlation matrix; with them it is the standard transformer
-    integrator. `add` adds the words to what attention makes of them; `observe` is a readout, `Normal(sigma)` or
+    integrator. `add` adds the words to the output of attention; `observe` is a readout, `Normal(sigma)` or
     `Categorical(n)`, of each word, or pooled.
 
     >>> import torch
@@ -58,14 +57,14 @@ def geometric(
 
 
 def _build_correlation(dim: int, add: bool) -> list[Node]:
-    """`Z softmax_col(Z^T A Z)`: a word's column runs over the words that stand on the left of A."""
+    """`Z softmax_col(Z^T A Z)`: the softmax of a word's column runs over the words on the left of A."""
     every = Arrow("x", "every")
     mix = Attention(Bilinear(), over="queries", residual=add)
     return [Node("A", Weight((dim, dim))), Node("a", mix, [every, "x", every, "A", *(["x"] if add else [])], WORD)]
 
 
 def _build_multi_head_attention(dim: int, heads: int, add: bool) -> list[Node]:
-    """Heads of a plate with queries, keys and values of their own, side by side."""
+    """A plate of heads, each with its queries, keys and values; their outputs are concatenated."""
     attend = Attention(Dot(dim**-0.5), over="queries")
     return [
         *(Node(f"W_{role}", Weight((dim // heads, dim)), plates=["head"]) for role in "qkv"),

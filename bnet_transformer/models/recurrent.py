@@ -40,7 +40,7 @@ def recurrent(
 
     Words are vectors of `features` numbers (dim by default), or of a `vocabulary`, embedded. `activation` is that of
     an RNN, "tanh" by default. The other arguments are those of `decoder`: with a vocabulary or features the readout
-    is the next word, unless it is told.
+    is by default the next word.
 
     >>> import bnet_transformer as bt
     >>> net = bt.recurrent(8, vocabulary=["the", "cat", "sat"])
@@ -50,19 +50,19 @@ def recurrent(
     check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
         raise BNetError("activation", expected="None: the gates of an LSTM have their own", actual=activation)
-    ends, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
+    builder, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
     stack = Stack(
-        _build_lstm(ends.dim, bias) if cell == "lstm" else _build_rnn(ends.dim, activation or "tanh", bias),
-        ends.build_embedding(vocabulary, None, tied=tied, mapped=False),
-        ends.build_readout(readout, vocabulary, pool, transform, tied=tied),
+        _build_lstm(builder.dim, bias) if cell == "lstm" else _build_rnn(builder.dim, activation or "tanh", bias),
+        builder.build_embedding(vocabulary, None, tied=tied, mapped=False),
+        builder.build_readout(readout, vocabulary, pool, transform, tied=tied),
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
-    return BNet(Declaration([stack], ends.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
+    return BNet(Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
 
 
 def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:
-    """One slice: a word's next state, of its state and of the next state of the word before."""
+    """One slice: a word's next state, from its state and from the next state of the word before."""
     return [Node("x", Recur(dim, activation, bias), ["x", _previous_word("x")], WORD, shape=(dim,))]
 
 
@@ -77,5 +77,5 @@ def _build_lstm(dim: int, bias: bool) -> list[Node]:
 
 
 def _previous_word(role: str) -> Arrow:
-    """The state that this slice makes of the word before."""
+    """The state that this slice computes for the word before."""
     return Arrow(role, "before", slice="next")

@@ -7,8 +7,9 @@
       a block       linear lower (no bias), linear upper (bias), tanh lower (bias), tanh upper (bias)
       after them    linear lower (no bias), linear upper (bias)
 
-A triangular step has Jacobian determinant 1, and so has attention in the skew form. The arbitrary form has not: its
-matrix is orthogonal, but depends on Z in such a way that the whole map changes volume. See docs/geometric.md.
+A triangular step has Jacobian determinant 1, as its Jacobian is unit triangular, and so has attention in the skew form.
+The arbitrary form has not: its matrix is orthogonal, but depends on Z so that the map changes volume. See
+docs/geometric.md.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def volume_preserving(
 ) -> BNet:
     """A volume-preserving transformer: `slices` units (L) of attention and a feed-forward map of `blocks` (n_blocks).
 
-    `attention=None` leaves the feed-forward map alone: words do not meet, and a net of `slices=1` is the
-    volume-preserving feed-forward network. Weights start normal with `spread`: from much larger ones training is
-    unstable. `observe` is a readout, `Normal(sigma)` or `Categorical(n)`, of each word, or pooled.
+    With `attention=None` there is only the feed-forward map: no word reads another, and a net of `slices=1` is the
+    volume-preserving feed-forward network. Initial weights are normal with standard deviation `spread`; training is
+    unstable from much larger ones. `observe` is a readout of each word, or pooled: `Normal(sigma)` or `Categorical(n)`.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -62,7 +63,7 @@ def list_triangular_steps(blocks: int, activation: str) -> list[tuple[str, str, 
 
 
 def _build_feed_forward(source: str, steps: list[tuple[str, str, bool]], spread: float) -> list[Node]:
-    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one makes the state."""
+    """A node for each step: `lower1`, `upper1`, `lower2`, ...; the last one is the state."""
     nodes: list[Node] = []
     for k, (side, activation, bias) in enumerate(steps):
         role = "x" if k + 1 == len(steps) else f"{side}{k // 2 + 1}"

@@ -1,9 +1,11 @@
-"""The interactive page of a sentence, and the widget: one front end, plain ES modules in `front/`.
+"""The interactive page of a sentence, as an HTML file and as a widget of notebooks, with one front end (`frontend/`).
 
-`data` makes a small JSON-able description and one block of bytes from a sentence; `page` writes the self-contained
-HTML. In the front end `mount(root, {about, bytes}, host)` draws both the page and the
-widget; it returns `{update({about, bytes}), remove()}`. A host makes `do` live: `host.do([[name, setting], ...])` where
-a name may be a pattern (`a_3_0_*`) and a setting is `{"set": "zero"}`, `{"set": "node", "from": "x_1_3"}` or
-`{"set": "state", "state": 1}`; `host.undo([name, ...])` takes back what was set (no names: all of it). The host then
-calls `update` with the new description.
+`attention` computes the attention in every state of the open choices, `mathml` the equations; `description` makes a
+description for JSON and a buffer of bytes of them; `render` bundles these with the front end into one HTML file, and
+`widget` sends them to a notebook through anywidget.
+
+In the front end, `mount(root, {description, buffer}, host)` draws the page and returns `{update({description, buffer}),
+remove()}`. A host runs `do`: `host.do([[name, setting], ...])`, where a name may be a pattern (`a_3_0_*`) and a setting
+is `{"set": "zero"}`, `{"set": "node", "from": "x_1_3"}` or `{"set": "state", "state": 1}`; `host.undo([name, ...])`
+removes interventions (no names: all of them). The host then calls `update` with the new description.
 """

@@ -1,4 +1,4 @@
-"""The page itself: the front end, its colours and what it shows in one HTML file that fetches nothing."""
+"""The self-contained HTML file: the front end, its style sheet and the data of the page; it fetches nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,18 @@ from typing import Any
 from bnet_transformer.figures.labels import escape_invisible
 from bnet_transformer.figures.style import HEAD_COLOURS, get_palette
 
-MODULES = ("net", "reads", "scene", "layout", "stage", "controls", "export", "panel", "lines", "explore")
+MODULES = (
+    "ground_graph",
+    "attention",
+    "elements",
+    "layout",
+    "viewport",
+    "controls",
+    "export",
+    "panel",
+    "attention_lines",
+    "explorer",
+)
 COLOUR_SCHEMES = {"auto": "light dark", "light": "light", "dark": "dark"}
 
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
@@ -23,65 +34,66 @@ _EXPORT = re.compile(r"^export ((?:const|class|(?:async )?function) (\w+))", re.
 
 
 def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
-    """The HTML file of a description."""
+    """The HTML file of a description and its buffer."""
     theme = str(description["theme"])
     parts = {
         "title": html.escape(escape_invisible(f"{description['title']} — a Bayesian network")),
         "scheme": COLOUR_SCHEMES[theme],
         "theme": theme,
         "style": render_style_sheet(),
-        "about": to_json(description),
-        "bytes": encode_buffer(buffer),
+        "description": to_json(description),
+        "buffer": encode_buffer(buffer),
         "script": bundle_script("boot"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read_asset("page.html")).encode("utf-8", "replace")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read_asset("page.html")).encode("utf-8", "replace")
 
 
 @cache
 def bundle_script(entry_point: str) -> str:
-    """The modules of the front end as one, that of the page (`boot`) or of the widget (`host`) last.
+    """The front end as one module, whose entry point is `boot` (the HTML file) or `widget` (anywidget).
 
-    Each module becomes a function that is called once and gives back what it exports; the last one stays a module.
+    Neither an HTML file opened from disk nor anywidget can import a second file. So each module in `MODULES`, in the
+    order of their imports, becomes a function that runs once and returns its exports.
     """
     return "\n".join([*map(_wrap_module, MODULES), _resolve_imports(entry_point)])
 
 
 def _wrap_module(name: str) -> str:
     text = _resolve_imports(name)
-    told = ", ".join(name for _, name in _EXPORT.findall(text))
-    own = _EXPORT.sub(r"\1", text)
-    return f"const ${name} = (() => {{\n{own}\nreturn {{ {told} }};\n}})();"
+    exports = ", ".join(name for _, name in _EXPORT.findall(text))
+    body = _EXPORT.sub(r"\1", text)
+    return f"const ${name} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"
 
 
 def _resolve_imports(name: str) -> str:
-    """A module whose imports are taken from the modules before it."""
+    """The text of a module, whose imports are destructured from the modules before it."""
     return _IMPORT.sub(r"const \1 = $\2;", _read_asset(f"{name}.js"))
 
 
 @cache
 def render_style_sheet() -> str:
-    """The style sheet, with the colours of every picture as its variables."""
+    """The style sheet, with the palettes of all figures as CSS variables."""
     light, dark = (_css_variables(theme) for theme in ("light", "dark"))
     media = f'@media (prefers-color-scheme: dark) {{ .bnet:not([data-theme="light"]) {{ {dark} }} }}'
     return f'.bnet {{ {light} }}\n{media}\n.bnet[data-theme="dark"] {{ {dark} }}\n{_read_asset("style.css")}'
 
 
 def _css_variables(theme: str) -> str:
-    named = {**get_palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEAD_COLOURS[theme])}}
-    return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in named.items())
+    colours = {**get_palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEAD_COLOURS[theme])}}
+    return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
 
 
 def _read_asset(name: str) -> str:
-    return resources.files("bnet_transformer.page").joinpath("front", name).read_text("utf-8")
+    return resources.files("bnet_transformer.page").joinpath("frontend", name).read_text("utf-8")
 
 
 def encode_buffer(buffer: bytes) -> str:
-    """A block of bytes as text: gzip, then base64; the same bytes make the same text."""
+    """A buffer as text: gzip without a time stamp, so that equal buffers give equal text, then base64."""
     return base64.b64encode(gzip.compress(buffer, compresslevel=4, mtime=0)).decode("ascii")
 
 
 def to_json(value: object) -> str:
-    r"""JSON in plain ASCII in which no tag can open or close.
+    r"""JSON in ASCII that is safe in a script element: without `<`, no tag can open or close.
 
     >>> to_json({"word": "</script>"})
     '{"word":"\\u003c/script>"}'

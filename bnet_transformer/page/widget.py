@@ -1,8 +1,9 @@
 """The page as a widget of notebooks: the same front end through anywidget, with a `do` that runs the net again.
 
-`front/host.js` is the other end. It sends `{"id": n, "do": [[name, setting], ...]}` or `{"id": n, "undo": [name, ...]}`
-(no names: all that was set here), with names and settings as the package says them. The answer is `{"id": n}`, after
-the traits that hold the new page, or `{"id": n, "error": text}`. All views of a widget hear it: an `n` is of one view.
+The front end (`widget.js`) sends `{"id": n, "do": [[name, setting], ...]}`, or `{"id": n, "undo": [name, ...]}`
+(without names: all interventions of the widget); `bnet_transformer.page` describes names and settings. The answer is
+`{"id": n}`, after the traits with the new page, or `{"id": n, "error": text}`. Every view of the widget receives it;
+the id is unique to one view.
 """
 
 from __future__ import annotations
@@ -20,40 +21,40 @@ from bnet_transformer.page.render import bundle_script, render_style_sheet
 
 
 class Widget(anywidget.AnyWidget):
-    """The page of a sentence, live. `sentence` is the sentence as it stands, after what was clicked."""
+    """The page of a sentence in a notebook. `sentence` is the current one, with the interventions made in the page."""
 
-    _esm = bundle_script("host")
+    _esm = bundle_script("widget")
     _css = render_style_sheet()
-    about = traitlets.Dict().tag(sync=True)
-    block = traitlets.Bytes().tag(sync=True)
+    description = traitlets.Dict().tag(sync=True)
+    buffer = traitlets.Bytes().tag(sync=True)
 
     def __init__(self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]]) -> None:
         self.initial_sentence = self.sentence = sentence
         self._describe = describe
-        about, block = describe(sentence)
-        super().__init__(about=about, block=block)
+        description, buffer = describe(sentence)
+        super().__init__(description=description, buffer=buffer)
         self.on_msg(self._handle_message)
 
     def _handle_message(self, _: object, content: object, __: object) -> None:
-        """Do what the front end asks, show it, and say that it is done, or why not."""
-        told = content if isinstance(content, Mapping) else {}
-        answer: dict[str, object] = {"id": told.get("id")}
+        """Run a message of the front end, update the traits, and answer; an error is the answer if it fails."""
+        message = content if isinstance(content, Mapping) else {}
+        answer: dict[str, object] = {"id": message.get("id")}
         try:
-            sentence = apply_message(self.sentence, self.initial_sentence, told)
-            about, block = self._describe(sentence)
+            sentence = apply_message(self.sentence, self.initial_sentence, message)
+            description, buffer = self._describe(sentence)
         except Exception as error:
             self.send(answer | {"error": str(error) or type(error).__name__})
             if isinstance(error, BNetError):
                 return
-            raise  # a fault of the library or a stranger's TPM: the page is told, and the notebook's log
+            raise  # a fault of the library or of a user's TPM belongs in the notebook's log too
         self.sentence = sentence
         with self.hold_sync():
-            self.about, self.block = about, block
+            self.description, self.buffer = description, buffer
         self.send(answer)
 
 
 def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, Any]) -> Any:
-    """The sentence after one message; `initial_sentence` is the sentence before any."""
+    """The sentence after one message; `initial_sentence` is the one before all messages."""
     match dict(message):
         case {"do": pairs}:
             return sentence.do({name: _setting_value(sentence, setting) for name, setting in pairs})
@@ -65,7 +66,7 @@ def apply_message(sentence: Any, initial_sentence: Any, message: Mapping[str, An
 
 
 def _setting_value(sentence: Any, setting: Mapping[str, object]) -> object:
-    """What a node is set to; the value of another node is that of the sentence as it stands."""
+    """The value that a setting gives a node; the value of another node is that in the current sentence."""
     kind = setting.get("set")
     check_choice("setting", kind, ("zero", "node", "state"))
     if kind == "state":

@@ -1,6 +1,9 @@
-"""Plots: `kinds.plot` draws any result as a matplotlib Figure. No global state of pyplot is read or changed.
+"""Plots of results as matplotlib figures. The global state of pyplot is neither read nor changed.
 
-`canvas` is the paper and the fonts; `heat` and `tables` (numbers with named axes, bars) are the kinds of drawing;
-`sentences`, `readings`, `fits`, `heads` and `sweeps` say which drawing tells a result, and `kinds` is the one table of
-them all: a new plot is a row there.
+The pipeline, in the order in which data flows:
+
+- `registry`: `plot` finds the function for the type of a result; a new plot is a row in its table;
+- `sentences`, `rollout`, `tan`, `distributions`, `fits`, `heads`, `sweeps`: the plots of the results of each package;
+- `labelled_arrays` (arrays with named axes, bars), `heat_maps`: the kinds of drawing that they use;
+- `canvas`: the figure, its panels, fonts, colours, titles and notes.
 """

@@ -1,4 +1,4 @@
-"""The paper that plots are drawn on: a new figure or the axes of the caller, with its colours, words and notes."""
+"""The canvas of a plot: a new figure or the axes of the caller, with colours, fonts, titles, labels and notes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ PAGE_WIDTH = 6.9  # inches between the margins of a page
 FONT_SIZE = 8.0
 SMALL_FONT_SIZE = 7.0
 TITLE_FONT_SIZE = 9.0
-PADDING = 0.06  # inches around what is drawn
+PADDING = 0.06  # inches around the content
 DPI = 144  # to the inch
 
 MAX_LABEL_LENGTH = 18  # letters of a word
 
-# One hue, lightness from that of the paper to that of the ink: read alike with any colour vision, and in grey.
+# One hue, with lightness monotone from background to text: it reads the same with any colour vision, and in grey.
 SEQUENTIAL_COLOURS = {
     "light": ("#f1f4f8", "#c3d7ea", "#7fb0d8", "#3a82bd", "#135a97", "#08335c"),
     "dark": ("#1d242e", "#1f4468", "#256b9f", "#4796cf", "#8cc3ea", "#e3f2fd"),
@@ -55,20 +55,20 @@ RC_PARAMS: Any = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
 }
-DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # the same plot, the same bytes
+DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # left out, so that equal plots are equal bytes
 
 
 @contextmanager
 def plot_rc_context(text_colour: str) -> Iterator[None]:
-    """The settings of matplotlib while a plot is made or drawn, and no longer."""
+    """A context with the matplotlib settings of plots."""
     with matplotlib.style.context("default"), matplotlib.rc_context({**RC_PARAMS, "text.color": text_colour}):
         yield
 
 
 class PlotFigure(Figure):
-    """A Figure that saves text as text, undated, files whole and without empty margins.
+    """A Figure that saves text as text, without date and empty margins, and writes files atomically.
 
-    It shows itself in a notebook without pyplot.
+    A notebook shows it without pyplot.
     """
 
     text_colour = "black"
@@ -78,29 +78,29 @@ class PlotFigure(Figure):
             super().draw(renderer)
 
     def savefig(self, fname: Any, **options: Any) -> None:
-        file = isinstance(fname, str | os.PathLike)
-        form = options.pop("format", None) or (as_path(fname).suffix[1:] if file else "")
-        if not form:
-            form = matplotlib.rcParams["savefig.format"]
-            fname = f"{os.fspath(fname)}.{form}" if file else fname
-        if form.lower() in DATE_METADATA:
-            options["metadata"] = {DATE_METADATA[form.lower()]: None, **(options.get("metadata") or {})}
+        is_path = isinstance(fname, str | os.PathLike)
+        file_format = options.pop("format", None) or (as_path(fname).suffix[1:] if is_path else "")
+        if not file_format:
+            file_format = matplotlib.rcParams["savefig.format"]
+            fname = f"{os.fspath(fname)}.{file_format}" if is_path else fname
+        if file_format.lower() in DATE_METADATA:
+            options["metadata"] = {DATE_METADATA[file_format.lower()]: None, **(options.get("metadata") or {})}
         options = {"bbox_inches": "tight", "pad_inches": PADDING, **options}
-        self.draw_without_rendering()  # laid out for its own dots to the inch, whatever those of the file are
-        with plot_rc_context(self.text_colour), atomic_write(fname) if file else nullcontext(fname) as target:
-            drawn = io.BytesIO()  # on a full disk matplotlib's own writers end in other errors
-            super().savefig(drawn if file else target, format=form, **options)
-            if file:
-                target.write_bytes(drawn.getvalue())
+        self.draw_without_rendering()  # lay out at the dpi of the figure, not at that of the file
+        with plot_rc_context(self.text_colour), atomic_write(fname) if is_path else nullcontext(fname) as target:
+            buffer = io.BytesIO()  # on a full disk, the writers of matplotlib raise errors other than OSError
+            super().savefig(buffer if is_path else target, format=file_format, **options)
+            if is_path:
+                target.write_bytes(buffer.getvalue())
 
     def _repr_png_(self) -> bytes:
-        held = io.BytesIO()
-        self.savefig(held, format="png", dpi=DPI)
-        return held.getvalue()
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue()
 
 
 class FigureLayout(ConstrainedLayoutEngine):
-    """Panels as near as their words let them be, and around them the words about the whole: title, axes, notes."""
+    """Packs the panels as tightly as their labels allow, and puts title, shared axis labels and notes around them."""
 
     def __init__(self) -> None:
         super().__init__(compress=True)
@@ -112,29 +112,29 @@ class FigureLayout(ConstrainedLayoutEngine):
     def execute(self, fig: Any) -> None:
         size = tuple(fig.get_size_inches())
         if size != self.size and self.panels[0].get_subplotspec() is not None:
-            super().execute(fig)  # it goes on from where it was: run again, it would move the panels by a hair
+            super().execute(fig)  # not idempotent: a second run would move the panels slightly
         self.size = size
         inches = fig.dpi_scale_trans.inverted()
-        around = [ax.get_tightbbox() for ax in fig.axes if ax.get_visible()]
-        box = inches.transform_bbox(Bbox.union(around))
+        boxes = [ax.get_tightbbox() for ax in fig.axes if ax.get_visible()]
+        box = inches.transform_bbox(Bbox.union(boxes))
         panels = inches.transform_bbox(Bbox.union([ax.bbox for ax in self.panels if ax.get_visible()]))
         left = box.x0 - (0.17 if "y" in self.texts else 0.0)
         bottom = box.y0 - PADDING
-        places = {
+        positions = {
             "y": (box.x0 - PADDING, (panels.y0 + panels.y1) / 2),
             "x": ((panels.x0 + panels.x1) / 2, bottom),
             "title": (left, box.y1 + PADDING),
             "notes": (left, bottom - (0.17 if "x" in self.texts else 0.0)),
         }
         for name, text in self.texts.items():
-            text.set_position(np.divide(places[name], size).tolist())
+            text.set_position(np.divide(positions[name], size).tolist())
         if "notes" in self.texts:
-            letters = max(24, int((box.x1 - left) * 72 / (0.56 * (SMALL_FONT_SIZE - 0.5))))
-            self.texts["notes"].set_text("\n".join(textwrap.fill(each, letters) for each in self.notes))
+            line_length = max(24, int((box.x1 - left) * 72 / (0.56 * (SMALL_FONT_SIZE - 0.5))))
+            self.texts["notes"].set_text("\n".join(textwrap.fill(note, line_length) for note in self.notes))
 
 
 class Canvas:
-    """Where a plot goes. `colours` are those of the theme; notes that drawing leaves are told beneath."""
+    """The figure and axes of a plot; `colours` are those of the theme, and notes are printed below the panels."""
 
     def __init__(self, ax: Axes | None, theme: str, title: str | None) -> None:
         if ax is not None and not isinstance(ax, Axes):
@@ -160,42 +160,45 @@ class Canvas:
         self._missing_glyphs: set[str] = set()
 
     def panel_size(self, ax: Axes, default: tuple[float, float] | None = None) -> tuple[float, float]:
-        """How many inches a panel is wide and high: as was planned of a new one, or as it is."""
+        """Width and height of a panel in inches: `default` for a new figure, else measured."""
         if default is not None and self.user_axes is None:
             return default
         box = ax.get_window_extent()
         return box.width / ax.figure.dpi, box.height / ax.figure.dpi
 
     def add_axes(self, width: float, height: float) -> Axes:
-        """One panel: the caller's axes, or those of a new figure of a size in inches."""
+        """One panel: the axes of the caller, or those of a new figure with a size in inches."""
         return self.add_panels(1, 1, width, height)[0]
 
     def add_panels(self, rows: int, columns: int, width: float, height: float, **options: Any) -> list[Axes]:
-        """Panels of a new figure, row by row."""
+        """The panels of a new figure, row by row; or the axes of the caller, if one panel is needed."""
         if self.user_axes is not None and rows * columns > 1:
             allowed = "an option that chooses one panel; or no ax="
             raise BNetError("ax", expected="a plot of one panel", actual=f"{rows * columns} panels", allowed=allowed)
         if self.user_axes is not None:
             return self._style_axes([self.user_axes])
-        found = self._create_figure(width, height).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
-        return self._style_axes(found)
+        panels = self._create_figure(width, height).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+        return self._style_axes(panels)
 
     def add_panel_grid(
         self, rows: int, columns: int, panel_size: tuple[float, float], gap: tuple[float, float]
     ) -> list[Axes]:
-        """Many small panels of a size in inches, row by row, and a scale beside them: placed at once, without words."""
-        (w, h), (beside, below) = panel_size, gap
-        wide, high = columns * (w + beside) + 0.4, rows * (h + below)
-        figure, found = self._create_figure(wide, high), []
+        """Many small panels with a size in inches, row by row, and a colour bar.
+
+        They have no labels, so their positions are computed directly, without the slow constrained layout.
+        """
+        (w, h), (gap_x, gap_y) = panel_size, gap
+        width, height = columns * (w + gap_x) + 0.4, rows * (h + gap_y)
+        figure, axes = self._create_figure(width, height), []
         for k in range(rows * columns):
             i, j = divmod(k, columns)
-            corner = (j * (w + beside) / wide, 1 - ((i + 1) * (h + below) - below) / high)
-            found.append(figure.add_axes((*corner, w / wide, h / high), label=f"panel {k}"))
-        tall = min(2.6, high - below)
-        beneath = (high + below - tall) / 2 / high
-        place = ((columns * (w + beside) + 0.06) / wide, beneath, 0.09 / wide, tall / high)
-        self._colour_bar_axes = figure.add_axes(place, label="scale")
-        return self._style_axes(found)
+            left_bottom = (j * (w + gap_x) / width, 1 - ((i + 1) * (h + gap_y) - gap_y) / height)
+            axes.append(figure.add_axes((*left_bottom, w / width, h / height), label=f"panel {k}"))
+        bar_height = min(2.6, height - gap_y)
+        bar_bottom = (height + gap_y - bar_height) / 2 / height
+        bar_bounds = ((columns * (w + gap_x) + 0.06) / width, bar_bottom, 0.09 / width, bar_height / height)
+        self._colour_bar_axes = figure.add_axes(bar_bounds, label="scale")
+        return self._style_axes(axes)
 
     def _create_figure(self, width: float, height: float) -> PlotFigure:
         """A new figure of a size in inches."""
@@ -205,86 +208,86 @@ class Canvas:
         return self.figure
 
     def _style_axes(self, panels: list[Axes]) -> list[Axes]:
-        """Panels with thin frames, small type, the colours of the theme."""
-        marks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL_FONT_SIZE}
+        """The panels, with thin frames, small type and the colours of the theme."""
+        ticks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL_FONT_SIZE}
         for ax in panels:
             ax.set_facecolor(self.colours["paper"])
             for side, spine in ax.spines.items():
                 spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
-            ax.tick_params(which="major", length=3, pad=3, width=0.8, labelfontfamily=BASE_FONT, **marks)
+            ax.tick_params(which="major", length=3, pad=3, width=0.8, labelfontfamily=BASE_FONT, **ticks)
         self._layout.panels = panels
         return panels
 
     def set_shared_labels(self, x: str, y: str) -> None:
-        """What the axes of all panels are, told once."""
+        """Set labels for the axes of all panels together."""
         self._figure_texts["x"] = x, self._label_style | {"ha": "center", "va": "top"}
         self._figure_texts["y"] = y, self._label_style | {"ha": "right", "va": "center", "rotation": 90}
 
     def draw_frame(self, ax: Axes) -> None:
-        """A frame on all sides, without ticks that stick out."""
+        """Draw a frame on all sides, without tick marks."""
         for spine in ax.spines.values():
             spine.set_visible(True)
         ax.tick_params(which="both", length=0)
 
     def set_title(self, text: str, *, is_above_legend: bool = False) -> None:
-        """The title of the whole, above the panel or the panels and their legend, unless the caller told one."""
+        """Set the default title of the figure, for callers that give none."""
         self._title, self._is_title_above_legend = text, is_above_legend
 
     def set_panel_title(self, ax: Axes, text: str) -> None:
-        """The title of one panel of several."""
+        """Set the title of one of several panels."""
         (line,), fonts = self.format_texts([text], 60) if text else ([""], [BASE_FONT])
         ax.set_title(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["ink"], pad=3)
 
     def set_axis_labels(self, ax: Axes, x: str = "", y: str = "") -> None:
-        """What the axes are."""
-        for text, put in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
+        """Set the labels of the axes of a panel; an empty one is left as it is."""
+        for text, set_label in ((x, ax.set_xlabel), (y, ax.set_ylabel)):
             if text:
                 (line,), fonts = self.format_texts([text], 80)
-                put(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["grey"])
+                set_label(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["grey"])
 
     def add_note(self, text: str) -> None:
-        """Say something beneath the plot: what is hidden, what is a convention."""
+        """Add a note below the plot, such as what is hidden or a convention, unless it is there already."""
         if text and text not in self._notes:
             self._notes.append(text)
 
     def format_texts(self, texts: Sequence[object], max_length: int = MAX_LABEL_LENGTH) -> tuple[list[str], list[str]]:
-        """Texts as they can be written, and the fonts to write them in; letters that no font has are noted."""
-        told, fonts, absent = replace_missing_glyphs([format_token(text, max_length) for text in texts])
-        self._missing_glyphs |= set(absent)
-        return told, fonts
+        """The texts for display, and the fonts for them; letters that no font has are replaced and noted."""
+        strings, fonts, missing = replace_missing_glyphs([format_token(text, max_length) for text in texts])
+        self._missing_glyphs |= set(missing)
+        return strings, fonts
 
     def set_tick_labels(
         self, ax: Axes, axis_name: str, labels: Sequence[object], inches: float, max_length: int = MAX_LABEL_LENGTH
     ) -> None:
-        """Words along an axis, at 0, 1, 2, ...: as many as stand apart, turned where they are wide."""
-        told, fonts = self.format_texts(labels, max_length)
+        """Label the ticks 0, 1, 2, ... of an axis: only as many as do not overlap, rotated if they are wide."""
+        texts, fonts = self.format_texts(labels, max_length)
         size = SMALL_FONT_SIZE + 0.5
-        pitch = 72 * inches / max(1, len(told))
+        pitch = 72 * inches / max(1, len(texts))
         if pitch < 1.2 * size:
             size = max(6.0, min(size, pitch / 1.2))
         step = max(1, math.ceil(1.2 * size / pitch))
-        places = list(range(0, len(told), step))
-        turned: dict[str, Any] = {}
-        if axis_name == "x" and max(text_width(told[k], size) for k in places) + 4 > pitch * step:
-            turned = {"rotation": 90}
+        ticks = list(range(0, len(texts), step))
+        rotation: dict[str, Any] = {}
+        if axis_name == "x" and max(text_width(texts[k], size) for k in ticks) + 4 > pitch * step:
+            rotation = {"rotation": 90}
             if pitch * step > 1.9 * size:
-                turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+                rotation = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
         style: dict[str, Any] = {"fontsize": size, "fontfamily": fonts, "parse_math": False, "usetex": False}
         axis = ax.xaxis if axis_name == "x" else ax.yaxis
-        axis.set_ticks(places, labels=[told[k] for k in places], color=self.colours["ink"], **style, **turned)
+        axis.set_ticks(ticks, labels=[texts[k] for k in ticks], color=self.colours["ink"], **style, **rotation)
 
     def add_text(self, ax: Axes, x: float, y: float, text: object, **style: Any) -> None:
-        """A text at a place of the data."""
+        """Draw a text at data coordinates."""
         (line,), fonts = self.format_texts([text], 60)
         style = {"fontsize": SMALL_FONT_SIZE, "color": self.colours["ink"], **style}
         ax.text(x, y, line, fontfamily=fonts, parse_math=False, **style)
 
     def add_legend(self, ax: Axes, **options: Any) -> None:
-        """What the marks of a panel mean."""
+        """Draw the legend of a panel."""
         ax.legend(frameon=False, fontsize=SMALL_FONT_SIZE, labelcolor=self.colours["ink"], handlelength=1.6, **options)
 
     def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
-        """What the axes of curves are, some whole numbers along x, faint lines across."""
+        """Label the axes of curves, with integer ticks along x and faint horizontal lines."""
         self.set_axis_labels(ax, x, y)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=num_ticks))
         ax.grid(axis="y", color=self.colours["line"], linewidth=0.5)
@@ -292,39 +295,36 @@ class Canvas:
         ax.margins(x=0.02)
 
     def make_colour_map(self, norm: Normalize) -> Colormap:
-        """From nothing (the paper) to much (the ink); for a scale that goes below zero from either side to the middle.
-
-        Blank where there is no number.
-        """
+        """A sequential colour map, or a diverging one if the scale has negative values; NaN is blank."""
         is_signed = norm.vmin is not None and norm.vmin < 0
-        found = LinearSegmentedColormap.from_list(
+        colour_map = LinearSegmentedColormap.from_list(
             "bnet", (DIVERGING_COLOURS if is_signed else SEQUENTIAL_COLOURS)[self.theme]
         )
-        return found.with_extremes(bad=self.colours["paper"])
+        return colour_map.with_extremes(bad=self.colours["paper"])
 
     def add_colour_bar(self, image: Any, value_label: str, axes: Sequence[Axes]) -> None:
-        """The scale of the colours: beside one panel, or beside them all."""
+        """Draw the colour bar of one panel, or of all panels together."""
         if self._colour_bar_axes is not None:
-            scale = axes[0].figure.colorbar(image, cax=self._colour_bar_axes)
+            bar = axes[0].figure.colorbar(image, cax=self._colour_bar_axes)
         elif len(axes) == 1:
-            place = axes[0].inset_axes((1.03, 0.0, 0.035, 1.0))
-            scale = axes[0].figure.colorbar(image, cax=place)
+            bar_axes = axes[0].inset_axes((1.03, 0.0, 0.035, 1.0))
+            bar = axes[0].figure.colorbar(image, cax=bar_axes)
         else:
-            scale = axes[0].figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.015, aspect=32, shrink=0.8)
-        scale.outline.set_visible(False)
+            bar = axes[0].figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.015, aspect=32, shrink=0.8)
+        bar.outline.set_visible(False)
         (line,), fonts = self.format_texts([value_label], 60)
-        scale.set_label(line, fontsize=FONT_SIZE, color=self.colours["grey"], fontfamily=fonts)
-        scale.ax.tick_params(
+        bar.set_label(line, fontsize=FONT_SIZE, color=self.colours["grey"], fontfamily=fonts)
+        bar.ax.tick_params(
             length=2, width=0.6, labelsize=SMALL_FONT_SIZE, color=self.colours["line"], labelcolor=self.colours["ink"]
         )
 
     def contrasting_colour(self, colour: Any) -> str:
-        """Ink or paper, whichever is read better on a colour."""
+        """The text or the background colour, whichever has more contrast with a colour."""
         ink, paper = self.colours["ink"], self.colours["paper"]
-        return max((ink, paper), key=lambda each: abs(lightness(each) - lightness(colour)))
+        return max((ink, paper), key=lambda candidate: abs(lightness(candidate) - lightness(colour)))
 
     def finish(self) -> Figure | SubFigure:
-        """The figure, with its title and its notes beneath; the layout places them when the figure is drawn."""
+        """The figure with its title and notes, whose positions are computed when the figure is drawn."""
         assert self.figure is not None
         title, panels = self._title if self.title is None else self.title, self._layout.panels
         if title:
@@ -339,9 +339,9 @@ class Canvas:
             more = f" and {len(self._missing_glyphs) - 8} more" if len(self._missing_glyphs) > 8 else ""
             self.add_note(f"{MISSING_GLYPH} stands for letters that no font here has: {points}{more}.")
         if self.user_axes is not None:
-            told = [self.user_axes.get_xlabel(), *self._notes]
+            label_lines = [self.user_axes.get_xlabel(), *self._notes]
             if self._notes:
-                self.user_axes.set_xlabel("\n".join(line for line in told if line), fontfamily=BASE_FONT)
+                self.user_axes.set_xlabel("\n".join(line for line in label_lines if line), fontfamily=BASE_FONT)
             return self.figure
         self._layout.notes = self._notes
         notes = self._label_style | {"fontsize": SMALL_FONT_SIZE - 0.5, "linespacing": 1.3, "va": "top"}
@@ -353,11 +353,12 @@ class Canvas:
 
 
 def lightness(colour: Any) -> float:
-    """The relative luminance of a colour, 0 to 1, on a scale that the eye counts as even."""
+    """The perceived lightness of a colour, 0 to 1."""
+    # Relative luminance of WCAG 2 (linear sRGB), then a gamma of 2.2 for a perceptually uniform scale.
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)) ** (1 / 2.2))
 
 
 def make_norm(low: float, high: float) -> Normalize:
-    """A scale of colours that is never empty."""
+    """A linear scale of colours; an empty interval gets length 1."""
     return Normalize(low, high if high > low else low + 1.0)

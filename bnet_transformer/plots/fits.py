@@ -1,4 +1,4 @@
-"""Plots of what was fitted or trained: posteriors of tables, heads, comparisons, checks, curves; and of costs."""
+"""Plots of fits, training and costs: head probabilities, tables, comparisons, posterior predictive checks, curves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.checks import check_choice, check_fraction as check_share
+from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
@@ -20,11 +20,11 @@ from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
 
 FIT_VIEWS = ("pi", "theta", "history")
-MAX_UNSMOOTHED_STEPS = 120  # more steps than this are drawn pale, with their running mean over them
+MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn pale, with its running mean
 
 
 def plot_training(result: Trained[Any], canvas: Canvas) -> None:
-    """The loss at each step, and on held-out sentences."""
+    """Plot the loss of each step, and that on held-out sentences."""
     ax = canvas.add_axes(4.6, 2.5)
     _draw_curve(canvas, ax, result.losses, "loss")
     if result.held_out:
@@ -37,46 +37,46 @@ def plot_training(result: Trained[Any], canvas: Canvas) -> None:
 def plot_fit(
     result: Fit[Any], canvas: Canvas, *, show: str | None = None, owner: str | None = None, share: float = 0.9
 ) -> None:
-    """The shares `pi` of the heads of every selector and how the fit went; or one of them; or a table `theta`.
+    """Plot the head probabilities `pi` of each selector and the history of the fit, or one of them, or a table `theta`.
 
-    `owner` chooses one selector, or one table. Where there is a posterior, its intervals hold a `share` of it.
+    `owner` chooses one selector or one table. If the fit has a posterior, intervals with probability `share` are drawn.
     """
     check_choice("show", show, (None, *FIT_VIEWS))
-    check_share("share", share)
+    check_fraction("share", share)
     if owner is not None and show == "history":
         raise BNetError("owner", expected="owner= of a table: show='pi' or show='theta'", actual=owner)
     if show == "theta":
         _plot_theta(result, canvas, owner, share)
         return
-    has = {"pi": result.selectors, "history": result.bounds or result.measured}
-    able = [name for name, found in has.items() if found]
-    wanted = [show] if show is not None else able[:1] if canvas.user_axes is not None else able
-    if not wanted or any(each not in able for each in wanted):
-        allowed = ", ".join(f"show={each!r}" for each in (*able, *(["theta"] if result.theta else [])))
+    available = {"pi": result.selectors, "history": result.bounds or result.measured}
+    views = [name for name, value in available.items() if value]
+    selected = [show] if show is not None else views[:1] if canvas.user_axes is not None else views
+    if not selected or any(view not in views for view in selected):
+        allowed = ", ".join(f"show={view!r}" for view in (*views, *(["theta"] if result.theta else [])))
         raise BNetError(
             "show", expected="what this fit has", actual=show or "neither pi nor a history", allowed=allowed
         )
-    chosen = _choose_selectors(result, owner) if "pi" in wanted else []
-    if canvas.user_axes is not None and len(chosen) > 1:
-        canvas.add_note(f"{chosen[0]} of the selectors {', '.join(chosen)}; owner= chooses another.")
-        chosen = chosen[:1]
-    count = len(chosen) + ("history" in wanted)
-    across = min(2 if count == 4 else 3, count)
-    rows = math.ceil(count / across)
-    wide = PAGE_WIDTH if across > 1 else 3.6 if chosen else 4.6
-    panels = canvas.add_panels(rows, across, wide, 2.5 * rows)
-    for selector, ax in zip(chosen, panels, strict=False):
+    selectors = _choose_selectors(result, owner) if "pi" in selected else []
+    if canvas.user_axes is not None and len(selectors) > 1:
+        canvas.add_note(f"{selectors[0]} of the selectors {', '.join(selectors)}; owner= chooses another.")
+        selectors = selectors[:1]
+    num_panels = len(selectors) + ("history" in selected)
+    num_columns = min(2 if num_panels == 4 else 3, num_panels)
+    rows = math.ceil(num_panels / num_columns)
+    width = PAGE_WIDTH if num_columns > 1 else 3.6 if selectors else 4.6
+    panels = canvas.add_panels(rows, num_columns, width, 2.5 * rows)
+    for selector, ax in zip(selectors, panels, strict=False):
         _plot_pi(result, canvas, ax, selector, share)
-    if "history" in wanted:
-        _plot_history(result, canvas, panels[len(chosen)])
-    for ax in panels[count:]:
+    if "history" in selected:
+        _plot_history(result, canvas, panels[len(selectors)])
+    for ax in panels[num_panels:]:
         ax.set_visible(False)
-    canvas.set_title("" if count == 1 else f"{result.method} of {result.sentences:,} sentences")
+    canvas.set_title("" if num_panels == 1 else f"{result.method} of {result.sentences:,} sentences")
     canvas.add_note(f"Approximate: {result.approximate}." if result.approximate else "")
 
 
 def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
-    """The share of each head, dead ones hatched; or the cosines between the heads' matrices."""
+    """Plot the usage of each head, with dead ones labelled; or the cosine similarity of the heads' matrices."""
     check_choice("show", show, ("usage", "cosine"))
     if show == "usage":
         ax = canvas.add_axes(max(2.8, min(6.9, 0.5 * len(result.usage) + 0.9)), 2.4)
@@ -87,21 +87,21 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
         raise BNetError("show", expected="heads with matrices", actual="none", allowed="'usage'")
     names = tuple(str(k) for k in range(len(result.usage)))
     maps = [HeatMapData(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
-    told: Any = {"value_label": "cosine", "x": "head", "y": "head"}
+    labels: Any = {"value_label": "cosine", "x": "head", "y": "head"}
     if len(maps) == 1:
-        draw_heat_map(canvas, maps[0], **told, limits=(-1.0, 1.0), square=True)
+        draw_heat_map(canvas, maps[0], **labels, limits=(-1.0, 1.0), square=True)
         canvas.set_title(maps[0].name)
         return
-    draw_heat_maps(canvas, maps, **told, num_columns=min(4, len(maps)), limits=(-1.0, 1.0))
+    draw_heat_maps(canvas, maps, **labels, num_columns=min(4, len(maps)), limits=(-1.0, 1.0))
     canvas.set_title("How alike the heads are")
 
 
 def plot_comparison(result: Comparison, canvas: Canvas) -> None:
-    """How many sentences a head of each fit answers for, the matches framed."""
+    """Plot how many sentences each pair of heads of two fits has in common, with matched heads framed."""
     overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
-    told: Any = {"value_label": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
-    ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **told, square=True)
+    labels: Any = {"value_label": "answered for by both", "x": "head of the other fit", "y": "head of this fit"}
+    ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **labels, square=True)
     for head, match in enumerate(result.match):
         if match >= 0:
             frame_cell(canvas, ax, head, match)
@@ -110,18 +110,18 @@ def plot_comparison(result: Comparison, canvas: Canvas) -> None:
 
 
 def plot_check(result: Check, canvas: Canvas) -> None:
-    """Each statistic of the data, in standard deviations of the draws from their mean."""
+    """Plot the z-score of each statistic of the data under the posterior predictive distribution."""
     names = list(result.observed)
-    spread = np.array([result.spread[name] for name in names])
-    away = np.array([result.observed[name] - result.mean[name] for name in names])
-    z = np.divide(away, spread, out=np.where(away == 0, 0.0, np.nan), where=spread > 0)
+    deviation = np.array([result.spread[name] for name in names])
+    difference = np.array([result.observed[name] - result.mean[name] for name in names])
+    z = np.divide(difference, deviation, out=np.where(difference == 0, 0.0, np.nan), where=deviation > 0)
     ax = canvas.add_axes(4.8, 0.26 * len(names) + 1.0)
     ax.axvspan(-2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 deviations of the draws")
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
     ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
     canvas.set_tick_labels(ax, "y", names, 0.26 * len(names))
-    far = max(3.0, float(np.nanmax(np.abs(z), initial=0.0)) * 1.15)
-    ax.set_xlim(-far, far)
+    half_width = max(3.0, float(np.nanmax(np.abs(z), initial=0.0)) * 1.15)
+    ax.set_xlim(-half_width, half_width)
     ax.set_ylim(len(names) - 0.4, -0.6)
     right = ax.secondary_yaxis("right")
     right.set_yticks(range(len(names)), labels=[f"p = {result.p[name]:.2f}" for name in names])
@@ -129,12 +129,12 @@ def plot_check(result: Check, canvas: Canvas) -> None:
     right.spines["right"].set_visible(False)
     canvas.set_axis_labels(ax, "deviations from the mean of the draws")
     canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    still = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
-    canvas.add_note(f"Not drawn, since all draws agree: {', '.join(still)}." if still else "")
+    constant = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
+    canvas.add_note(f"Not drawn, since all draws agree: {', '.join(constant)}." if constant else "")
 
 
 def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
-    """The FLOPs, parameters or bytes of each node template, the costly first."""
+    """Plot the FLOPs, parameters or bytes of each node template, in descending order."""
     options = ("flops", "parameters", "value_bytes", "parameter_bytes")
     check_choice("show", show, options)
     rows = sorted((row for row in result.rows if getattr(row, show)), key=lambda row: -getattr(row, show))
@@ -142,23 +142,23 @@ def plot_cost(result: Cost, canvas: Canvas, *, show: str = "flops") -> None:
         raise BNetError("show", expected="a cost that some template has", actual=show, allowed=", ".join(options))
     numbers = np.array([float(getattr(row, show)) for row in rows])
     scale, unit = next((s, u) for s, u in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")) if numbers[0] >= s)
-    told = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
-    what = told.get(show, show)
+    unit_names = {"flops": "FLOPs", "value_bytes": "bytes of values", "parameter_bytes": "bytes of parameters"}
+    unit_name = unit_names.get(show, show)
     series = BarSeries(numbers[:25] / scale)
-    of = f"{unit + ' ' if unit else ''}{what}"
-    draw_bars(canvas, [series], [row.template for row in rows[:25]], value_label=of, category_label="template")
+    value_label = f"{unit + ' ' if unit else ''}{unit_name}"
+    draw_bars(canvas, [series], [row.template for row in rows[:25]], value_label=value_label, category_label="template")
     if show == "flops" and result.unknown:
         canvas.add_note(f"FLOPs not known of {', '.join(result.unknown)}.")
     if len(rows) > 25:
         canvas.add_note(
-            f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {of}."
+            f"The 25 greatest of {len(rows)} templates; the others have {numbers[25:].sum() / scale:.3g} {value_label}."
         )
     words = ", ".join(f"{n:,}" for n in result.words.values())
     canvas.set_title(f"{result.name}, {words} words, batch {result.batch}")
 
 
 def _choose_selectors(result: Fit[Any], owner: str | None) -> list[str]:
-    """The selectors that are drawn: all, one of each owner of a table; or that of one owner."""
+    """One selector for each owner of a table, or the selector of `owner`."""
     by_owner: dict[str, str] = {}
     for name in result.selectors:
         by_owner.setdefault(result.network.get_spec(name).param_prefix, name)
@@ -168,10 +168,10 @@ def _choose_selectors(result: Fit[Any], owner: str | None) -> list[str]:
 
 
 def _plot_pi(result: Fit[Any], canvas: Canvas, ax: Axes, selector: str, share: float) -> None:
-    found = result.heads_of(selector)
+    heads = result.heads_of(selector)
     low, high = _posterior_interval(result, f"{result.network.get_spec(selector).param_prefix}.logits", share)
-    _plot_usage(canvas, ax, found, low, high)
-    canvas.set_panel_title(ax, f"{found.live} live of {len(found.usage)}, {found.effective:.2f} in effect")
+    _plot_usage(canvas, ax, heads, low, high)
+    canvas.set_panel_title(ax, f"{heads.live} live of {len(heads.usage)}, {heads.effective:.2f} in effect")
     canvas.add_note(f"Intervals of {share:.0%}." if low is not None else "")
 
 
@@ -191,27 +191,29 @@ def _plot_usage(
 
 
 def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
-    """The bound by step, and what each restart was measured at, on the sentences that the fit was judged on."""
+    """The objective by step, and the criterion of each restart on the sentences that evaluate the fit."""
     if result.bounds:
         _draw_curve(canvas, ax, result.bounds, "objective")
     restarts = sorted({restart for _, restart, _ in result.measured})
-    for restart in sorted(restarts, key=lambda each: each == result.restart):
-        told = [(step, value) for step, each, value in result.measured if each == restart]
-        steps, values = zip(*told, strict=True)
-        kept = restart == result.restart
-        style: dict[str, Any] = {} if kept else {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
-        other = "other restarts" if restart == next(r for r in restarts if r != result.restart or kept) else "_"
-        _draw_points(canvas, ax, steps, values, f"{result.judged_on},\nrestart {restart}" if kept else other, **style)
-    canvas.style_curve_axes(ax, "step", f"{result.judged_by} of a sentence, nats", 7)
+    for restart in sorted(restarts, key=lambda r: r == result.restart):
+        points = [(step, value) for step, r, value in result.measured if r == restart]
+        steps, values = zip(*points, strict=True)
+        is_best = restart == result.restart
+        style: dict[str, Any] = {"color": canvas.colours["grey"], "linewidth": 0.7, "markersize": 2.2}
+        label = "other restarts" if restart == next(r for r in restarts if r != result.restart or is_best) else "_"
+        if is_best:
+            label, style = f"{result.evaluated_on},\nrestart {restart}", {}
+        _draw_points(canvas, ax, steps, values, label, **style)
+    canvas.style_curve_axes(ax, "step", f"{result.criterion} of a sentence, nats", 7)
     canvas.add_legend(ax, loc="best")
 
 
 def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: float) -> None:
-    """The table of one choice, a row for each state of its parents."""
+    """Plot the probability table of one discrete node, a row for each state of its parents."""
     tables = result.theta
     if owner is None:
-        below = [name for name, value in tables.items() if value.dim() > 1]
-        owner = (below or list(tables) or [""])[0]
+        conditional = [name for name, value in tables.items() if value.dim() > 1]
+        owner = (conditional or list(tables) or [""])[0]
     if owner not in tables:
         raise BNetError("owner", expected="a node with a table", actual=owner, allowed=", ".join(tables) or "none")
     values = to_numpy(tables[owner].double())
@@ -222,8 +224,8 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
         canvas.add_note(f"Intervals of {share:.0%}.")
     rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
     columns = tuple(str(k) for k in range(flat.shape[1]))
-    found = HeatMapData(flat, tuple(rows), columns, low=low, high=high)
-    draw_heat_map(canvas, found, value_label=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
+    data = HeatMapData(flat, tuple(rows), columns, low=low, high=high)
+    draw_heat_map(canvas, data, value_label=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
 
 
 def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:
@@ -234,23 +236,23 @@ def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[Floa
 
 
 def _draw_curve(canvas: Canvas, ax: Axes, values: Sequence[float], name: str) -> None:
-    """A number at each step, counted from 1; a long curve pale, and its running mean."""
+    """Plot a value for each step, counted from 1; a long curve pale, with its running mean."""
     steps = np.arange(1, len(values) + 1)
     numbers = np.asarray(values, dtype=float)
-    tint = canvas.colours["accent"]
+    colour = canvas.colours["accent"]
     if len(values) <= MAX_UNSMOOTHED_STEPS:
-        ax.plot(steps, numbers, color=tint, linewidth=1.3, label=name)
+        ax.plot(steps, numbers, color=colour, linewidth=1.3, label=name)
         return
     window = max(5, len(values) // 40) | 1
-    ax.plot(steps, numbers, color=tint, linewidth=0.6, alpha=0.3, label=name)
+    ax.plot(steps, numbers, color=colour, linewidth=0.6, alpha=0.3, label=name)
     inner = np.convolve(numbers, np.ones(window) / window, mode="valid")
     middle = steps[window // 2 : window // 2 + len(inner)]
-    ax.plot(middle, inner, color=tint, linewidth=1.4, label=f"mean of {window} steps")
+    ax.plot(middle, inner, color=colour, linewidth=1.4, label=f"mean of {window} steps")
 
 
 def _draw_points(
     canvas: Canvas, ax: Axes, steps: Sequence[int], values: Sequence[float], name: str, **style: Any
 ) -> None:
-    """Numbers at some steps, joined."""
+    """Plot values at some steps as points joined by lines."""
     marks = {"marker": "o", "markersize": 3.2, "linewidth": 1.1, "color": canvas.colours["second"], "linestyle": "--"}
     ax.plot(steps, values, label=name, **{**marks, **style})

@@ -1,7 +1,7 @@
-"""Plots of the heads of a net: which of them matter, what it costs to shut some off, and what they read.
+"""Plots of the heads of a net: which of them matter, the loss without some of them, and what they read.
 
-Which heads matter is a cell for each head of each slice, or intervals by rank; what they read a cell with the sign of a
-role, the fuller the farther that is from chance.
+Which heads matter is a heat map with a cell for each head of each slice, or intervals by rank. The role of a head is a
+sign in its cell, whose colour is the fuller, the farther its attention is from chance.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.head_attention import OTHER
-from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
 from bnet_transformer.attention.heads.head_roles import Roles
+from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, make_norm
 from bnet_transformer.plots.heat_maps import (
     FloatArray,
@@ -38,7 +38,7 @@ MEASURES = {  # of each measure: its scale, the title, and which numbers are its
     "importance": ("gradient importance, nats", "Gradient importance of heads", "importance_error"),
     "ablation": ("ablation, nats", "One head off", "ablation_error"),
 }
-LOG_SCALE_RATIO = 50.0  # times a middling number: past it colours and axes go by powers of ten
+LOG_SCALE_RATIO = 50.0  # of the largest number and the median, above which scales are logarithmic
 LINE_STYLES = (("accent", "-", "o"), ("second", "--", "s"), ("v", ":", "^"))
 
 RELATION_SIGNS = {
@@ -53,34 +53,36 @@ RELATION_SIGNS = {
     "later": "≫",
     "other": "·",
 }
-CONFIDENT_PROBABILITY = 0.9  # the probability of a role from which it is written without a question mark
-MIN_FILL = 0.1  # how full the cell of a head is that reads by chance
+CONFIDENT_PROBABILITY = 0.9  # a role with a lower probability has a question mark
+MIN_FILL = 0.1  # of the cell of a head that reads at random
 
 
 def plot_inclusion(result: Inclusion, canvas: Canvas, *, show: str = "rho", top: int = 20) -> None:
-    """A cell for each head: `rho` with its interval, the log Bayes factor, the importance or the ablation with errors;
-    or `show="intervals"`: the `top` heads by rank, `rho` with its interval beside the log Bayes factor."""
+    """Plot a cell for each head: `rho` with its interval; or log Bayes factor, importance or ablation with errors.
+
+    `show="intervals"` draws the `top` heads by rank instead, with the interval of `rho` and the log Bayes factor.
+    """
     check_choice("show", show, (*MEASURES, "intervals"))
     check_int("top", top)
-    s = "s" * (result.sentences != 1)
-    said = f"by {result.sentences:,} sentence{s}"
+    plural = "s" * (result.sentences != 1)
+    source = f"by {result.sentences:,} sentence{plural}"
     if show == "intervals":
         _plot_forest(result, canvas, top)
-        canvas.set_title(f"Heads that matter, {said}")
+        canvas.set_title(f"Heads that matter, {source}")
     else:
         _plot_measure(result, canvas, show)
-        canvas.set_title(f"{MEASURES[show][1]}, {said}")
+        canvas.set_title(f"{MEASURES[show][1]}, {source}")
     sigma = "" if result.sigma is None else f", sigma {result.sigma:.3g}"
     canvas.add_note(f"{result.likelihood}{sigma}; {result.method}.")
 
 
 def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
-    """One measure, slice by head."""
-    what, _, errors = MEASURES[show]
+    """Plot one measure as a heat map, slice by head."""
+    value_label, _, errors = MEASURES[show]
     values = to_float_array(show, result.mean if show == "rho" else getattr(result, show))
     error = None if errors is None else to_float_array("errors", getattr(result, errors))
     heads = tuple(map(str, range(values.shape[1])))
-    found = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
+    data = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
 
     def write_cells(ax: Axes, image: Any, width: float, height: float) -> None:
         if width >= 0.27 and height >= 0.16:
@@ -89,13 +91,13 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
             _draw_intervals(canvas, ax, image, result)
 
     norm = Normalize(0.0, 1.0) if show == "rho" else choose_norm(values)
-    ax = draw_heat_map(canvas, found, value_label=what, x="head", y="", norm=norm, write_cells=write_cells)
+    ax = draw_heat_map(canvas, data, value_label=value_label, x="head", y="", norm=norm, write_cells=write_cells)
     if isinstance(norm, SymLogNorm):
         assert norm.vmin is not None and norm.vmax is not None
         powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
-        marks = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
+        ticks = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
         bar: Any = ax.child_axes[-1]
-        bar.set_yticks(marks, labels=[format_short(each) for each in marks])
+        bar.set_yticks(ticks, labels=[format_short(tick) for tick in ticks])
         bar.minorticks_off()
     _frame_dead_heads(result, canvas, ax, values, norm)
     if any(line.get_label() == "interval" for line in ax.collections):
@@ -106,34 +108,34 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
 
 
 def choose_norm(values: FloatArray) -> Normalize:
-    """A scale of colours from 0; by powers of ten where a few numbers are far above the others."""
-    sizes = np.abs(values[np.isfinite(values)])
-    most, middle = float(sizes.max(initial=0.0)), float(np.median(sizes)) if len(sizes) else 0.0
+    """A linear scale of colours from 0; a symmetric logarithmic one if a few numbers are far above the others."""
+    magnitudes = np.abs(values[np.isfinite(values)])
+    largest, median = float(magnitudes.max(initial=0.0)), float(np.median(magnitudes)) if len(magnitudes) else 0.0
     low, high = shared_limits([values])
-    if middle <= 0 or most < LOG_SCALE_RATIO * middle:
+    if median <= 0 or largest < LOG_SCALE_RATIO * median:
         return make_norm(low, high)
-    return SymLogNorm(10.0 ** math.floor(math.log10(middle)), vmin=low, vmax=high, base=10)
+    return SymLogNorm(10.0 ** math.floor(math.log10(median)), vmin=low, vmax=high, base=10)
 
 
 def format_short(value: float) -> str:
     """A number in few letters.
 
-    >>> format_short(0.934), format_short(1.0), format_short(-2.5), format_short(26.05), format_short(1234.5), format_short(2.5e6)
-    ('.93', '1.00', '−2.5', '26', '1234', '2e6')
+    >>> [format_short(value) for value in (0.934, 1.0, -2.5, 26.05, 1234.5, 2.5e6)]
+    ['.93', '1.00', '−2.5', '26', '1234', '2e6']
     """
     size = abs(value)
     if size < 0.005:
         return "0"
-    told = f"{size:.2f}".lstrip("0") if size < 1.995 else f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
+    text = f"{size:.2f}".lstrip("0") if size < 1.995 else f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
     if size >= 99999.5:
-        told = f"{size:.0e}".replace("e+0", "e").replace("e+", "e")
-    return ("−" if value < 0 else "") + told
+        text = f"{size:.0e}".replace("e+0", "e").replace("e+", "e")
+    return ("−" if value < 0 else "") + text
 
 
 def _write_cells(
     canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, has_two_lines: bool
 ) -> None:
-    """The number of each cell, its error beneath it where there is room for `has_two_lines` lines."""
+    """Write the number of each cell, with its error below it if `has_two_lines`."""
     for (i, j), value in np.ndenumerate(values):
         style: Any = {
             "ha": "center",
@@ -146,14 +148,14 @@ def _write_cells(
 
 
 def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> None:
-    """In each cell the interval of rho, from 0 at the left to 1 at the right, a dot for the mean."""
-    low, mean, high = (to_float_array("rho", each) for each in (result.low, result.mean, result.high))
+    """Draw in each cell the interval of rho, from 0 at the left to 1 at the right, with a dot for the mean."""
+    low, mean, high = (to_float_array("rho", tensor) for tensor in (result.low, result.mean, result.high))
     tracks, lines, dots, colours = [], [], [], []
     for (i, j), value in np.ndenumerate(mean):
-        at = i + 0.26
-        tracks.append([(j - 0.4, at), (j + 0.4, at)])
-        lines.append([(j - 0.4 + 0.8 * low[i, j], at), (j - 0.4 + 0.8 * high[i, j], at)])
-        dots.append((j - 0.4 + 0.8 * value, at))
+        y_line = i + 0.26
+        tracks.append([(j - 0.4, y_line), (j + 0.4, y_line)])
+        lines.append([(j - 0.4 + 0.8 * low[i, j], y_line), (j - 0.4 + 0.8 * high[i, j], y_line)])
+        dots.append((j - 0.4 + 0.8 * value, y_line))
         colours.append(canvas.contrasting_colour(image.cmap(image.norm(value))))
     ax.add_collection(LineCollection(tracks, colors=colours, linewidths=0.4, alpha=0.5, label="from 0 to 1"))
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.3, label="interval"))
@@ -162,7 +164,7 @@ def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion) -> 
 
 
 def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: FloatArray, norm: Normalize) -> None:
-    """A dashed frame around heads on which nothing hangs."""
+    """Draw a dashed frame around heads that have no effect."""
     colours = canvas.make_colour_map(norm)
     for i, j in result.dead:
         edge = canvas.contrasting_colour(colours(norm(values[i, j])))
@@ -172,74 +174,75 @@ def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: Float
 
 
 def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
-    """The heads by rank, each with the interval of its rho, the prior's mean as a line, the log Bayes factor beside."""
+    """Plot the heads by rank (a forest plot): the interval of rho, the prior mean as a line, the log Bayes factor."""
     order = result.log_bayes.flatten().argsort(descending=True, stable=True)[:top]
     slices, heads = result.log_bayes.shape
     names = [f"{result.slices[k // heads]}_{k % heads}_*" for k in order.tolist()]
     low, mean, high, log, error = (
-        to_float_array("rho", each.flatten()[order])
-        for each in (result.low, result.mean, result.high, result.log_bayes, result.error)
+        to_float_array("rho", tensor.flatten()[order])
+        for tensor in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
-    long = max(1.0, 0.19 * len(names))
-    ax = canvas.add_axes(min(PAGE_WIDTH, 4.6 + tick_label_width(names)), long + 0.8)
-    _, long = canvas.panel_size(ax, (0.0, long))
-    at = np.arange(len(names))
+    height = max(1.0, 0.19 * len(names))
+    ax = canvas.add_axes(min(PAGE_WIDTH, 4.6 + tick_label_width(names)), height + 0.8)
+    _, height = canvas.panel_size(ax, (0.0, height))
+    y = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="mean of the prior")
-    ax.hlines(at, low, high, color=colour, linewidth=1.5, label="interval")
-    ax.plot(mean, at, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
-    step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * long)))
+    ax.hlines(y, low, high, color=colour, linewidth=1.5, label="interval")
+    ax.plot(mean, y, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
+    step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * height)))
     for k in range(0, len(names), step):
-        spread = f" ±{format_short(error[k])}" if error[k] >= 0.005 else ""
+        error_text = f" ±{format_short(error[k])}" if error[k] >= 0.005 else ""
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
-        canvas.add_text(ax, 1.04, at[k], f"{format_short(log[k])}{spread}", color=canvas.colours["grey"], **style)
+        canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)
     ax.set_ylim(len(names) - 0.4, -0.6)
-    canvas.set_tick_labels(ax, "y", names, long)
+    canvas.set_tick_labels(ax, "y", names, height)
     canvas.set_axis_labels(ax, f"rho, with its interval of {result.interval:.0%}; log Bayes factor at the right")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
     ax.set_axisbelow(True)
     canvas.add_note("Dashed: the mean of rho before any sentence is seen.")
-    every = slices * heads
+    num_heads = slices * heads
     canvas.add_note(
-        f"The {len(names)} of the greatest log Bayes factor, of {every:,} heads." if len(names) < every else ""
+        f"The {len(names)} of the greatest log Bayes factor, of {num_heads:,} heads." if len(names) < num_heads else ""
     )
 
 
 def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> None:
-    """What sentences lose with so many heads off: a line for each measure by which heads are chosen, with a band of a
-    standard error to each side. `log` asks for an axis by powers of ten; by default losses that are far apart have it.
+    """Plot the loss by the number of ablated heads: a line for each measure that ranks them, with standard errors.
+
+    `log` sets a logarithmic axis; by default, the axis is logarithmic if the losses differ by orders of magnitude.
     """
     check_choice("log", log, (None, True, False))
     measures, counts = (result.labels[axis] for axis in result.axes)
     x = np.array([int(count) for count in counts])
     values, errors = to_float_array("loss", result.values), to_float_array("errors", result.error)
     ax = canvas.add_axes(4.8, 2.8)
-    marks = max(1, len(x) // 10)
-    for k, (measure, (colour, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
-        tint = canvas.colours[colour]
-        every = (k * marks // len(measures), marks)
-        style: Any = {"linestyle": line, "marker": marker, "markevery": every, "markersize": 4, "linewidth": 1.3}
-        ax.plot(x, values[k], color=tint, label=measure, zorder=3, **style)
+    marker_step = max(1, len(x) // 10)
+    for k, (measure, (name, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
+        colour = canvas.colours[name]
+        offset = (k * marker_step // len(measures), marker_step)
+        style: Any = {"linestyle": line, "marker": marker, "markevery": offset, "markersize": 4, "linewidth": 1.3}
+        ax.plot(x, values[k], color=colour, label=measure, zorder=3, **style)
         if not np.isnan(errors[k]).all():
-            ax.fill_between(x, values[k] - errors[k], values[k] + errors[k], color=tint, alpha=0.16, linewidth=0)
-    sizes = np.abs(values[values != 0])
-    least, most = (float(f(sizes)) for f in (np.min, np.max)) if len(sizes) else (1.0, 1.0)
-    if most > LOG_SCALE_RATIO * float(np.median(sizes) if len(sizes) else 1.0) if log is None else log:
-        even = 10.0 ** math.floor(math.log10(max(least, most * 1e-4)))  # around zero the axis is even
-        ax.set_yscale("symlog", linthresh=even)
-        ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=even))
+            ax.fill_between(x, values[k] - errors[k], values[k] + errors[k], color=colour, alpha=0.16, linewidth=0)
+    magnitudes = np.abs(values[values != 0])
+    smallest, largest = (float(f(magnitudes)) for f in (np.min, np.max)) if len(magnitudes) else (1.0, 1.0)
+    if largest > LOG_SCALE_RATIO * float(np.median(magnitudes) if len(magnitudes) else 1.0) if log is None else log:
+        linthresh = 10.0 ** math.floor(math.log10(max(smallest, largest * 1e-4)))  # symlog is linear around 0
+        ax.set_yscale("symlog", linthresh=linthresh)
+        ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linthresh))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     canvas.style_curve_axes(ax, "heads off, those held least of first", "nats that a sentence loses", 8)
     canvas.add_legend(ax, loc="upper left", title="heads chosen by", title_fontsize=SMALL_FONT_SIZE)
-    s = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{s}")
+    plural = "s" * (result.sentences != 1)
+    canvas.set_title(f"What heads are worth to {result.sentences:,} sentence{plural}")
     canvas.add_note("Bands: a standard error over the sentences to each side." if not np.isnan(errors).all() else "")
 
 
 def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) -> None:
-    """The role of each head, its sign over its share; or with `relation` that relation's share of each head."""
+    """Plot the role of each head with its share of the attention; or the share of one `relation` for each head."""
     check_choice("relation", relation, (None, *result.relations))
     if relation is not None:
         _plot_relation(result, canvas, relation)
@@ -248,19 +251,19 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
     left = tick_label_width(result.slices)
-    across, down = min(PAGE_WIDTH - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
-    ax = canvas.add_axes(across + left + 1.6, down + 0.9)
-    across, down = canvas.panel_size(ax, (across, down))
-    _draw_cells(result, canvas, ax, signs, colours, (across / columns, down / rows))
-    canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)], across)
-    canvas.set_tick_labels(ax, "y", result.slices, down)
-    drawn = ", ".join(dict.fromkeys(name for name in result.selectors if name))
-    canvas.set_axis_labels(ax, f"state of {drawn}" if drawn else "head")
-    there = {name for row in result.role for name in row}
-    handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in there]
+    width, height = min(PAGE_WIDTH - left - 1.6, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
+    ax = canvas.add_axes(width + left + 1.6, height + 0.9)
+    width, height = canvas.panel_size(ax, (width, height))
+    _draw_cells(result, canvas, ax, signs, colours, (width / columns, height / rows))
+    canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)], width)
+    canvas.set_tick_labels(ax, "y", result.slices, height)
+    selectors = ", ".join(dict.fromkeys(name for name in result.selectors if name))
+    canvas.set_axis_labels(ax, f"state of {selectors}" if selectors else "head")
+    used_roles = {name for row in result.role for name in row}
+    handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
     canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
-    s = "s" * (result.sentences != 1)
-    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{s}")
+    plural = "s" * (result.sentences != 1)
+    canvas.set_title(f"What heads read, by {result.sentences:,} sentence{plural}")
     canvas.add_note("In each cell the relation whose share of the reading is most above chance, over that share.")
     canvas.add_note(
         f"Full: all is read so. Faint: as by chance. ?: it is that relation with less than {CONFIDENT_PROBABILITY:.0%}."
@@ -268,26 +271,26 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
 
 
 def assign_signs(relations: tuple[str, ...]) -> dict[str, str]:
-    """A sign for each relation: those of ours, and of others a letter that no other has.
+    """A sign for each relation: a fixed one for built-in relations, else a letter that is not used yet.
 
     >>> assign_signs(("previous", "verb", "vowel", "other"))
     {'previous': '←', 'verb': 'v', 'vowel': 'o', 'other': '·'}
     """
-    found: dict[str, str] = {}
+    signs: dict[str, str] = {}
     for name in relations:
         letters = [*name, *name.upper(), *"0123456789"]
-        free = next((x for x in letters if not x.isspace() and x not in found.values()), "?")
-        found[name] = RELATION_SIGNS.get(name, free)
-    return found
+        letter = next((x for x in letters if not x.isspace() and x not in signs.values()), "?")
+        signs[name] = RELATION_SIGNS.get(name, letter)
+    return signs
 
 
 def _assign_colours(relations: tuple[str, ...], canvas: Canvas) -> dict[str, str]:
-    """A colour for each relation: ours keep theirs, others take those left over, the rest of the reading is grey."""
-    places = {name: k for k, name in enumerate(RELATION_SIGNS) if name in relations}
+    """A colour for each relation: a fixed one for built-in relations, an unused one for others, grey for "other"."""
+    colour_ids = {name: k for k, name in enumerate(RELATION_SIGNS) if name in relations}
     for name in relations:
-        free = (k for k in range(len(relations) + len(RELATION_SIGNS)) if k not in places.values())
-        places.setdefault(name, next(free))
-    return {n: canvas.head_colours[k % len(canvas.head_colours)] for n, k in places.items()} | {
+        unused = (k for k in range(len(relations) + len(RELATION_SIGNS)) if k not in colour_ids.values())
+        colour_ids.setdefault(name, next(unused))
+    return {n: canvas.head_colours[k % len(canvas.head_colours)] for n, k in colour_ids.items()} | {
         OTHER: canvas.colours["prior"]
     }
 
@@ -300,21 +303,23 @@ def _draw_cells(
     colours: dict[str, str],
     cell_size: tuple[float, float],
 ) -> None:
-    """A rectangle for each head, with its sign and share where there is room."""
+    """Draw a rectangle for each head, with its sign and, if they fit, its share."""
     rows, columns = result.probability.shape
     strength, sure, share = (to_numpy(x) for x in (result.strength, result.probability, result.of_role(result.mean)))
-    paper, (wide, high) = np.array(to_rgb(canvas.colours["paper"])), cell_size
+    paper, (width, height) = np.array(to_rgb(canvas.colours["paper"])), cell_size
     for t, h in np.ndindex(rows, columns):
         name = result.role[t][h]
-        full = MIN_FILL + (1 - MIN_FILL) * strength[t, h]
-        colour = tuple(full * np.array(to_rgb(colours[name])) + (1 - full) * paper)
+        fill = MIN_FILL + (1 - MIN_FILL) * strength[t, h]
+        colour = tuple(fill * np.array(to_rgb(colours[name])) + (1 - fill) * paper)
         edge: Any = {"facecolor": colour, "edgecolor": canvas.colours["line"], "linewidth": 0.5}
         ax.add_patch(Rectangle((h - 0.46, t - 0.46), 0.92, 0.92, gid=f"head_{t}_{h}", **edge))
-        both = wide >= 0.27 and high >= 0.26
+        has_two_lines = width >= 0.27 and height >= 0.26
         style: Any = {"ha": "center", "va": "center", "color": canvas.contrasting_colour(colour)}
         text = signs[name] + ("" if sure[t, h] >= CONFIDENT_PROBABILITY else "?")
-        canvas.add_text(ax, h, t - (0.16 if both else 0), text, fontsize=min(9.0, 60 * min(wide, high)), **style)
-        if both:
+        canvas.add_text(
+            ax, h, t - (0.16 if has_two_lines else 0), text, fontsize=min(9.0, 60 * min(width, height)), **style
+        )
+        if has_two_lines:
             canvas.add_text(ax, h, t + 0.24, f"{share[t, h]:.2f}".lstrip("0"), fontsize=5.5, **style)
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
@@ -322,14 +327,14 @@ def _draw_cells(
 
 
 def _plot_relation(result: Roles, canvas: Canvas, relation: str) -> None:
-    """The share of one relation in what each head reads."""
+    """Plot the share of one relation in the attention of each head."""
     r = result.relations.index(relation)
     mean, low, high, chance = (
         to_float_array(relation, x[..., r]) for x in (result.mean, result.low, result.high, result.chance)
     )
     heads = tuple(str(head) for head in range(mean.shape[1]))
-    found = HeatMapData(mean, result.slices, heads)
-    draw_heat_map(canvas, found, value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
+    data = HeatMapData(mean, result.slices, heads)
+    draw_heat_map(canvas, data, value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
     canvas.set_title(f"How much heads read the {relation} word" if relation != OTHER else "What else heads read")
     canvas.add_note(
         f"By chance {chance.mean():.2f}. Intervals of {result.interval:.0%} are at most {(high - low).max():.2f} wide."

@@ -1,4 +1,4 @@
-"""Heat maps: one, several side by side, and one whose cells show an interval as well."""
+"""Heat maps: a single one, several panels on one scale, and cells with intervals or numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bnet_transformer.plots.canvas import FONT_SIZE, MAX_LABEL_LENGTH, PAGE_WIDT
 FloatArray = NDArray[np.float64]
 
 MAX_PANELS = 256
-MAX_GAPPED_CELLS = 40  # cells of more rows or columns have no gaps, and are written as an image in SVG and PDF
+MAX_GAPPED_CELLS = 40  # more rows or columns are drawn without gaps, as an image in SVG and PDF
 
 
 @dataclass(frozen=True)
 class HeatMapData:
-    """A matrix to colour: words along its rows and columns, its name (also a short one), what its row of panels is.
+    """A matrix with the labels of its rows and columns, its name (and a short one), and the title of its row of panels.
 
-    `low` and `high` are drawn as an interval in each cell, `error` is written beneath its number.
+    `low` and `high` are drawn as an interval in each cell; `error` is written below its number.
     """
 
     values: FloatArray = field(repr=False)
@@ -55,34 +55,34 @@ def draw_heat_map(
     norm: Normalize | None = None,
     write_cells: Callable[[Axes, Any, float, float], None] | None = None,
 ) -> Axes:
-    """One matrix in colours, words on both axes, numbers in the cells where there is room.
+    """Draw one matrix with labels on both axes, and numbers in the cells if they fit.
 
-    `norm` is a scale of colours that is not even; `write_cells` fills the cells itself: it is told the axes, what is
-    coloured, and how many inches a cell is wide and high.
+    `norm` is a nonlinear scale of colours. `write_cells(ax, image, width, height)` writes into the cells instead, where
+    `width` and `height` are those of a cell in inches.
     """
     rows, columns = data.values.shape
     longest = MAX_LABEL_LENGTH if square else 2 * MAX_LABEL_LENGTH
     left, below = tick_label_width(data.row_labels, longest), tick_label_width(data.column_labels)
     if square:
-        across = down = min(PAGE_WIDTH - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
+        width = height = min(PAGE_WIDTH - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
     else:
-        across, down = min(PAGE_WIDTH - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
+        width, height = min(PAGE_WIDTH - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
     if data.low is not None or data.error is not None:
-        down = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
-    ax = canvas.add_axes(across + left + 1.1, down + below + 0.75)
-    across, down = canvas.panel_size(ax, (across, down))
+        height = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
+    ax = canvas.add_axes(width + left + 1.1, height + below + 0.75)
+    width, height = canvas.panel_size(ax, (width, height))
     image = draw_cells(canvas, ax, data, limits, norm)
     if square:
         ax.set_aspect("equal")
-    canvas.set_tick_labels(ax, "x", data.column_labels, across)
-    canvas.set_tick_labels(ax, "y", data.row_labels, down, longest)
+    canvas.set_tick_labels(ax, "x", data.column_labels, width)
+    canvas.set_tick_labels(ax, "y", data.row_labels, height, longest)
     canvas.set_axis_labels(ax, x, y)
     if write_cells is not None:
-        write_cells(ax, image, across / columns, down / rows)
+        write_cells(ax, image, width / columns, height / rows)
     elif data.low is not None:
         draw_intervals(canvas, ax, data, image)
-    elif across / columns >= 0.27 and down / rows >= 0.16:
-        write_numbers(canvas, ax, data.values, image, data.error if down / rows >= 0.3 else None)
+    elif width / columns >= 0.27 and height / rows >= 0.16:
+        write_numbers(canvas, ax, data.values, image, data.error if height / rows >= 0.3 else None)
     canvas.add_colour_bar(image, value_label, [ax])
     return ax
 
@@ -102,81 +102,75 @@ def draw_heat_maps(
     should_write_numbers: bool = False,
     should_thin_labels: bool = False,
 ) -> list[Axes]:
-    """Several matrices on one scale, `num_columns` in a row, None for an empty place; words at the left and at the foot.
+    """Draw several matrices on one scale, `num_columns` in a row; None is an empty panel.
 
-    A panel is at most `max_width` inches wide, and `aspect` times as high; `should_write_numbers` are written where there is room,
-    and words as well, or with `should_thin_labels` as many of them as stand apart.
+    A panel is at most `max_width` inches wide, and `aspect` times as high. Only the outer panels have labels: all if
+    they fit, none if they do not, or with `should_thin_labels` some of them. `should_write_numbers` writes numbers into
+    the cells if they fit.
     """
-    some = [each for each in maps if each is not None]
-    if len(some) > MAX_PANELS:
+    filled = [m for m in maps if m is not None]
+    if len(filled) > MAX_PANELS:
         allowed = "slice=, head= and do (such as s.do(c=1)), which leave fewer"
-        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(some)}", allowed=allowed)
-    first, count = some[0], math.ceil(len(maps) / num_columns)
-    names = ["" if each is None else each.name for each in maps]
-    titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
-    side = (PAGE_WIDTH - 1.1) / num_columns - 0.1
-    words = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect or 1.0))
-    worded = (
-        should_thin_labels
-        or min(max_width, side - tick_label_width(first.row_labels) / num_columns) * 72 / words >= 6.5
-    )
+        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", allowed=allowed)
+    first, rows = filled[0], math.ceil(len(maps) / num_columns)
+    names = ["" if m is None else m.name for m in maps]
+    is_titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
+    panel_width = (PAGE_WIDTH - 1.1) / num_columns - 0.1
+    num_labels = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect or 1.0))
+    labelled_width = min(max_width, panel_width - tick_label_width(first.row_labels) / num_columns)
+    has_labels = should_thin_labels or labelled_width * 72 / num_labels >= 6.5
     aspect = aspect or (1.0 if square else 0.8)
-    if worded:
+    if has_labels:
         left, below = tick_label_width(first.row_labels), tick_label_width(first.column_labels)
-        side = min(max_width, (PAGE_WIDTH - 0.9 - left) / num_columns)
-        high = count * (aspect * side + 0.1) + 0.16 * sum(titled[::num_columns]) + below + 0.4
-        panels = canvas.add_panels(
-            count, num_columns, side * num_columns + left + 0.9, min(9.4, high), sharex=True, sharey=True
-        )
+        panel_width = min(max_width, (PAGE_WIDTH - 0.9 - left) / num_columns)
+        total_height = rows * (aspect * panel_width + 0.1) + 0.16 * sum(is_titled[::num_columns]) + below + 0.4
+        size = panel_width * num_columns + left + 0.9, min(9.4, total_height)
+        panels = canvas.add_panels(rows, num_columns, *size, sharex=True, sharey=True)
     else:
-        side = min(1.8, side)
-        panels = canvas.add_panel_grid(
-            count, num_columns, (side, aspect * side), (0.08, 0.22 if any(titled[num_columns:]) else 0.08)
-        )
-    limits = limits or shared_limits([each.values for each in some])
-    titles = _panel_titles(canvas, maps, names, 72 * side)
+        panel_width = min(1.8, panel_width)
+        gap = 0.08, 0.22 if any(is_titled[num_columns:]) else 0.08
+        panels = canvas.add_panel_grid(rows, num_columns, (panel_width, aspect * panel_width), gap)
+    limits = limits or shared_limits([m.values for m in filled])
+    titles = _panel_titles(canvas, maps, names, 72 * panel_width)
     image: Any = None
     for k, ax in enumerate(panels):
-        found = maps[k] if k < len(maps) else None
-        if found is None:
+        data = maps[k] if k < len(maps) else None
+        if data is None:
             ax.set_visible(False)
             continue
-        image = draw_cells(canvas, ax, found, limits)
-        canvas.set_panel_title(ax, titles[k] if titled[k] else "")
-        canvas.set_axis_labels(ax, y=found.row_title if k % num_columns == 0 else "")
-        if not worded:
+        image = draw_cells(canvas, ax, data, limits)
+        canvas.set_panel_title(ax, titles[k] if is_titled[k] else "")
+        canvas.set_axis_labels(ax, y=data.row_title if k % num_columns == 0 else "")
+        if not has_labels:
             ax.set_xticks([])
             ax.set_yticks([])
             continue
         if square:
             ax.set_aspect("equal")
-        if (
-            should_write_numbers
-            and side / len(first.column_labels) >= 0.27
-            and aspect * side / len(first.row_labels) >= 0.16
-        ):
-            write_numbers(canvas, ax, found.values, image)
-        foot = k + num_columns >= len(maps) or maps[k + num_columns] is None
+        cell = panel_width / len(first.column_labels), aspect * panel_width / len(first.row_labels)
+        if should_write_numbers and cell[0] >= 0.27 and cell[1] >= 0.16:
+            write_numbers(canvas, ax, data.values, image)
+        is_lowest = k + num_columns >= len(maps) or maps[k + num_columns] is None
         if k % num_columns == 0:
-            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * side * 0.95)
-        if foot:
-            canvas.set_tick_labels(ax, "x", first.column_labels, side * 0.95)
-        ax.tick_params(labelleft=k % num_columns == 0, labelbottom=foot)
+            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * panel_width * 0.95)
+        if is_lowest:
+            canvas.set_tick_labels(ax, "x", first.column_labels, panel_width * 0.95)
+        ax.tick_params(labelleft=k % num_columns == 0, labelbottom=is_lowest)
     canvas.set_shared_labels(x, y)
     canvas.add_colour_bar(image, value_label, panels)
     return [ax for ax in panels if ax.get_visible()]
 
 
 def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Sequence[str], points: float) -> list[str]:
-    """What is written above each panel: its name, or the short one where names would run together."""
+    """The title of each panel: its name, or the short one if the names do not fit."""
 
     def fits(names: Sequence[str], max_length: int = 60) -> bool:
         return max(text_width(format_token(name, max_length), FONT_SIZE) for name in names) + 5 < points
 
-    some = [each for each in maps if each is not None]
-    if not fits(names) and all(each.short_name for each in some):
-        canvas.add_note(f"Above each panel only its numbers: the last is {some[-1].name}.")
-        names = ["" if each is None else each.short_name for each in maps]
+    filled = [m for m in maps if m is not None]
+    if not fits(names) and all(m.short_name for m in filled):
+        canvas.add_note(f"Above each panel only its numbers: the last is {filled[-1].name}.")
+        names = ["" if m is None else m.short_name for m in maps]
     longest = next((n for n in range(60, 3, -1) if fits(names, n)), 3)
     return [format_token(name, longest) if name else "" for name in names]
 
@@ -184,7 +178,7 @@ def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Seq
 def draw_cells(
     canvas: Canvas, ax: Axes, data: HeatMapData, limits: tuple[float, float] | None, norm: Normalize | None = None
 ) -> Any:
-    """The cells of a matrix, first row on top; blank where there is no number."""
+    """Draw the cells of a matrix, the first row on top, NaN as blank; the image is returned, for colours of texts."""
     values = np.ma.masked_invalid(data.values)
     norm = norm or make_norm(*(limits or shared_limits([data.values])))
     rows, columns = values.shape
@@ -208,44 +202,44 @@ def frame_cell(canvas: Canvas, ax: Axes, row: int, column: int) -> None:
 
 
 def shared_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
-    """The ends of a scale: from 0 up, or even on both sides of 0 where a number is below it."""
-    every = np.concatenate([each.ravel() for each in arrays])
-    low, high = float(np.nanmin(every, initial=0.0)), float(np.nanmax(every, initial=0.0))
+    """The ends of a scale: from 0 up, or symmetric about 0 if there are negative numbers."""
+    numbers = np.concatenate([array.ravel() for array in arrays])
+    low, high = float(np.nanmin(numbers, initial=0.0)), float(np.nanmax(numbers, initial=0.0))
     return (-max(-low, high), max(-low, high)) if low < 0 else (0.0, high or 1.0)
 
 
 def probability_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
-    """The ends of a scale of probabilities: up to 1, or to a round number if all are small."""
-    most = max(float(np.nanmax(each, initial=0.0)) for each in arrays)
-    return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if most <= end)
+    """The ends of a scale of probabilities: from 0 to 1, or to a smaller round number above all of them."""
+    largest = max(float(np.nanmax(array, initial=0.0)) for array in arrays)
+    return 0.0, next(end for end in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, math.inf) if largest <= end)
 
 
 def write_numbers(canvas: Canvas, ax: Axes, values: FloatArray, image: Any, error: FloatArray | None = None) -> None:
-    """The number of each cell, in ink or paper, whichever is read better; its error beneath it."""
-    most = float(np.nanmax(np.abs(values), initial=0.0))
-    whole = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
+    """Write the number of each cell, with its error below it, in a colour with contrast."""
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
+    is_integer = bool(np.all(np.mod(values[~np.isnan(values)], 1) == 0))
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value) or (error is None and abs(value) < 0.005):
             continue
-        text = f"{value:.0f}" if whole else f"{value:.2f}" if most < 100 else f"{value:.3g}"
-        text = text.replace("0.", ".", 1) if most <= 1 and abs(value) < 0.995 else text
+        text = f"{value:.0f}" if is_integer else f"{value:.2f}" if largest < 100 else f"{value:.3g}"
+        text = text.replace("0.", ".", 1) if largest <= 1 and abs(value) < 0.995 else text
         text = text.replace("-", "−") if abs(value) >= 0.005 else "0"
         colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
         style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
         canvas.add_text(ax, j, i if error is None else i - 0.14, text, fontsize=6.5, **style)
         if error is not None and error[i, j] >= 0.005:
-            spread = f"{error[i, j]:.2f}".lstrip("0") if most < 100 else f"{error[i, j]:.3g}"
-            canvas.add_text(ax, j, i + 0.24, f"±{spread}", fontsize=5.2, **style)
+            error_text = f"{error[i, j]:.2f}".lstrip("0") if largest < 100 else f"{error[i, j]:.3g}"
+            canvas.add_text(ax, j, i + 0.24, f"±{error_text}", fontsize=5.2, **style)
 
 
 def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> None:
-    """In each cell its interval, upright on one scale for all cells, a dot for the value, a thin line for zero."""
+    """Draw in each cell its interval, vertical, on one scale for all cells; a dot is the value, a thin line is zero."""
     assert data.low is not None and data.high is not None
-    least, most = float(np.nanmin(data.low, initial=0.0)), float(np.nanmax(data.high, initial=0.0))
-    span = (most - least) or 1.0
+    smallest, largest = float(np.nanmin(data.low, initial=0.0)), float(np.nanmax(data.high, initial=0.0))
+    span = (largest - smallest) or 1.0
 
     def height(value: Any) -> Any:
-        return 0.4 - 0.8 * (value - least) / span
+        return 0.4 - 0.8 * (value - smallest) / span
 
     lines, zeros, colours, dots = [], [], [], []
     for (i, j), value in np.ndenumerate(data.values):
@@ -262,10 +256,12 @@ def draw_intervals(canvas: Canvas, ax: Axes, data: HeatMapData, image: Any) -> N
     ax.add_collection(LineCollection(lines, colors=colours, linewidths=1.1, label="interval"))
     x, y = np.array(dots).T
     ax.scatter(x, y, s=8, c=colours, linewidths=0, zorder=3)
-    canvas.add_note(f"In each cell the value (dot) and its interval, between {least:.2g} and {most:.2g}; thin line: 0.")
+    canvas.add_note(
+        f"In each cell the value (dot) and its interval, between {smallest:.2g} and {largest:.2g}; thin line: 0."
+    )
 
 
 def tick_label_width(labels: Sequence[str], max_length: int = MAX_LABEL_LENGTH) -> float:
-    """The inches that words along an axis take, across."""
-    widest = sorted({format_token(word, max_length) for word in labels}, key=lambda word: (len(word), word))[-3:]
-    return max(text_width(word, SMALL_FONT_SIZE + 0.5) for word in widest) / 72 + 0.3
+    """The width in inches of labels at the left of an axis."""
+    longest = sorted({format_token(word, max_length) for word in labels}, key=lambda word: (len(word), word))[-3:]
+    return max(text_width(word, SMALL_FONT_SIZE + 0.5) for word in longest) / 72 + 0.3

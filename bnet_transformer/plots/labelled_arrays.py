@@ -1,7 +1,4 @@
-"""Tables: numbers with named axes, labels on them, an interval around each where there is one; plots of them, and bars.
-
-Bars are shares of states, side by side where there are two of each, with intervals where these are known.
-"""
+"""Arrays with named axes, labels and optional intervals, and their plots: bars, heat maps, panels of heat maps."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 
-MAX_UPRIGHT_BARS = 16  # more bars than this lie on their side
+MAX_UPRIGHT_BARS = 16  # more bars than this are horizontal
 
 
 @dataclass(frozen=True)
 class LabelledArray:
-    """Numbers with named axes: `values[i, j]` lies between `low[i, j]` and `high[i, j]`, where these are known.
+    """An array with named axes; `low` and `high` are the ends of an interval around each value, or None.
 
-    `labels[axis]` names the places along an axis; NaN is a number that is not there.
+    `labels[axis]` names the positions along an axis. NaN is a missing value.
     """
 
     values: FloatArray = field(repr=False)
@@ -47,12 +44,12 @@ class LabelledArray:
 
     @property
     def is_distribution(self) -> bool:
-        """True where no number is below zero and each row adds up to 1."""
-        least, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
-        return bool(least >= 0 and np.allclose(sums, 1, atol=1e-4))
+        """True if no value is negative and each row sums to 1."""
+        smallest, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
+        return bool(smallest >= 0 and np.allclose(sums, 1, atol=1e-4))
 
     def labels_along(self, dim: int) -> tuple[str, ...]:
-        """The labels along a dim: those told, else its numbers."""
+        """The labels along a dim: the given ones, else its indices."""
         axis = self.axes[dim]
         return self.labels.get(axis, tuple(map(str, range(self.values.shape[dim]))))
 
@@ -67,42 +64,42 @@ def make_labelled_array(
     error: object = None,
     value_label: str = "",
 ) -> LabelledArray:
-    """A table from arrays or tensors, checked; `error` stands for `low = values - error`, `high = values + error`.
+    """A validated `LabelledArray` from arrays or tensors; `error` sets `low = values - error`, `high = values + error`.
 
-    >>> make_labelled_array([[0.2, 0.8]], ("sentence", "head")).named(1)
+    >>> make_labelled_array([[0.2, 0.8]], ("sentence", "head")).labels_along(1)
     ('0', '1')
     """
     numbers = to_float_array("values", values)
     names = parse_axes(axes, numbers.ndim)
     if numbers.size == 0:
         raise BNetError("values", expected="at least one number", actual=f"none, of shape {numbers.shape}")
-    told = _parse_labels(labels, names, numbers.shape)
+    label_map = _parse_labels(labels, names, numbers.shape)
     if error is not None:
         if low is not None or high is not None:
             raise BNetError("error", expected="error=, or low= and high=", actual="both")
-        spread = to_float_array("error", error, numbers.shape)
-        if bool((spread < 0).any()):
-            raise BNetError("error", expected="no number below 0", actual=float(np.nanmin(spread)))
-        return LabelledArray(numbers, names, told, numbers - spread, numbers + spread, value_label)
+        half_width = to_float_array("error", error, numbers.shape)
+        if bool((half_width < 0).any()):
+            raise BNetError("error", expected="no number below 0", actual=float(np.nanmin(half_width)))
+        return LabelledArray(numbers, names, label_map, numbers - half_width, numbers + half_width, value_label)
     if (low is None) != (high is None):
         raise BNetError("interval", expected="low= and high=", actual="one of them")
     if low is None:
-        return LabelledArray(numbers, names, told, value_label=value_label)
+        return LabelledArray(numbers, names, label_map, value_label=value_label)
     lower, upper = to_float_array("low", low, numbers.shape), to_float_array("high", high, numbers.shape)
     if bool((lower > upper).any()):
         raise BNetError("interval", expected="low at most high", actual="low above high")
-    return LabelledArray(numbers, names, told, lower, upper, value_label)
+    return LabelledArray(numbers, names, label_map, lower, upper, value_label)
 
 
 def to_float_array(subject: str, value: object, shape: tuple[int, ...] | None = None) -> FloatArray:
-    """An array or tensor as real numbers, NaN where there is none."""
+    """An array or tensor as an array of floats, which may be NaN but not infinite."""
     try:
-        found = np.asarray(to_numpy(copy_to_tensor(value)) if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError):  # rows of different lengths, a tensor that does not show its numbers
-        found = np.asarray(None)
-    if found.dtype.kind not in "biuf":
+        array = np.asarray(to_numpy(copy_to_tensor(value)) if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError):  # rows of different lengths, a tensor without accessible values
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
         raise BNetError(subject, expected="an array of real numbers", actual=value)
-    numbers = found.astype(np.float64)
+    numbers = array.astype(np.float64)
     if bool(np.isinf(numbers).any()):
         raise BNetError(subject, expected="finite numbers (NaN is left blank)", actual="an infinite one")
     if shape is not None and numbers.shape != shape:
@@ -111,7 +108,7 @@ def to_float_array(subject: str, value: object, shape: tuple[int, ...] | None = 
 
 
 def parse_axes(axes: object, count: int) -> tuple[str, ...]:
-    """The names of the axes: one for each dim."""
+    """The names of the axes, one for each of `count` dims."""
     if axes is None and count == 1:
         return ("state",)
     names = (axes,) if isinstance(axes, str) else tuple(axes) if isinstance(axes, Sequence) else ()
@@ -126,20 +123,17 @@ def parse_axes(axes: object, count: int) -> tuple[str, ...]:
 
 
 def _parse_labels(labels: object, names: tuple[str, ...], shape: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
-    found = {}
+    parsed = {}
     sizes = dict(zip(names, shape, strict=True))
-    given = check_mapping("labels", labels)
-    check_names("labels", given, names)
-    for axis, told in given.items():
-        if isinstance(told, str) or not isinstance(told, Sequence):
-            raise BNetError(f"labels of {axis}", expected="a list of strings", actual=told)
-        if len(told) != sizes[axis]:
-            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", actual=len(told))
-        found[axis] = tuple(map(str, told))
-    return found
-
-
-# what is drawn of a table
+    label_map = check_mapping("labels", labels)
+    check_names("labels", label_map, names)
+    for axis, names_along in label_map.items():
+        if isinstance(names_along, str) or not isinstance(names_along, Sequence):
+            raise BNetError(f"labels of {axis}", expected="a list of strings", actual=names_along)
+        if len(names_along) != sizes[axis]:
+            raise BNetError(f"labels of {axis}", expected=f"{sizes[axis]} of them", actual=len(names_along))
+        parsed[axis] = tuple(map(str, names_along))
+    return parsed
 
 
 def plot_array(
@@ -151,13 +145,13 @@ def plot_array(
     low: object = None,
     high: object = None,
     error: object = None,
-    what: str = "",
+    value_label: str = "",
     top: int = 20,
     sort: bool | None = None,
 ) -> None:
-    """An array or tensor, by the names of its axes."""
+    """Plot an array or tensor by the names of its axes."""
     plot_labelled_array(
-        make_labelled_array(result, axes, labels=labels, low=low, high=high, error=error, value_label=what),
+        make_labelled_array(result, axes, labels=labels, low=low, high=high, error=error, value_label=value_label),
         canvas,
         top=top,
         sort=sort,
@@ -165,46 +159,46 @@ def plot_array(
 
 
 def plot_array_result(result: Any, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
-    """A result with `values` and `axes`; `labels`, `low`, `high`, `error` and `what` where it has them."""
+    """Plot a result with `values` and `axes`, and optional `labels`, `low`, `high`, `error` and `value_label`."""
     extra = {name: getattr(result, name, None) for name in ("labels", "low", "high", "error")}
-    what = getattr(result, "what", "")
-    found = make_labelled_array(
-        result.values, tuple(result.axes), **extra, value_label=what if isinstance(what, str) else ""
+    value_label = getattr(result, "value_label", "")
+    array = make_labelled_array(
+        result.values, tuple(result.axes), **extra, value_label=value_label if isinstance(value_label, str) else ""
     )
-    plot_labelled_array(found, canvas, top=top, sort=sort)
+    plot_labelled_array(array, canvas, top=top, sort=sort)
 
 
 def plot_labelled_array(result: LabelledArray, canvas: Canvas, *, top: int = 20, sort: bool | None = None) -> None:
-    """Bars of one axis, a heat map of two (with intervals in its cells), small heat maps of three.
+    """Plot one axis as bars, two as a heat map (with intervals in its cells), three as panels of heat maps.
 
-    `top` is how many bars are drawn of more; `sort` orders sentences by their strongest head, as it does by default.
+    At most the `top` greatest bars are drawn. `sort` orders rows by their strongest column; by default, sentences are.
     """
     check_int("top", top)
     check_choice("sort", sort, (None, True, False))
-    what = result.value_label or ("probability" if result.is_distribution else "value")
+    value_label = result.value_label or ("probability" if result.is_distribution else "value")
     if result.values.ndim == 1:
-        one = BarSeries(result.values, low=result.low, high=result.high)
-        series, labels, told = select_top([one], result.labels_along(0), top)
-        draw_bars(canvas, series, labels, value_label=what, category_label=result.axes[0])
-        canvas.add_note(told)
+        bars = BarSeries(result.values, low=result.low, high=result.high)
+        series, labels, note = select_top([bars], result.labels_along(0), top)
+        draw_bars(canvas, series, labels, value_label=value_label, category_label=result.axes[0])
+        canvas.add_note(note)
     elif result.values.ndim == 2:
-        _plot_matrix(result, canvas, what, sort)
+        _plot_matrix(result, canvas, value_label, sort)
     else:
-        _plot_panels(result, canvas, what)
+        _plot_panels(result, canvas, value_label)
 
 
 def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: bool | None) -> None:
     rows, columns = result.labels_along(0), result.labels_along(1)
-    found = HeatMapData(result.values, rows, columns, low=result.low, high=result.high)
+    data = HeatMapData(result.values, rows, columns, low=result.low, high=result.high)
     y, x = result.axes
     if sort or (sort is None and y == "sentence"):
         numbers = np.nan_to_num(result.values, nan=-np.inf)
-        order = np.lexsort((-numbers.max(1), numbers.argmax(1)))  # of one strongest column the surest first
-        low, high = (None if each is None else each[order] for each in (result.low, result.high))
-        found = HeatMapData(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
+        order = np.lexsort((-numbers.max(1), numbers.argmax(1)))  # by strongest column, then by its value
+        low, high = (None if bound is None else bound[order] for bound in (result.low, result.high))
+        data = HeatMapData(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
         canvas.add_note(f"{y.capitalize()}s in the order of their strongest {x}.")
     limits = probability_limits([result.values]) if result.is_distribution else None
-    ax = draw_heat_map(canvas, found, value_label=value_label, x=x, y=y, limits=limits, square=x == y)
+    ax = draw_heat_map(canvas, data, value_label=value_label, x=x, y=y, limits=limits, square=x == y)
     if y == "sentence" and len(rows) > 40 and "sentence" not in result.labels:
         ax.set_yticks([])
         canvas.set_axis_labels(ax, y=f"{len(rows):,} {y}s")
@@ -215,18 +209,19 @@ def _plot_panels(result: LabelledArray, canvas: Canvas, value_label: str) -> Non
         raise BNetError("interval", expected="a table of 1 or 2 axes to draw intervals in", actual="3 axes")
     by = result.axes.index("head") if "head" in result.axes else 0
     values, names = np.moveaxis(result.values, by, 0), result.labels_along(by)
-    rest = [dim for dim in range(3) if dim != by]
-    rows, columns = (result.labels_along(dim) for dim in rest)
+    other_dims = [dim for dim in range(3) if dim != by]
+    rows, columns = (result.labels_along(dim) for dim in other_dims)
     maps = [
-        HeatMapData(each, rows, columns, f"{result.axes[by]} {name}") for name, each in zip(names, values, strict=True)
+        HeatMapData(matrix, rows, columns, f"{result.axes[by]} {name}")
+        for name, matrix in zip(names, values, strict=True)
     ]
-    y, x = (result.axes[dim] for dim in rest)
+    y, x = (result.axes[dim] for dim in other_dims)
     draw_heat_maps(canvas, maps, value_label=value_label, x=x, y=y, num_columns=min(4, len(maps)), square=x == y)
 
 
 @dataclass(frozen=True)
 class BarSeries:
-    """A number for each label, with its name."""
+    """A series of bars: a value for each label, with optional intervals, and a style."""
 
     values: FloatArray = field(repr=False)
     name: str = ""
@@ -236,21 +231,21 @@ class BarSeries:
     hatch: str = ""
 
     def select(self, index: Any) -> BarSeries:
-        """Some of the numbers."""
-        low, high = (None if each is None else each[index] for each in (self.low, self.high))
+        """The series of some of the bars."""
+        low, high = (None if bound is None else bound[index] for bound in (self.low, self.high))
         return replace(self, values=self.values[index], low=low, high=high)
 
 
 def select_top(series: Sequence[BarSeries], labels: Sequence[str], top: int) -> tuple[list[BarSeries], list[str], str]:
-    """The `top` greatest bars (of the last series), greatest first, if there are more; and what was left out."""
+    """The `top` bars by magnitude in the last series, greatest first, their labels, and a note on the others."""
     count = len(labels)
     if count <= top:
         return list(series), list(labels), ""
-    kept = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
-    chosen = [each.select(kept) for each in series]
-    rest = float(np.nansum(np.delete(series[-1].values, kept)))
-    told = f"The {top} greatest of {count:,}; the others have {rest:.3g} together."
-    return chosen, [labels[k] for k in kept], told
+    indices = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
+    selected = [bars.select(indices) for bars in series]
+    remainder = float(np.nansum(np.delete(series[-1].values, indices)))
+    note = f"The {top} greatest of {count:,}; the others have {remainder:.3g} together."
+    return selected, [labels[k] for k in indices], note
 
 
 def draw_bars(
@@ -263,63 +258,61 @@ def draw_bars(
     max_length: int = MAX_LABEL_LENGTH,
     ax: Axes | None = None,
 ) -> Axes:
-    """Bars for each label: upright if there are few, with short labels; lying if not. Numbers at their ends."""
-    widest = max(text_width(format_token(label, max_length), SMALL_FONT_SIZE + 0.5) for label in labels)
-    upright = len(labels) <= MAX_UPRIGHT_BARS and widest < 60
-    across = max(2.6, min(PAGE_WIDTH, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
-    long = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
-    planned = (across, long) if ax is None else None
-    if ax is None:
-        ax = (
-            canvas.add_axes(across, 2.3)
-            if upright
-            else canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels, max_length)), long + 0.8)
-        )
-    across, long = canvas.panel_size(ax, planned)
-    places = np.arange(len(labels))
-    thick = (0.74 if len(labels) > 3 else 0.56) / len(series)
-    for k, each in enumerate(series):
-        _draw_series(canvas, ax, places + (k - (len(series) - 1) / 2) * thick, thick * 0.94, each, upright)
-    if upright:
-        canvas.set_tick_labels(ax, "x", labels, across - 0.7, max_length)
+    """Draw bars with numbers at their ends: vertical if there are few with short labels, else horizontal."""
+    max_width = max(text_width(format_token(label, max_length), SMALL_FONT_SIZE + 0.5) for label in labels)
+    is_upright = len(labels) <= MAX_UPRIGHT_BARS and max_width < 60
+    width = max(2.6, min(PAGE_WIDTH, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
+    height = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
+    planned_size = (width, height) if ax is None else None
+    if ax is None and is_upright:
+        ax = canvas.add_axes(width, 2.3)
+    elif ax is None:
+        ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels, max_length)), height + 0.8)
+    width, height = canvas.panel_size(ax, planned_size)
+    positions = np.arange(len(labels))
+    thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
+    for k, bars in enumerate(series):
+        centres = positions + (k - (len(series) - 1) / 2) * thickness
+        _draw_series(canvas, ax, centres, thickness * 0.94, bars, is_upright)
+    if is_upright:
+        canvas.set_tick_labels(ax, "x", labels, width - 0.7, max_length)
         canvas.set_axis_labels(ax, category_label, value_label)
     else:
-        canvas.set_tick_labels(ax, "y", labels, long, max_length)
+        canvas.set_tick_labels(ax, "y", labels, height, max_length)
         ax.set_ylim(len(labels) - 0.4, -0.6)
         canvas.set_axis_labels(ax, value_label, category_label)
-    ax.tick_params(axis="x" if upright else "y", length=0)
-    _set_value_limits(ax, series, upright)
+    ax.tick_params(axis="x" if is_upright else "y", length=0)
+    _set_value_limits(ax, series, is_upright)
     if len(series) > 1:
-        above: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-        canvas.add_legend(ax, handles=ax.containers, ncols=len(series), **above)
+        legend_style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        canvas.add_legend(ax, handles=ax.containers, ncols=len(series), **legend_style)
     return ax
 
 
-def _draw_series(
-    canvas: Canvas, ax: Axes, positions: Any, thickness: float, bar_series: BarSeries, is_upright: bool
-) -> None:
+def _draw_series(canvas: Canvas, ax: Axes, positions: Any, thickness: float, bars: BarSeries, is_upright: bool) -> None:
     draw: Any = ax.bar if is_upright else ax.barh
-    look = {"color": canvas.colours[bar_series.colour], "label": bar_series.name or None, "linewidth": 0}
-    for bar in draw(positions, np.nan_to_num(bar_series.values), thickness, **look):
-        bar.set_hatch(bar_series.hatch)
-    ends = np.maximum(np.nan_to_num(bar_series.values), 0)
-    if bar_series.low is not None and bar_series.high is not None:
-        line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bar_series.name}".strip()}
-        (ax.vlines if is_upright else ax.hlines)(positions, bar_series.low, bar_series.high, **line)
-        ends = np.maximum(ends, np.nan_to_num(bar_series.high))
+    bar_style = {"color": canvas.colours[bars.colour], "label": bars.name or None, "linewidth": 0}
+    for bar in draw(positions, np.nan_to_num(bars.values), thickness, **bar_style):
+        bar.set_hatch(bars.hatch)
+    ends = np.maximum(np.nan_to_num(bars.values), 0)
+    if bars.low is not None and bars.high is not None:
+        line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bars.name}".strip()}
+        (ax.vlines if is_upright else ax.hlines)(positions, bars.low, bars.high, **line)
+        ends = np.maximum(ends, np.nan_to_num(bars.high))
     if len(positions) > 30:
         return
     style: Any = {"ha": "center", "va": "bottom"} if is_upright else {"ha": "left", "va": "center_baseline"}
-    for place, end, value in zip(positions, ends, bar_series.values, strict=True):
+    style |= {"fontsize": 6.5, "color": canvas.colours["grey"]}
+    for position, end, value in zip(positions, ends, bars.values, strict=True):
         text = "none" if np.isnan(value) else f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
-        at, offset = ((place, end), (0, 2)) if is_upright else ((end, place), (3, 0))
-        ax.annotate(text, at, offset, textcoords="offset points", fontsize=6.5, color=canvas.colours["grey"], **style)
+        point, offset = ((position, end), (0, 2)) if is_upright else ((end, position), (3, 0))
+        ax.annotate(text, point, offset, textcoords="offset points", **style)
 
 
 def _set_value_limits(ax: Axes, series: Sequence[BarSeries], is_upright: bool) -> None:
-    """From 0 (or below) to the highest bar, with room for its number."""
-    every = np.concatenate([x for each in series for x in (each.values, each.low, each.high) if x is not None])
-    low, high = float(np.nanmin(every, initial=0.0)), float(np.nanmax(every, initial=0.0))
+    """Set the limits of the values: from 0 (or below) to the highest bar, plus the height of its number."""
+    numbers = np.concatenate([x for bars in series for x in (bars.values, bars.low, bars.high) if x is not None])
+    low, high = float(np.nanmin(numbers, initial=0.0)), float(np.nanmax(numbers, initial=0.0))
     span = (high - low) or 1.0
     ends = (low - (0.12 * span if low < 0 else 0), high + (0.14 if is_upright else 0.12) * span)
     (ax.set_ylim if is_upright else ax.set_xlim)(*ends)

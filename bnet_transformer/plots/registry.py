@@ -1,4 +1,4 @@
-"""The one table of plots: what kind of result is drawn by which function, and what options that takes."""
+"""`plot`, and the table from the type of a result to the function that plots it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.checks import check_names
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
-from bnet_transformer.attention.heads.head_inclusion import Damage, Inclusion
 from bnet_transformer.attention.heads.head_roles import Roles
+from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import Samples
@@ -23,23 +23,23 @@ from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads
 from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots import fits, heads, labelled_arrays as tables, rollout as readings, sentences, sweeps
+from bnet_transformer.plots import distributions, fits, heads, labelled_arrays, rollout, sentences, sweeps, tan
 from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.plots.labelled_arrays import LabelledArray
 
-# The first kind that a result is of draws it.
+# The first type of which a result is an instance decides.
 PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
-    LabelledArray: tables.plot_labelled_array,
-    Tensor: tables.plot_array,
-    np.ndarray: tables.plot_array,
-    Categorical: readings.plot_categorical,
-    Distribution: readings.plot_distribution,
-    Reads: readings.plot_reads,
-    Tan: readings.plot_tan,
-    TanTree: readings.plot_tan_tree,
-    CorpusTan: readings.plot_corpus_tan,
-    Counterfactual: readings.plot_counterfactual,
-    Samples: readings.plot_samples,
+    LabelledArray: labelled_arrays.plot_labelled_array,
+    Tensor: labelled_arrays.plot_array,
+    np.ndarray: labelled_arrays.plot_array,
+    Categorical: distributions.plot_categorical,
+    Distribution: distributions.plot_distribution,
+    Reads: rollout.plot_reads,
+    Tan: tan.plot_tan,
+    TanTree: tan.plot_tan_tree,
+    CorpusTan: tan.plot_corpus_tan,
+    Counterfactual: distributions.plot_counterfactual,
+    Samples: distributions.plot_samples,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
     Fit: fits.plot_fit,
@@ -53,18 +53,31 @@ PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
     Cost: fits.plot_cost,
     sentences.SentenceLike: sentences.plot_sentence,
 }
-PUBLIC_NAMES: Mapping[type, str] = {sentences.SentenceLike: "Sentence"}
+PUBLIC_NAMES: Mapping[type, str] = {LabelledArray: "Table", sentences.SentenceLike: "Sentence"}  # in error messages
 UNTYPED_RESULTS = "what has values and axes, a list of Sentences"
 
 
 def plot(
     result: object, *, ax: Axes | None = None, theme: str = "light", title: str | None = None, **options: Any
 ) -> Figure | SubFigure:
-    """Draw any result; the figure comes back, a new one or that of `ax`.
+    """Plot any result with matplotlib.
 
-    A `Sentence` shows its attention TPMs (`slice=`, `head=`, `role=`), or a posterior with `node=` (and `evidence=`).
-    An array or tensor is drawn by the names of its axes (`axes=("sentence", "head")`, with `labels=`, and `low=` and
-    `high=` or `error=`). `theme` is light or dark. `docs/plots.md` has them all.
+    `docs/plots.md` has the options of each type of result. For example, a `Sentence` is plotted as its attention TPMs
+    (`slice=`, `head=`, `role=`) or a posterior (`node=`, `evidence=`), and an array or tensor by the names of its axes
+    (`axes=("sentence", "head")`, `labels=`, `low=` and `high=` or `error=`).
+
+    Args:
+        result: The result, such as a `Sentence`, a `Sweep`, a `Fit`, an array.
+        ax: The matplotlib axes to draw on; None for a new figure.
+        theme: "light" or "dark".
+        title: The title; None for the default title.
+        **options: The options of the type of the result.
+
+    Returns:
+        The new figure, or that of `ax`.
+
+    Raises:
+        BNetError: The result has no plot, or an option is unknown or invalid.
 
     >>> import bnet_transformer as bt
     >>> s = bt.bayesuvius(dim=4, heads=2).sentence("the cat sat")
@@ -82,12 +95,12 @@ def plot(
 
 
 def _find_plot(result: object) -> Callable[..., None]:
-    if isinstance(result, list | tuple) and result and all(isinstance(each, sentences.SentenceLike) for each in result):
+    if isinstance(result, list | tuple) and result and all(isinstance(item, sentences.SentenceLike) for item in result):
         return sentences.plot_sentences
     for kind, draw in PLOTS_BY_TYPE.items():
         if isinstance(result, kind):
             return draw
     if hasattr(result, "values") and hasattr(result, "axes"):
-        return tables.plot_array_result
+        return labelled_arrays.plot_array_result
     names = ", ".join([*(PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE), UNTYPED_RESULTS])
     raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=f"{names}; draw is for graphs")

@@ -1,4 +1,4 @@
-"""Plots of sentences: their attention TPMs as heat maps, and posteriors of their discrete nodes."""
+"""Plots of sentences: attention TPMs as heat maps, and posteriors of discrete nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BLANK_NOTE = "Blank: no arrow, word i does not read word j."
 
 @runtime_checkable
 class SentenceLike(Protocol):
-    """A sentence, as plots ask it: of its words, its attention, its posteriors."""
+    """The part of `Sentence` that plots use."""
 
     state: SentenceState
 
@@ -58,7 +58,7 @@ def plot_sentence(
     evidence: Mapping[str, object] | None = None,
     top: int = 20,
 ) -> None:
-    """The attention TPMs of a slice, or of all; with `node`, its posterior given what is seen and the `evidence`."""
+    """Plot the attention TPMs of slices, by default of all; or the posterior of `node` given the `evidence`."""
     if node is not None:
         if slice is not None or head is not None or role is not None or words != TOKEN_WORDS:
             raise BNetError("node", expected="node= with evidence= and top=", actual="options of attention as well")
@@ -68,124 +68,121 @@ def plot_sentence(
         allowed = "node=; s.observe(...), whose attention is that of what was seen"
         raise BNetError("evidence", expected="a node whose posterior it changes", actual="none", allowed=allowed)
     check_choice("words", words, (TOKEN_WORDS, "words"))
-    chosen = parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
-    several = {t: build_attention_maps(s, t, head, role, words) for t in chosen}
-    maps = [each for found in several.values() for each in found]
-    told: Any = {"value_label": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
-    if any(bool(np.isnan(each.values).any()) for each in maps):
+    slices = parse_attention_slices(s.state.network, "all" if slice is None else slice, role)[1]
+    maps_by_slice = {t: build_attention_maps(s, t, head, role, words) for t in slices}
+    maps = [m for slice_maps in maps_by_slice.values() for m in slice_maps]
+    labels: Any = {"value_label": "P(j | i)", "x": "word j that is read", "y": "word i that reads"}
+    if any(bool(np.isnan(m.values).any()) for m in maps):
         canvas.add_note(BLANK_NOTE)
-    limits = probability_limits([each.values for each in maps])
+    limits = probability_limits([m.values for m in maps])
     if len(maps) == 1:
-        draw_heat_map(canvas, maps[0], **told, limits=limits, square=True)
-        canvas.set_title(f"Slice {chosen[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
+        draw_heat_map(canvas, maps[0], **labels, limits=limits, square=True)
+        canvas.set_title(f"Slice {slices[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
         return
-    across, panels = arrange_panels(several)
-    draw_heat_maps(canvas, panels, **told, num_columns=across, limits=limits)
-    canvas.set_title(f"Slice {chosen[0]}" if len(chosen) == 1 else "Attention TPMs, slice by slice")
+    num_columns, panels = arrange_panels(maps_by_slice)
+    draw_heat_maps(canvas, panels, **labels, num_columns=num_columns, limits=limits)
+    canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs, slice by slice")
 
 
 def arrange_panels(maps_by_slice: Mapping[int, list[HeatMapData]]) -> tuple[int, list[HeatMapData | None]]:
-    """How many panels there are across, and the panels of all slices row by row: each slice begins a row."""
-    widest = max(map(len, maps_by_slice.values()))
-    if widest == 1:
-        alone = [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
-        return min(4, len(alone)), list(alone)
-    if len(maps_by_slice) == 1:
-        (maps,) = maps_by_slice.values()
-        return min(4, len(maps)), list(maps)
-    across = widest if widest <= 16 else 8
+    """The number of columns, and the panels row by row; each slice begins a row, whose rest is None."""
     panels: list[HeatMapData | None] = []
+    max_maps = max(map(len, maps_by_slice.values()))
+    if max_maps == 1:
+        panels += [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
+        return min(4, len(panels)), panels
+    if len(maps_by_slice) == 1:
+        panels += next(iter(maps_by_slice.values()))
+        return min(4, len(panels)), panels
+    num_columns = max_maps if max_maps <= 16 else 8
     for t, maps in maps_by_slice.items():
-        panels += [replace(each, row_title=f"slice {t}") for each in maps]
-        panels += [None] * (-len(maps) % across)
-    return across, panels
+        panels += [replace(m, row_title=f"slice {t}") for m in maps]
+        panels += [None] * (-len(maps) % num_columns)
+    return num_columns, panels
 
 
 def build_attention_maps(
     s: SentenceLike, slice_: int, head: int | None, role: str | None, words: str
 ) -> list[HeatMapData]:
-    """A map for each state of the open choices and each head of a slice; blank where no arrow leads."""
-    world = s.state.model
-    found = s.attention(slice_, role=role, words=words).double()
-    member = find_attention_spec(world, slice_, role)
-    stacks = (
-        member.group.word_stack or "",
-        world.network.get_source_stack(member),
-    )  # of those that read, and that are read
-    rows, columns = (_word_labels(s, stack, words) for stack in stacks)
-    names = _name_dims(s, member, found.dim() - 2)
-    readable = torch.from_numpy(compute_read_mask(world, member))
+    """A heat map for each joint state of the open choices and each head of a slice; NaN where there is no arrow."""
+    model = s.state.model
+    attention = s.attention(slice_, role=role, words=words).double()
+    spec = find_attention_spec(model, slice_, role)
+    rows = _word_labels(s, spec.group.word_stack or "", words)
+    columns = _word_labels(s, model.network.get_source_stack(spec), words)
+    names = _name_dims(s, spec, attention.dim() - 2)
+    readable = torch.from_numpy(compute_read_mask(model, spec))
     if words != TOKEN_WORDS:
         readable = merge_words(readable.double(), s.state.encoded.group_subwords()) > 0
-    kept = found.masked_fill(~readable, torch.nan)
+    masked = attention.masked_fill(~readable, torch.nan)
     if head is not None:
         if "head" not in names:
-            chosen = [m.group.name for m in world.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
-            allowed = f"s.do({chosen[0]}=...)" if chosen else "head=None"
+            choices = [m.group.name for m in model.network.specs if m.tpm.kind == "discrete" and m.group.role == "c"]
+            allowed = f"s.do({choices[0]}=...)" if choices else "head=None"
             raise BNetError("head", expected="a net with a plate of heads", actual="one without", allowed=allowed)
-        place = names.index("head")
-        if check_int("head", head, minimum=0) >= found.shape[place]:
-            raise BNetError("head", expected=f"a head from 0 to {found.shape[place] - 1}", actual=head)
+        head_dim = names.index("head")
+        if check_int("head", head, minimum=0) >= attention.shape[head_dim]:
+            raise BNetError("head", expected=f"a head from 0 to {attention.shape[head_dim] - 1}", actual=head)
     maps = []
-    for states in np.ndindex(*found.shape[:-2]):
-        told = dict(zip(names, states, strict=True))
-        if head is not None and told["head"] != head:
+    for states in np.ndindex(*attention.shape[:-2]):
+        state_by_dim = dict(zip(names, states, strict=True))
+        if head is not None and state_by_dim["head"] != head:
             continue
-        name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in told.items())
-        short = ", ".join(str(k) for k in told.values())
-        maps.append(HeatMapData(to_numpy(kept[states]), rows, columns, name, short_name=short))
+        name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in state_by_dim.items())
+        short = ", ".join(str(k) for k in state_by_dim.values())
+        maps.append(HeatMapData(to_numpy(masked[states]), rows, columns, name, short_name=short))
     return maps
 
 
 def plot_posterior(
     s: SentenceLike, canvas: Canvas, node: str | Sequence[str], evidence: Mapping[str, object] | None, top: int
 ) -> None:
-    """Bars of one node, before and after the evidence; a heat map of two together."""
+    """Plot the distribution of one node as bars, before and after the evidence; the joint one of two as a heat map."""
     check_int("top", top)
     names = (node,) if isinstance(node, str) else tuple(node)
     if not 1 <= len(names) <= 2:
         raise BNetError("node", expected="one node, or two together", actual=f"{len(names)}")
-    said = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
-    given = ", ".join([*said, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
-    what = f"P({', '.join(names)}" + (f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")")
+    texts = [f"{name} = {value if isinstance(value, str | int) else '…'}" for name, value in (evidence or {}).items()]
+    given = ", ".join([*texts, *(f"{s.state.ground.name(node)} seen" for node in s.state.evidence)])
+    condition = f" | {given})" if given and len(given) < 40 else " | evidence)" if given else ")"
+    value_label = f"P({', '.join(names)}" + condition
     if len(names) == 2:
-        called = {name: state_labels(s, name) for name in names}
-        plot_labelled_array(
-            make_labelled_array(s.posterior(names, evidence), names, labels=called, value_label=what), canvas
-        )
+        state_names = {name: state_labels(s, name) for name in names}
+        joint = make_labelled_array(s.posterior(names, evidence), names, labels=state_names, value_label=value_label)
+        plot_labelled_array(joint, canvas)
         return
-    series = [BarSeries(to_numpy(s.posterior(names[0], evidence).double()), what)]
+    series = [BarSeries(to_numpy(s.posterior(names[0], evidence).double()), value_label)]
     if evidence:
         before = to_numpy(s.posterior(names[0]).double())
         prior = f"P({names[0]}" + (" | seen)" if s.state.evidence else ")")
         series = [BarSeries(before, prior, colour="prior"), *series]
-    series, labels, told = select_top(series, state_labels(s, names[0]), top)
-    canvas.add_note(told)
-    draw_bars(canvas, series, labels, value_label="probability" if evidence else what, category_label=names[0])
+    series, labels, note = select_top(series, state_labels(s, names[0]), top)
+    canvas.add_note(note)
+    draw_bars(canvas, series, labels, value_label="probability" if evidence else value_label, category_label=names[0])
 
 
 def plot_sentences(
     sentences_: Sequence[SentenceLike], canvas: Canvas, *, node: str = "c", evidence: Mapping[str, object] | None = None
 ) -> None:
-    """The posterior of a node in each of several sentences, a row each."""
+    """Plot the posterior of a node, a row for each sentence."""
     if not isinstance(node, str):
         raise BNetError("node", expected="the name of one node", actual=node)
-    shares = [s.posterior(node, evidence) for s in sentences_]
-    if len({len(share) for share in shares}) != 1:
+    posteriors = [s.posterior(node, evidence) for s in sentences_]
+    if len({len(posterior) for posterior in posteriors}) != 1:
         raise BNetError("sentences", expected=f"as many states of {node} in each", actual="different numbers")
-    said = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in sentences_]
-    labels = {"sentence": said, node: state_labels(sentences_[0], node)}
-    seen = "evidence" if evidence or any(s.state.evidence for s in sentences_) else ""
-    what = f"P({node} | {seen})" if seen else f"P({node})"
-    found = make_labelled_array(torch.stack(shares), ("sentence", node), labels=labels, value_label=what)
-    plot_labelled_array(found, canvas, sort=False)
+    texts = [" ".join(token for tokens in s.state.tokens.values() for token in tokens) for s in sentences_]
+    labels = {"sentence": texts, node: state_labels(sentences_[0], node)}
+    has_evidence = bool(evidence) or any(s.state.evidence for s in sentences_)
+    value_label = f"P({node} | evidence)" if has_evidence else f"P({node})"
+    array = make_labelled_array(torch.stack(posteriors), ("sentence", node), labels=labels, value_label=value_label)
+    plot_labelled_array(array, canvas, sort=False)
 
 
 def state_labels(s: SentenceLike, name: str) -> list[str]:
-    """What the states of a node are called: by their labels or words, else by their numbers."""
+    """The labels of the states of a node: their words, else their numbers."""
     node = s.state.ground.id(name)
-    found = s.state.labels(node)
-    return list(found) if found is not None else [str(k) for k in range(s.state.model.count_states(node))]
+    labels = s.state.labels(node)
+    return list(labels) if labels is not None else [str(k) for k in range(s.state.model.count_states(node))]
 
 
 def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
@@ -196,17 +193,17 @@ def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
 
 
 def _name_dims(s: SentenceLike, spec: NodeSpec, num_dims: int) -> list[str]:
-    """What the dims before the words are: open choices, then plates."""
-    world = s.state.model
-    plates = [axis for axis in world.ground.axes(spec.group) if axis != WORD]
+    """The names of the dims of an attention before those of the words: open choices, then plates."""
+    model = s.state.model
+    plates = [axis for axis in model.ground.axes(spec.group) if axis != WORD]
     if len(plates) == num_dims:
         return plates
-    node = int(world.ground.select_nodes(spec.group)[0])
-    free = reference.find_open_choices(
-        world, reference.attention_parents(world, node), reference.get_fixed(world, s.state.evidence)
+    node = int(model.ground.select_nodes(spec.group)[0])
+    open_choices = reference.find_open_choices(
+        model, reference.attention_parents(model, node), reference.get_fixed(model, s.state.evidence)
     )
-    families = list(dict.fromkeys(world.ground.group_of(each).name for each in free))
-    for choices in (families, [world.ground.name(each) for each in free]):
-        if len(choices) + len(plates) == num_dims:
-            return [*choices, *plates]
+    group_names = list(dict.fromkeys(model.ground.group_of(node).name for node in open_choices))
+    for dim_names in (group_names, [model.ground.name(node) for node in open_choices]):
+        if len(dim_names) + len(plates) == num_dims:
+            return [*dim_names, *plates]
     return [f"choice {k}" for k in range(num_dims - len(plates))] + plates

@@ -1,4 +1,4 @@
-"""Plots of sweeps: the effect of each cell on the metric; what of the whole goes through a cell, and what does not."""
+"""Plots of patching sweeps: the effect of each cell on the metric; and of mediation: direct and indirect effects."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
+from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import FloatArray, HeatMapData, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
-from bnet_transformer._core.arrays import to_numpy
 
-MAX_BAR_CELLS = 12  # cells whose direct and indirect effects stand side by side as bars
-MAX_STACKED_PANELS = 12  # panels that stand one above the other on a page
-MAX_THINNED_PANELS = 3  # panels that stand so even if not all words can be told
-MAX_STROKE_CELLS = 160  # rows or columns up to which a stroke can be seen
-MIN_STROKE_EFFECT = 0.02  # of the greatest effect: what is weaker gets no stroke
+MAX_BAR_CELLS = 12  # more cells with direct and indirect effects are drawn as heat maps
+MAX_STACKED_PANELS = 12  # in a column on a page
+MAX_THINNED_PANELS = 3  # so few panels may be narrow, with only some of their labels
+MAX_STROKE_CELLS = 160  # strokes are not visible with more rows or columns
+MIN_STROKE_EFFECT = 0.02  # of the greatest effect; weaker ones have no stroke
 MAX_NAME_LENGTH = 44  # letters of the name of a cell or a path
-PANELS_WIDTH = 5.6  # inches for the panels of a row
+PANELS_WIDTH = 5.6  # of all panels of a row, in inches
 MIN_WORD_PITCH = 6.7  # points between words
 
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
@@ -40,10 +40,10 @@ def plot_sweep(
     confidence: float = 0.95,
     top: int = 20,
 ) -> None:
-    """The mean effect of each cell: bars of one axis, a heat map of two, small ones of three; blank is no cell.
+    """Plot the mean effect of each cell: bars for one axis, a heat map for two, panels for three; NaN is blank.
 
-    With `restored` it is told as a share of the total. Bars have bootstrap intervals, cells of a heat map their
-    standard error, or with `intervals=True` their interval.
+    `restored` plots fractions of the total effect. Bars have bootstrap intervals; cells of a heat map have standard
+    errors, or intervals if `intervals=True`.
     """
     check_fraction("confidence", confidence)
     check_choice("restored", restored, (True, False))
@@ -51,50 +51,47 @@ def plot_sweep(
     check_int("top", top)
     if len(result.axes) > 3:
         raise _axes_limit_error(result, 3)
-    drawn = _should_draw_intervals(result, intervals, restored)
+    has_intervals = _should_draw_intervals(result, intervals, restored)
     values = to_float_array("effects", result.restored if restored else result.values)
     errors = None if restored or result.examples == 1 else to_float_array("errors", result.error)
-    what = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
-    unit, told = _choose_unit(values)
-    ends = _scale_interval(result, confidence, unit) if drawn else None
+    value_label = "share of the total" if restored else "effect" if result.examples == 1 else "mean effect"
+    unit, unit_text = _choose_unit(values)
+    value_label += unit_text
+    bounds = _scale_interval(result, confidence, unit) if has_intervals else None
     ax = None
     if len(result.axes) < 2:
-        ax = _draw_bars(canvas, result, [_make_series(result, values * unit, ends)], what + told, top)
+        ax = _draw_bars(canvas, result, [_make_series(result, values * unit, bounds)], value_label, top)
     elif len(result.axes) == 2:
-        low, high = ends or (None, None)
+        low, high = bounds or (None, None)
         error = None if errors is None else errors * unit
-        found = HeatMapData(values * unit, *_get_labels(result, (0, 1)), low=low, high=high, error=error)
-        ax = draw_heat_map(
-            canvas,
-            found,
-            value_label=what + told,
-            **_axis_options(result, (0, 1)),
-            limits=symmetric_limits(found.values),
-        )
+        data = HeatMapData(values * unit, *_get_labels(result, (0, 1)), low=low, high=high, error=error)
+        limits, options = symmetric_limits(data.values), _axis_options(result, (0, 1))
+        ax = draw_heat_map(canvas, data, value_label=value_label, limits=limits, **options)
         _draw_strokes(canvas, [ax], [values])
     else:
         by = result.axes.index("head") if "head" in result.axes else 0
-        axis, rest = result.axes[by], tuple(dim for dim in range(3) if dim != by)
-        each = list(np.moveaxis(values * unit, by, 0))
+        axis, other_dims = result.axes[by], tuple(dim for dim in range(3) if dim != by)
+        matrices = list(np.moveaxis(values * unit, by, 0))
         names = [f"{axis} {label}" for label in result.labels[axis]]
-        _draw_panels(canvas, result, dict(zip(names, each, strict=True)), rest, what + told, 4)
+        _draw_panels(canvas, result, dict(zip(names, matrices, strict=True)), other_dims, value_label, 4)
     order = ", to first order" if result.first_order else ""
     canvas.set_title(f"{result.at}, {'ablated' if result.clean is None else 'clean into corrupt'}{order}")
     canvas.add_note("Blank: no such cell." if len(result.names) < values.size else "")
-    if drawn:
+    if has_intervals:
         canvas.add_note(_interval_note(result, confidence))
     elif errors is not None:
-        most, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
-        written = ax is not None and any("±" in each.get_text() for each in ax.texts)
-        canvas.add_note(f"±: the standard error {over}." if written else f"Standard errors {over}: at most {most:.2g}.")
+        maximum, over = float(np.nanmax(errors, initial=0.0)), f"over {result.examples:,} examples"
+        in_cells = ax is not None and any("±" in text.get_text() for text in ax.texts)
+        note = f"±: the standard error {over}." if in_cells else f"Standard errors {over}: at most {maximum:.2g}."
+        canvas.add_note(note)
 
 
 def plot_mediation(
     result: Mediation, canvas: Canvas, *, show: str | None = None, confidence: float = 0.95, top: int = MAX_BAR_CELLS
 ) -> None:
-    """Direct and indirect effects side by side: bars of few cells, of a list and of paths; heat maps of many.
+    """Plot direct and indirect effects: as bars for a list, for paths and for few cells, else as two heat maps.
 
-    `show` draws one of the direct, the indirect effect and the interaction alone, as a sweep is drawn.
+    `show` plots only one of the direct effect, the indirect effect and their interaction, as a sweep.
     """
     check_choice("show", show, (None, *MEDIATION_PARTS))
     check_int("top", top)
@@ -105,31 +102,33 @@ def plot_mediation(
         return
     parts = {name: result.of(name) for name in ("direct", "indirect")}
     values = {name: to_float_array(name, part.values) for name, part in parts.items()}
-    unit, told = _choose_unit(*values.values())
-    values = {name: each * unit for name, each in values.items()}
+    unit, unit_text = _choose_unit(*values.values())
+    values = {name: matrix * unit for name, matrix in values.items()}
     if len(result.axes) > 1 and len(result.names) > MAX_BAR_CELLS:
         if len(result.axes) > 2:
             raise _axes_limit_error(result, 2)
-        _draw_panels(canvas, result, values, (0, 1), f"effect{told}", 2)
+        _draw_panels(canvas, result, values, (0, 1), f"effect{unit_text}", 2)
         canvas.add_note("Blank: no such cell." if len(result.names) < values["direct"].size else "")
     else:
-        several = result.examples > 1
-        ends = {name: _scale_interval(part, confidence, unit) if several else None for name, part in parts.items()}
+        has_intervals = result.examples > 1
         styles: Any = {"direct": {"colour": "prior"}, "indirect": {"colour": "accent", "hatch": "////"}}
-        series = [_make_series(result, each, ends[name], name=name, **styles[name]) for name, each in values.items()]
-        _draw_bars(canvas, result, series, f"effect{told}", top)
-        canvas.add_note(_interval_note(parts["direct"], confidence) if several else "")
+        series = []
+        for name, part in parts.items():
+            bounds = _scale_interval(part, confidence, unit) if has_intervals else None
+            series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
+        _draw_bars(canvas, result, series, f"effect{unit_text}", top)
+        canvas.add_note(_interval_note(parts["direct"], confidence) if has_intervals else "")
     canvas.set_title(f"through {result.at}", is_above_legend=True)
     canvas.add_note(f"The total effect is {total}: what direct and indirect lack of it is their interaction.")
 
 
 def _should_draw_intervals(result: Sweep, intervals: bool | None, restored: bool) -> bool:
-    """Whether intervals are drawn: of bars where there are some; of a heat map where they are asked for."""
+    """Whether to draw intervals: by default for bars only; an error if they are requested but not available."""
     refused = {"a single example": result.examples == 1, "restored=True": restored, "3 axes": len(result.axes) == 3}
-    why = next((told for told, is_so in refused.items() if is_so), None)
-    if intervals and why:
-        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", actual=why)
-    return why is None and (len(result.axes) < 2 if intervals is None else intervals)
+    reason = next((name for name, is_so in refused.items() if is_so), None)
+    if intervals and reason:
+        raise BNetError("intervals", expected="effects of several examples, over 1 or 2 axes", actual=reason)
+    return reason is None and (len(result.axes) < 2 if intervals is None else intervals)
 
 
 def _interval_note(result: Sweep, confidence: float) -> str:
@@ -137,9 +136,9 @@ def _interval_note(result: Sweep, confidence: float) -> str:
 
 
 def _choose_unit(*arrays: FloatArray) -> tuple[float, str]:
-    """What numbers are multiplied by where all are small, and how that is told."""
-    most, power = symmetric_limits(*arrays)[1], 0
-    while most * 10**power < 0.1 and power < 15:
+    """A power of ten that scales small numbers, and its text for the label of the values."""
+    largest, power = symmetric_limits(*arrays)[1], 0
+    while largest * 10**power < 0.1 and power < 15:
         power += 3
     return 10.0**power, f", in 10{str(-power).translate(SUPERSCRIPTS)}" if power else ""
 
@@ -150,7 +149,7 @@ def _scale_interval(result: Sweep, confidence: float, unit: float) -> IntervalEn
 
 
 def _make_series(result: Sweep | Mediation, values: FloatArray, interval: IntervalEnds, **style: Any) -> BarSeries:
-    """The cells in a row."""
+    """The bars of the cells."""
     low, high = (None if interval is None else np.array([interval[k][index] for index in result.names]) for k in (0, 1))
     return BarSeries(np.array([values[index] for index in result.names]), low=low, high=high, **style)
 
@@ -158,18 +157,19 @@ def _make_series(result: Sweep | Mediation, values: FloatArray, interval: Interv
 def _draw_bars(
     canvas: Canvas, result: Sweep | Mediation, series: Sequence[BarSeries], value_label: str, top: int
 ) -> Axes:
-    """Bars of cells by their names, or by the labels of their one axis; of many the strongest, in their order."""
-    labels, of = list(result.names.values()), "cell"
+    """Draw a bar for each cell with its name, or its label on the only axis; of many, the `top` strongest in order."""
+    labels, category = list(result.names.values()), "cell"
     if len(result.axes) == 1:
-        (of,) = result.axes
-        labels = [result.labels[of][k] for (k,) in result.names]
+        (category,) = result.axes
+        labels = [result.labels[category][k] for (k,) in result.names]
     if len(labels) > top:
-        kept = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
+        indices = np.sort(np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top])
         canvas.add_note(f"The {top} strongest of {len(labels):,}.")
-        if of == "word":
-            labels = [f"{place} {label}" for place, label in zip(result.places_along(of), labels, strict=True)]
-        series, labels = [each.select(kept) for each in series], [labels[k] for k in kept]
-    return draw_bars(canvas, series, labels, value_label=value_label, category_label=of, max_length=MAX_NAME_LENGTH)
+        if category == "word":
+            labels = [f"{i} {label}" for i, label in zip(result.positions_along(category), labels, strict=True)]
+        series, labels = [bars.select(indices) for bars in series], [labels[k] for k in indices]
+    axis_labels: Any = {"value_label": value_label, "category_label": category}
+    return draw_bars(canvas, series, labels, **axis_labels, max_length=MAX_NAME_LENGTH)
 
 
 def _draw_panels(
@@ -180,78 +180,66 @@ def _draw_panels(
     value_label: str,
     max_columns: int,
 ) -> None:
-    """Small heat maps on one scale, at `max_columns` so many in a row: fewer where words would find no room."""
-    maps = [
-        HeatMapData(each, *_get_labels(result, dims), name, short_name=name.split()[-1])
-        for name, each in values.items()
-    ]
+    """Draw heat maps on one scale, at most `max_columns` in a row; fewer if labels would not fit."""
+    labels = _get_labels(result, dims)
+    maps = [HeatMapData(matrix, *labels, name, short_name=name.split()[-1]) for name, matrix in values.items()]
     rows, columns = maps[0].values.shape
     count = min(max_columns, len(maps))
-    fits = [
-        k
-        for k in range(1, count + 1)
-        if (PANELS_WIDTH - tick_label_width(maps[0].row_labels)) / k * 72 / columns >= MIN_WORD_PITCH
-    ]
-    thinned = not fits and len(maps) <= MAX_THINNED_PANELS
-    across = 1 if thinned else max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
-    around = _axis_options(result, dims)
-    tall = None if around["square"] or not (fits or thinned) else min(1.0, max(0.16, 1.1 * rows / columns))
-    limits = symmetric_limits(*values.values())
-    style: Any = {
-        "limits": limits,
-        "aspect": tall,
-        "max_width": PANELS_WIDTH,
-        "should_write_numbers": True,
-        "should_thin_labels": thinned,
-    }
-    panels = draw_heat_maps(canvas, maps, value_label=value_label, num_columns=across, **around, **style)
+    width = (PANELS_WIDTH - tick_label_width(labels[0])) * 72
+    fits = [k for k in range(1, count + 1) if width / k / columns >= MIN_WORD_PITCH]
+    should_thin = not fits and len(maps) <= MAX_THINNED_PANELS
+    num_columns = max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
+    options = _axis_options(result, dims)
+    aspect = None if options["square"] or not (fits or should_thin) else min(1.0, max(0.16, 1.1 * rows / columns))
+    options |= {"value_label": value_label, "num_columns": 1 if should_thin else num_columns, "aspect": aspect}
+    options |= {"limits": symmetric_limits(*values.values()), "max_width": PANELS_WIDTH}
+    panels = draw_heat_maps(canvas, maps, **options, should_write_numbers=True, should_thin_labels=should_thin)
     _draw_strokes(canvas, panels, list(values.values()))
 
 
 def _get_labels(result: Sweep | Mediation, dims: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What stands along the rows and the columns."""
+    """The labels of the rows and the columns."""
     rows, columns = (result.labels[result.axes[dim]] for dim in dims)
     return rows, columns
 
 
 def _axis_options(result: Sweep | Mediation, dims: tuple[int, ...]) -> dict[str, Any]:
-    """What the rows and the columns are, and whether both are words."""
+    """The names of the axes as options of a heat map, which is square if both are words."""
     y, x = (result.axes[dim] for dim in dims)
-    both = "read" in (x, y)
-    told = {"read": "word that is read", "word": "word that reads" if both else "word"}
-    return {"x": told.get(x, x), "y": told.get(y, y), "square": both and "word" in (x, y)}
+    is_attention = "read" in (x, y)
+    names = {"read": "word that is read", "word": "word that reads" if is_attention else "word"}
+    return {"x": names.get(x, x), "y": names.get(y, y), "square": is_attention and "word" in (x, y)}
 
 
 def symmetric_limits(*arrays: FloatArray) -> tuple[float, float]:
-    """The ends of the colours: even on both sides of 0."""
-    most = max(float(np.nanmax(np.abs(each), initial=0.0)) for each in arrays) or 1.0
-    return -most, most
+    """The ends of a colour scale, symmetric about 0."""
+    largest = max(float(np.nanmax(np.abs(array), initial=0.0)) for array in arrays) or 1.0
+    return -largest, largest
 
 
 def _draw_strokes(canvas: Canvas, panels: Sequence[Axes], arrays: Sequence[FloatArray]) -> None:
-    """A stroke in each cell below 0, where no number and no interval says so: colour is not the only sign."""
-    most = symmetric_limits(*arrays)[1]
-    drawn = False
+    """Draw a minus sign in each negative cell without a number or interval, so that colour is not the only sign."""
+    largest = symmetric_limits(*arrays)[1]
+    has_strokes = False
     for ax, values in zip(panels, arrays, strict=True):
-        told = bool(ax.texts) or any(each.get_label() == "interval" for each in ax.collections)
-        below = np.argwhere(np.nan_to_num(values) < -MIN_STROKE_EFFECT * most)
-        if told or not len(below) or max(values.shape) > MAX_STROKE_CELLS:
+        has_signs = bool(ax.texts) or any(collection.get_label() == "interval" for collection in ax.collections)
+        negative = np.argwhere(np.nan_to_num(values) < -MIN_STROKE_EFFECT * largest)
+        if has_signs or not len(negative) or max(values.shape) > MAX_STROKE_CELLS:
             continue
         image = next(iter([*ax.collections, *ax.images]))
-        colours = [
-            canvas.contrasting_colour(image.cmap(image.norm(image.norm.vmax * values[i, j] / most))) for i, j in below
-        ]
-        lines = [[(j - 0.22, i), (j + 0.22, i)] for i, j in below]
+        fills = [image.cmap(image.norm(image.norm.vmax * values[i, j] / largest)) for i, j in negative]
+        colours = [canvas.contrasting_colour(fill) for fill in fills]
+        lines = [[(j - 0.22, i), (j + 0.22, i)] for i, j in negative]
         ax.add_collection(LineCollection(lines, colors=colours, linewidths=0.8, label="below 0"))
-        drawn = True
-    canvas.add_note("A stroke in a cell: below 0." if drawn else "")
+        has_strokes = True
+    canvas.add_note("A stroke in a cell: below 0." if has_strokes else "")
 
 
 def _axes_limit_error(result: Sweep | Mediation, max_axes: int) -> BNetError:
-    """The error for a table of more axes than a page has."""
+    """The error for a sweep with more axes than can be plotted."""
     axis = result.axes[0]
-    allowed = f".where({axis}={result.places_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
+    allowed = f".select({axis}={result.positions_along(axis)[0]}), and so for each {axis}; or over= with fewer axes"
     if isinstance(result, Mediation) and len(result.axes) == 3:
         allowed += "; or show='indirect', and so for each part"
-    got = f"{len(result.axes)}: {', '.join(result.axes)}"
-    return BNetError("plot", expected=f"at most {max_axes} axes", actual=got, allowed=allowed)
+    received = f"{len(result.axes)}: {', '.join(result.axes)}"
+    return BNetError("plot", expected=f"at most {max_axes} axes", actual=received, allowed=allowed)

@@ -1,8 +1,8 @@
-"""Runs of sentences whose heads are gated: where heads are summed, how likely a run is, and many runs at once.
+"""Runs of sentences with gated heads: the sites where heads are summed, the likelihood of a run, batches of runs.
 
-A site is a family of heads that a later node adds up, `a = sum_nu W_o^nu a^nu`. A likelihood is that of what is
-observed, or a Normal around the output of the full net. Runs are of many settings of the gates of one slice at once,
-or of one for each sentence: of a slice all that its heads do not change is computed once for each sentence.
+A site is a group of heads that a later node sums, `a = sum_nu W_o^nu a^nu`. The likelihood is that of the observations,
+or a Normal around the output of the full net. A batch has many gate settings of one slice, or one setting for each
+sentence. For many settings of one slice, everything that its heads do not change is computed once per sentence.
 """
 
 from __future__ import annotations
@@ -26,14 +26,19 @@ from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_er
 from bnet_transformer.inference.factors import align_evidence, evidence_log_prob, mask_unobserved
 from bnet_transformer.reference import ATOL
 
-MEMORY_BUDGET = 2**29  # bytes, of what a run keeps of its words
-WORDS_PER_PART = 4096  # words that are computed at once: enough to keep a processor busy
+MEMORY_BUDGET = 2**29  # bytes of the activations of a run
+WORDS_PER_PART = 4096  # words in one batch: enough to use all of a processor
 
 
 @dataclass(frozen=True)
 class HeadSite:
-    """One slice's heads: the family of what they read, and the families of a run that they do not change but that
-    what descends from them reads."""
+    """The heads of one slice.
+
+    Args:
+        spec: The group of the heads.
+        side_inputs: Groups that the heads do not change, and that their needed descendants read.
+        plate_sizes: The sizes of the plates of heads.
+    """
 
     spec: NodeSpec
     side_inputs: tuple[str, ...]
@@ -41,82 +46,89 @@ class HeadSite:
 
     @property
     def num_heads(self) -> int:
-        """How many heads there are, through all groups of them."""
+        """The number of heads, over all plates of heads."""
         return math.prod(self.plate_sizes)
 
     @property
     def name(self) -> str:
-        """The family's name: `a_0`."""
+        """The name of the group, such as `a_0`."""
         return self.spec.group.name
 
 
 def find_head_sites(network: Network, role: str | None, target_indices: Collection[int]) -> tuple[HeadSite, ...]:
-    """The sites of a net above what is wanted, of one role or of all; as many heads in each."""
+    """The sites of a net above the targets, of one role or of all, with the same number of heads in each."""
     graph = network.graph
     needed = graph.ancestral_set(target_indices)
-    found = [m for m in network.specs if m.group.index in needed and _is_summed(network, m)]
-    if not found:
-        choose = [member.group.name for member in network.choices]
-        got = f"one thing at a time, chosen by {choose[0]}" if choose else "none"
-        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choose else None
+    matches = [spec for spec in network.specs if spec.group.index in needed and _is_summed(network, spec)]
+    if not matches:
+        choices = [spec.group.name for spec in network.choices]
+        actual = f"one thing at a time, chosen by {choices[0]}" if choices else "none"
+        hint = "posterior('c') and fit tell of a mixture; combine='concat' sums heads" if choices else None
         summed = "heads that are summed: a plate of them that a later node reads"
-        raise BNetError("net", expected=summed, actual=got, allowed=hint)
-    roles = list(dict.fromkeys(m.group.stem for m in found))
+        raise BNetError("net", expected=summed, actual=actual, allowed=hint)
+    roles = list(dict.fromkeys(spec.group.stem for spec in matches))
     if role is not None:
         if role not in roles:
             raise unknown_name_error("role of heads", role, roles)
-        found = [m for m in found if m.group.stem == role]
+        matches = [spec for spec in matches if spec.group.stem == role]
     sites = tuple(
         HeadSite(
-            m,
-            _find_side_inputs(network, m.group.index, needed),
-            tuple(graph.plate_sizes[plate] for plate in m.group.plates),
+            spec,
+            _find_side_inputs(network, spec.group.index, needed),
+            tuple(graph.plate_sizes[plate] for plate in spec.group.plates),
         )
-        for m in found
+        for spec in matches
     )
     if len({site.num_heads for site in sites}) > 1:
-        told = ", ".join(f"{site.name} {site.num_heads}" for site in sites)
-        raise BNetError("role", expected="as many heads in each slice", actual=told, allowed=", ".join(roles))
+        counts = ", ".join(f"{site.name} {site.num_heads}" for site in sites)
+        raise BNetError("role", expected="as many heads in each slice", actual=counts, allowed=", ".join(roles))
     return sites
 
 
 def _is_summed(network: Network, spec: NodeSpec) -> bool:
-    """True for a function of each word and head that all its readers read over the plates of heads."""
-    family = spec.group
-    if spec.tpm.is_random or family.word_stack is None or not family.plates or not spec.shape:
+    """True for a function of each word and head whose children all sum it over the plates of heads."""
+    group = spec.group
+    if spec.tpm.is_random or group.word_stack is None or not group.plates or not spec.shape:
         return False
-    children = {bundle.child for bundle in network.graph.out_edges[family.index]}
-    inputs = [g for child in children for g in network.specs[child].parents if g.index == family.index]
-    return bool(inputs) and all(given.over == family.plates for given in inputs)
+    children = {edge.child for edge in network.graph.out_edges[group.index]}
+    parents = [parent for child in children for parent in network.specs[child].parents if parent.index == group.index]
+    return bool(parents) and all(parent.over == group.plates for parent in parents)
 
 
 def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
-    """What is read, and hangs on the words, by what descends from a family and is needed."""
-    graph, below = network.graph, {index}
-    order = [i for group in graph.components for i in group if i in needed]
+    """The groups that needed descendants of a group read, that depend on the words and do not descend from it."""
+    graph, descendants = network.graph, {index}
+    order = [i for component in graph.components for i in component if i in needed]
     for i in order:
-        if any(bundle.parent in below for bundle in graph.in_edges[i]):
-            below.add(i)
+        if any(edge.parent in descendants for edge in graph.in_edges[i]):
+            descendants.add(i)
     decided = find_deciding_stacks(network, [network.specs[i] for i in order])
-    read = {bundle.parent for i in below - {index} for bundle in graph.in_edges[i]} - below
-    members = [network.specs[i] for i in sorted(read) if decided[i] and network.graph.in_edges[i]]
-    return tuple(m.group.name for m in members if not m.tpm.is_random)
+    read = {edge.parent for i in descendants - {index} for edge in graph.in_edges[i]} - descendants
+    specs = [network.specs[i] for i in sorted(read) if decided[i] and network.graph.in_edges[i]]
+    return tuple(m.group.name for m in specs if not m.tpm.is_random)
 
 
 def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
-    """What is observed, where something is; else an output: by default what the module returns."""
+    """The observed groups; without observations an output, by default that of the module."""
     if corpus.evidence:
         return tuple(corpus.evidence)
     name = find_default_output(network) if output is None else output
-    member = network.get_spec(name)
-    if not member.shape and not member.tpm.is_random:
+    spec = network.get_spec(name)
+    if not spec.shape and not spec.tpm.is_random:
         raise BNetError("output", expected="a family of vectors, or a readout", actual=name)
     return (name,)
 
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """Sentences of one length, which they are, what the sites have as they are, and the full output."""
+    """Sentences of one length.
+
+    Args:
+        indices: Their indices.
+        batch: The sentences.
+        site_values: The values of the sites and side inputs with all heads on, by name.
+        full_output: The output with all heads on; None with observations.
+    """
 
     indices: Tensor
     batch: Batch
@@ -129,10 +141,10 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class GatedRuns:
-    """A net, its sites, the sentences (under torchrun this rank's share of them), and what tells how likely a run is.
+    """A net, its sites, the sentences (under torchrun those of this rank), and the targets of the likelihood.
 
-    Where something is observed `log P` of a sentence is `log P(y | x, gates)` of these `targets`, up to a constant;
-    else `- |f(gates) - f(all on)|^2 / 2` of an output f, or `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
+    With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without, it is
+    `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times `sigma^2`.
     """
 
     module: CompiledModule
@@ -144,95 +156,108 @@ class GatedRuns:
 
     @property
     def is_observed(self) -> bool:
-        """True where the families are observed; False where one is the output."""
+        """True if the targets are observed; False if the target is an output."""
         return bool(self.corpus.evidence)
 
     @torch.no_grad()
     def parts(self, max_words: int = WORDS_PER_PART, *, should_keep_values: bool = False) -> Iterator[CorpusPart]:
-        """The sentences in parts of about so many words, each run once with all heads on; the `should_keep_values` of the sites
-        are kept where they are asked for."""
-        kept = dict.fromkeys(
-            name for site in self.sites for name in (site.name, *site.side_inputs) if should_keep_values
-        )
+        """The sentences in parts of about `max_words` words, each run once with all heads on.
+
+        Args:
+            max_words: The number of words of a part.
+            should_keep_values: Whether parts contain the values of the sites and of their side inputs.
+        """
+        sites = self.sites if should_keep_values else ()
+        site_names = dict.fromkeys(name for site in sites for name in (site.name, *site.side_inputs))
         output = () if self.is_observed else self.targets
-        names, network = (*kept, *output), self.module.network
-        for which, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
-            found: list[Tensor] = []
+        names, network = (*site_names, *output), self.module.network
+        for indices, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
+            values: list[Tensor] = []
             if names:
-                course, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
-                found = [
-                    self.module.compute_output(course, *wanted) for wanted in zip(names, plan.outputs, strict=True)
-                ]
-            yield CorpusPart(which, corpus, dict(zip(kept, found, strict=False)), found[-1] if output else None)
+                execution, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
+                outputs = zip(names, plan.outputs, strict=True)
+                values = [self.module.compute_output(execution, *name_and_index) for name_and_index in outputs]
+            site_values = dict(zip(site_names, values, strict=False))
+            yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
 
     @torch.no_grad()
     def log_probs_by_setting(self, site: HeadSite, part: CorpusPart, gates: Tensor) -> Tensor:
-        """`log P` of each sentence of a part under each setting of a site's gates `[setting, head]`: in float64."""
+        """`log P` of each sentence of a part under each gate setting of a site.
+
+        Args:
+            site: The site; all other sites are on.
+            part: The sentences, with the values of the sites.
+            gates: `[setting, head]`.
+
+        Returns:
+            `[sentence, setting]` in float64.
+        """
         count = len(gates)
         corpus = part.batch.repeat(count)
+        # The heads of a slice are gated by setting their values to gates times values (`do`). The side inputs are set
+        # as well, so that only the descendants of the site are computed again.
         a = part.site_values[site.name]
-        a = a.expand(len(part), *a.shape[1:])  # one for all sentences, where it hangs on no word of theirs
+        a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)
-        own = a.dim() - 1 - len(site.plate_sizes)
-        gated = (a[:, None] * gates.reshape(1, count, *site.plate_sizes, *[1] * own)).flatten(0, 1)
-        beside = {name: part.site_values[name] for name in site.side_inputs}
-        set_ = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in beside.items()} | {site.name: gated}
+        num_dims = a.dim() - 1 - len(site.plate_sizes)
+        gated = (a[:, None] * gates.reshape(1, count, *site.plate_sizes, *[1] * num_dims)).flatten(0, 1)
+        side_values = {name: part.site_values[name] for name in site.side_inputs}
+        do = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in side_values.items()}
+        do[site.name] = gated
         full = None if part.full_output is None else part.full_output.repeat_interleave(count, 0)
-        return self._log_probs(corpus, full, do=set_).reshape(len(part), count).double()
+        return self._log_probs(corpus, full, do=do).reshape(len(part), count).double()
 
     def gated_log_probs(self, part: CorpusPart, gates: Tensor) -> Tensor:
         """`log P` of each sentence of a part under its own gates in all sites, `[sentence, site, head]`."""
-        told = {site.name: gates[:, k].reshape(len(gates), *site.plate_sizes) for k, site in enumerate(self.sites)}
-        return self._log_probs(part.batch, part.full_output, gates=told)
+        by_site = {site.name: gates[:, k].reshape(len(gates), *site.plate_sizes) for k, site in enumerate(self.sites)}
+        return self._log_probs(part.batch, part.full_output, gates=by_site)
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
-        """`log P` of each sentence; `full_output` is the output of the run in which all heads are on."""
-        course, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
+        """`log P` of each sentence; `full_output` is the output with all heads on."""
+        execution, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
         if not self.is_observed:
-            found = self.module.compute_output(
-                course, self.targets[0], plan.outputs[0]
-            )  # a value, log probabilities, a mean
-            apart = found - (found if full_output is None else full_output)
-            return -0.5 * apart.square().flatten(1).sum(-1).to(course.log_dtype)
-        total = torch.zeros(1, dtype=course.log_dtype, device=course.device)
+            # A value, log probabilities or a mean.
+            value = self.module.compute_output(execution, self.targets[0], plan.outputs[0])
+            difference = value - (value if full_output is None else full_output)
+            return -0.5 * difference.square().flatten(1).sum(-1).to(execution.log_dtype)
+        total = torch.zeros(1, dtype=execution.log_dtype, device=execution.device)
         for name in self.targets:
-            member = self.module.network.get_spec(name)
-            told = align_evidence(course, member, batch.evidence[name])
-            table = mask_unobserved(told, evidence_log_prob(course, member.group.index, member, told, ATOL))
+            spec = self.module.network.get_spec(name)
+            evidence = align_evidence(execution, spec, batch.evidence[name])
+            table = mask_unobserved(evidence, evidence_log_prob(execution, spec.group.index, spec, evidence, ATOL))
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
     def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """A run of a net that chooses nothing."""
-        course, plan = self.module.run(request)
+        """A run of a net without open choices."""
+        execution, plan = self.module.run(request)
         if plan.enumerated:
             name = self.module.network.specs[plan.enumerated[0]].group.name
             raise UnsupportedError(name, expected="a net that chooses nothing", actual="a choice that is open")
-        return course, plan
+        return execution, plan
 
     def log_prob_table(self, gates: Tensor, update_progress: Callable[[int], object]) -> Tensor:
-        """`log P` of each sentence of all ranks under each setting of a site's gates: `[site, sentence, setting]`."""
-        found = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
+        """`log P` of each sentence of all ranks under each gate setting of each site: `[site, sentence, setting]`."""
+        table = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.bytes_per_word()
-        for part in self.parts(
-            max(1, WORDS_PER_PART // len(gates)), should_keep_values=True
-        ):  # each word has so many settings
+        max_words = max(1, WORDS_PER_PART // len(gates))  # a word is computed once for each setting
+        for part in self.parts(max_words, should_keep_values=True):
             words = sum(x.shape[1] for x in part.batch.x.values())
-            most = max(1, min(WORDS_PER_PART, MEMORY_BUDGET // width) // max(1, words * len(part)))
+            chunk_size = max(1, min(WORDS_PER_PART, MEMORY_BUDGET // width) // max(1, words * len(part)))
             for k, site in enumerate(self.sites):
-                for start in range(0, len(gates), most):
-                    some = slice(start, start + most)
-                    found[k, part.indices, some] = self.log_probs_by_setting(site, part, gates[some]).cpu()
-                    update_progress(len(part) * len(gates[some]))
-        return self.ranks.all_gather(found.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else found
+                for start in range(0, len(gates), chunk_size):
+                    chunk = slice(start, start + chunk_size)
+                    table[k, part.indices, chunk] = self.log_probs_by_setting(site, part, gates[chunk]).cpu()
+                    update_progress(len(part) * len(gates[chunk]))
+        return self.ranks.all_gather(table.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else table
 
     def gradient_part_size(self) -> int:
-        """How many words go together where slopes are asked for, and what every slice makes is kept."""
+        """The number of words of a part for gradients, which need the activations of every slice."""
         return max(1, min(WORDS_PER_PART, MEMORY_BUDGET // (self.bytes_per_word() * len(self.sites))))
 
     def bytes_per_word(self) -> int:
-        """Bytes for each word of a run: a few of its widest values."""
+        """Bytes per word of a run: a few of its widest values."""
         network = self.module.network
-        sizes, members = network.graph.plate_sizes, [m for m in network.specs if m.group.word_stack is not None]
-        wide = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.group.plates) for m in members)
-        return 16 * wide * torch.finfo(network.default_dtype).bits // 8
+        sizes, specs = network.graph.plate_sizes, [m for m in network.specs if m.group.word_stack is not None]
+        width = max(math.prod(m.shape) * math.prod(sizes[p] for p in m.group.plates) for m in specs)
+        return 16 * width * torch.finfo(network.default_dtype).bits // 8

@@ -1,10 +1,10 @@
-"""What each head reads in sentences, `P(j | i)`, and what a word that is read is to its reader.
+"""The attention `P(j | i)` of each head in sentences, and the relation of each attended word j to word i.
 
-Sentences of one length are read at a time, so that no padding is read. Relations are in order, of which the first that
-holds counts; `other` is what none of them holds of, so of each word that is read exactly one relation holds.
+Sentences are batched by length, so that there is no padding. Relations are ordered: the first that holds for a pair of
+words counts, and `other` is the relation of pairs without any, so that each pair has exactly one relation.
 
-Where heads are a plate, a head is an entry of it; where a selector draws one, a head is a state of the selector, and
-what other choices (atoms, selectors of earlier slices) make of its reading is averaged as the net draws them.
+If heads are a plate, a head is an index of it. If a selector chooses one of the heads, a head is a state of the
+selector, and attention is averaged over the prior of all other choices (atoms, selectors of earlier slices).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -33,17 +34,15 @@ BoolTable = NDArray[np.bool_]
 
 OTHER = "other"
 ONE_STACK, TOKENS, SEPARATORS = "one stack", "tokens", "separators"
-MAX_ATTENTION_NUMEL, NUMEL_PER_PAIR = (
-    2**21,
-    16,
-)  # of the readings of a piece of the corpus; of what is told of each pair of words beside
+MAX_ATTENTION_NUMEL = 2**21  # elements of the attention tensors of one batch
+NUMEL_PER_PAIR = 16  # further elements for each pair of words, such as those of relation tables
 
 
 @dataclass(frozen=True)
 class AttentionNodes:
-    """The families by which slices read, one for each, with the selector whose states are its heads, if there is one.
+    """The node groups with attention, one for each slice, and the selector whose states are its heads, if there is one.
 
-    `stacks` are the one whose words read and the one whose words are read.
+    `stacks` are the stack of the attending words and that of the attended words.
     """
 
     specs: tuple[NodeSpec, ...]
@@ -53,68 +52,76 @@ class AttentionNodes:
 
 
 def find_attention_nodes(network: Network, role: str | None, slices: object) -> AttentionNodes:
-    """The families that read words in slices ("all", or some), of one role: refused where there are several."""
-    own = _attention_by_slice(network, role)
-    wanted = list(own) if isinstance(slices, str) and slices == "all" else parse_slices(slices, network)
-    for t in wanted:
-        if t not in own:
-            got, stem = f"slice {t}", next(iter(own.values())).group.stem
-            raise BNetError("slices", expected=f"slices in which {stem} reads", actual=got, allowed=f"{list(own)}")
-    members = tuple(own[t] for t in wanted)
-    selectors = tuple(_find_selector(network, member) for member in members)
+    """The node groups with attention over words in some slices (`"all"`, or indices), of one role."""
+    by_slice = _attention_by_slice(network, role)
+    requested = list(by_slice) if isinstance(slices, str) and slices == "all" else parse_slices(slices, network)
+    for t in requested:
+        if t not in by_slice:
+            actual, stem = f"slice {t}", next(iter(by_slice.values())).group.stem
+            expected = f"slices in which {stem} reads"
+            raise BNetError("slices", expected=expected, actual=actual, allowed=f"{list(by_slice)}")
+    specs = tuple(by_slice[t] for t in requested)
+    selectors = tuple(_find_selector(network, spec) for spec in specs)
     counts = {
         m.group.name: math.prod(network.graph.plate_sizes[plate] for plate in m.group.plates)
         if c is None
         else network.specs[c].tpm.states or 1
-        for m, c in zip(members, selectors, strict=True)
+        for m, c in zip(specs, selectors, strict=True)
     }
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise BNetError("slices", expected="slices with as many heads", actual=told)
-    first = members[0]
+        listing = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BNetError("slices", expected="slices with as many heads", actual=listing)
+    first = specs[0]
     read = network.specs[_get_attended_parent(first).index].group.word_stack or ""
-    return AttentionNodes(members, selectors, counts[first.group.name], (first.group.word_stack or "", read))
+    return AttentionNodes(specs, selectors, counts[first.group.name], (first.group.word_stack or "", read))
 
 
 def _attention_by_slice(network: Network, role: str | None) -> dict[int, NodeSpec]:
-    """The family that reads in each slice, of one role."""
-    found: dict[str, dict[int, NodeSpec]] = {}
-    for member in network.specs:
-        step = member.group.step
-        within = step is not None and 0 <= step < network.graph.slices[member.group.stack]
-        if step is not None and within and member.group.word_stack is not None and member.has_word_attention:
-            found.setdefault(member.group.stem, {})[step] = member
-    if not found:
+    """The node group with attention in each slice, of one role."""
+    by_role: dict[str, dict[int, NodeSpec]] = {}
+    for spec in network.specs:
+        step = spec.group.step
+        within = step is not None and 0 <= step < network.graph.slices[spec.group.stack]
+        if step is not None and within and spec.group.word_stack is not None and spec.has_word_attention:
+            by_role.setdefault(spec.group.stem, {})[step] = spec
+    if not by_role:
         kinds = sorted({type(m.tpm).__name__ for m in network.specs if (m.group.step or -1) >= 0})
         raise BNetError("net", expected="a TPM with P(j | i) in its slices", actual=", ".join(kinds) or "no slice")
-    if role is not None and role not in found:
-        raise unknown_name_error("role that reads", role, found)
-    if role is None and len(found) > 1:
-        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(found))
-    return found[role if role is not None else next(iter(found))]
+    if role is not None and role not in by_role:
+        raise unknown_name_error("role that reads", role, by_role)
+    if role is None and len(by_role) > 1:
+        raise BNetError("role", expected="which of them reads (role=)", actual="none", allowed=", ".join(by_role))
+    return by_role[role if role is not None else next(iter(by_role))]
 
 
 def _get_attended_parent(spec: NodeSpec) -> ParentSpec:
-    """The words that a family reads."""
+    """The parent over whose words a group attends."""
     slots = spec.tpm.attention_slots()
-    return next(given for given in spec.word_parents if given.slot in slots)
+    return next(parent for parent in spec.word_parents if parent.slot in slots)
 
 
 def _find_selector(network: Network, spec: NodeSpec) -> int | None:
-    """The choice whose states are the heads: the topmost of those that decide whom a slice reads, given its words."""
+    """The choice whose states are the heads, if there is one.
+
+    It is the topmost choice that decides the attention of a slice, given its words.
+    """
     if spec.group.plates:
         return None
-    inputs = [given for given in spec.parents if given.slot in spec.tpm.attention_slots()]
-    stack = [i for given in inputs for i in (given.index, *(selector for _, selector in given.pick))]
+    parents = [parent for parent in spec.parents if parent.slot in spec.tpm.attention_slots()]
+    stack = [i for parent in parents for i in (parent.index, *(selector for _, selector in parent.pick))]
     choices: set[int] = set()
-    passed: set[int] = set()
+    visited: set[int] = set()
     while stack:
         index = stack.pop()
-        family, above = network.specs[index].group, [bundle.parent for bundle in network.graph.in_edges[index]]
-        if index not in passed and not network.is_word_state(family):
-            passed.add(index)
+        group, parent_indices = network.specs[index].group, [edge.parent for edge in network.graph.in_edges[index]]
+        if index not in visited and not network.is_word_state(group):
+            visited.add(index)
             choices |= {index} if network.specs[index].tpm.kind == "discrete" else set()
-            stack.extend(i for i in above if network.specs[i].group.stem != family.stem)  # no selector's own past
+            stack.extend(
+                i for i in parent_indices if network.specs[i].group.stem != group.stem
+            )  # not the selector's own past
+    # Given the words, the topmost choice decides the head; choices below it (atoms) are averaged for each of its
+    # states.
     tops = [i for i in sorted(choices) if not network.graph.ancestors([i]) & choices]
     if len(tops) > 1:
         names = ", ".join(network.specs[i].group.name for i in tops)
@@ -123,129 +130,138 @@ def _find_selector(network: Network, spec: NodeSpec) -> int | None:
 
 
 def attention_mask(network: Network, spec: NodeSpec, words: Mapping[str, int]) -> Tensor:
-    """`[i, j]`: which words the mask lets each word read."""
-    given = _get_attended_parent(spec)
-    read = network.specs[given.index].group.word_stack or ""
-    return torch.tensor(given.reach.matrix(words[spec.group.word_stack or ""], words[read]))
+    """`[i, j]`: whether the mask lets word i attend to word j."""
+    parent = _get_attended_parent(spec)
+    read = network.specs[parent.index].group.word_stack or ""
+    return torch.tensor(parent.reach.matrix(words[spec.group.word_stack or ""], words[read]))
 
 
 @torch.no_grad()
 def compute_attention(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """The numbers of some sentences of one length, and `P(j | i)` of each slice, `[head, sentence, word, word]`."""
+    """`P(j | i)` of sentences, in batches of one length.
+
+    Args:
+        module: The compiled net.
+        nodes: The groups with attention.
+        sentences: The sentences.
+
+    Yields:
+        The indices of some sentences, and for each slice `[head, sentence, word, word]`.
+    """
     network = module.network
     lengths: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for k, intake in enumerate(sentences):
-        lengths.setdefault(tuple(intake.word_counts.items()), []).append(k)
-    for length, which in sorted(lengths.items()):
+    for k, sentence in enumerate(sentences):
+        lengths.setdefault(tuple(sentence.word_counts.items()), []).append(k)
+    for length, indices in sorted(lengths.items()):
         words = dict(length)
         n, m = (words[stack] for stack in nodes.stacks)
-        each = _count_joint_states(network, nodes, words) * len(nodes.specs) * nodes.num_heads + NUMEL_PER_PAIR
-        size = max(1, MAX_ATTENTION_NUMEL // (each * n * m))
-        for start in range(0, len(which), size):
-            some = which[start : start + size]
-            yield some, _compute_attention_part(module, nodes, [sentences[k] for k in some])
+        numel = _count_joint_states(network, nodes, words) * len(nodes.specs) * nodes.num_heads + NUMEL_PER_PAIR
+        size = max(1, MAX_ATTENTION_NUMEL // (numel * n * m))
+        for start in range(0, len(indices), size):
+            chunk = indices[start : start + size]
+            yield chunk, _compute_attention_part(module, nodes, [sentences[k] for k in chunk])
 
 
 def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[str, int]) -> int:
-    """How many joint states of choices a reading hangs on, beside its heads; refused past the budget."""
-    most = 1
-    for member, selector in zip(nodes.specs, nodes.selectors, strict=True):
-        above = network.graph.ancestors([member.group.index]) - {selector}
-        free = [i for i in above if network.specs[i].tpm.kind == "discrete"]
-        count = math.prod(network.count_states(i, words) for i in free)
+    """The number of joint states of the choices above an attention, except its heads; refused above the budget."""
+    maximum = 1
+    for spec, selector in zip(nodes.specs, nodes.selectors, strict=True):
+        ancestors = network.graph.ancestors([spec.group.index]) - {selector}
+        choices = [i for i in ancestors if network.specs[i].tpm.kind == "discrete"]
+        count = math.prod(network.count_states(i, words) for i in choices)
         if count > BUDGET:
-            names = ", ".join(network.specs[i].group.name for i in sorted(free)[:6])
-            wanted = f"at most {BUDGET} joint states of what is drawn above them ({names})"
-            what = f"readings of {member.group.name}"
-            raise BudgetError(what, expected=wanted, actual=f"{count}", allowed="slices= of the first ones")
-        most = max(most, count)
-    return most
+            names = ", ".join(network.specs[i].group.name for i in sorted(choices)[:6])
+            expected = f"at most {BUDGET} joint states of what is drawn above them ({names})"
+            subject = f"readings of {spec.group.name}"
+            raise BudgetError(subject, expected=expected, actual=f"{count}", allowed="slices= of the first ones")
+        maximum = max(maximum, count)
+    return maximum
 
 
 def _compute_attention_part(
     module: CompiledModule, nodes: AttentionNodes, sentences: Sequence[EncodedSentence]
 ) -> list[Tensor]:
-    """`P(j | i)` of sentences of one length, slice by slice."""
+    """`P(j | i)` of sentences of one length, for each slice."""
     network, device = module.network, module.network.device
-    indices = {member.group.index for member in nodes.specs}
-    above = network.graph.ancestors(indices)
-    free = {i for i in above if network.specs[i].tpm.kind == "discrete"}
-    drawn = {m.group.index for m in nodes.specs if m.tpm.kind == "discrete"}
-    parents = {given.index for i in drawn for given in network.specs[i].parents}
-    given = {name: torch.stack([each.given[name] for each in sentences]).to(device) for name in sentences[0].given}
-    told = {network.get_spec(name).group.word_stack for name in given}
+    indices = {spec.group.index for spec in nodes.specs}
+    ancestors = network.graph.ancestors(indices)
+    choices = {i for i in ancestors if network.specs[i].tpm.kind == "discrete"}
+    discrete = {m.group.index for m in nodes.specs if m.tpm.kind == "discrete"}
+    parents = {parent.index for i in discrete for parent in network.specs[i].parents}
+    given = {name: torch.stack([s.given[name] for s in sentences]).to(device) for name in sentences[0].given}
+    filled = {network.get_spec(name).group.word_stack for name in given}
     request = ExecutionRequest(
-        tuple(network.specs[i].group.name for i in sorted(free | parents)),
+        tuple(network.specs[i].group.name for i in sorted(choices | parents)),
         {
             s: torch.zeros(len(sentences), n, device=device)
             for s, n in sentences[0].word_counts.items()
-            if s not in told
+            if s not in filled
         },
         given=given,
-        record_attention=frozenset(indices - drawn),
-        enumerate_too=frozenset(free),
+        record_attention=frozenset(indices - discrete),
+        enumerate_too=frozenset(choices),
         training=False,
     )
-    course, _ = module.run(request)
+    execution, _ = module.run(request)
     pairs = zip(nodes.specs, nodes.selectors, strict=True)
-    return [_attention_by_head(course, member, selector, nodes.num_heads, len(sentences)) for member, selector in pairs]
+    return [_attention_by_head(execution, spec, selector, nodes.num_heads, len(sentences)) for spec, selector in pairs]
 
 
 def _attention_by_head(
     state: ExecutionState, spec: NodeSpec, selector: int | None, num_heads: int, batch_size: int
 ) -> Tensor:
-    """`P(j | i)` of each head, what other choices make of it averaged: `[head, batch, word, word read]`."""
-    layout, found, family = state.layout, _attention_weights(state, spec), spec.group
-    shares = _choice_probabilities(state, found, selector)
-    if shares is not None:
-        found = found * shares[..., None].to(found.dtype)
-    place = None if selector is None else layout.enumerated.index(selector)
-    rest = [k for k in range(layout.batch_dim) if k != place and found.shape[k] > 1]
-    found = found.sum(rest, keepdim=True) if rest else found
+    """`P(j | i)` of each head, averaged over the other choices: `[head, batch, word, word read]`."""
+    layout, attention, group = state.layout, _attention_weights(state, spec), spec.group
+    probs = _choice_probabilities(state, attention, selector)
+    if probs is not None:
+        attention = attention * probs[..., None].to(attention.dtype)
+    dim = None if selector is None else layout.enumerated.index(selector)
+    other_dims = [k for k in range(layout.batch_dim) if k != dim and attention.shape[k] > 1]
+    attention = attention.sum(other_dims, keepdim=True) if other_dims else attention
     full = [1] * layout.rank
-    full[layout.batch_dim], full[layout.word_dim] = batch_size, state.word_counts[family.word_stack or ""]
-    sizes = {layout.axis(plate): state.network.graph.plate_sizes[plate] for plate in family.plates}
-    if place is not None and not sizes:
-        sizes = {place: num_heads}
+    full[layout.batch_dim], full[layout.word_dim] = batch_size, state.word_counts[group.word_stack or ""]
+    sizes = {layout.axis(plate): state.network.graph.plate_sizes[plate] for plate in group.plates}
+    if dim is not None and not sizes:
+        sizes = {dim: num_heads}
     for axis, size in sizes.items():
         full[axis] = size
-    found = found.expand(*full, found.shape[-1]).movedim([*sizes], tuple(range(len(sizes))))
-    return found.reshape(-1, batch_size, *found.shape[-2:])
+    attention = attention.expand(*full, attention.shape[-1]).movedim([*sizes], tuple(range(len(sizes))))
+    return attention.reshape(-1, batch_size, *attention.shape[-2:])
 
 
 def _attention_weights(state: ExecutionState, spec: NodeSpec) -> Tensor:
-    """`P(j | i)` in the layout: of a deterministic family as the course kept it."""
+    """`P(j | i)` in the layout; of a deterministic group, as the execution recorded it."""
     weights = state.attention_weights.get(spec.group.index)
     if spec.tpm.kind == "discrete":
-        at, parents = gather_parents(state, spec)
-        weights = spec.tpm.attention_weights(at, *parents)
+        context, parents = gather_parents(state, spec)
+        weights = spec.tpm.attention_weights(context, *parents)
     if weights is None:
-        wanted, got = "a family that reads all words at once", "one that is computed word after word"
-        raise UnsupportedError(spec.group.name, expected=wanted, actual=got)
+        expected, actual = "a family that reads all words at once", "one that is computed word after word"
+        raise UnsupportedError(spec.group.name, expected=expected, actual=actual)
     return state.layout.pad_dims(weights, 1)
 
 
 def _choice_probabilities(state: ExecutionState, attention: Tensor, selector: int | None) -> Tensor | None:
-    """`P(other choices | head)`, of the choices on which a reading hangs; None where there are no others."""
-    layout, graph, members = state.layout, state.network.graph, state.network.specs
-    own = {i for k, i in enumerate(layout.enumerated) if attention.shape[k] > 1}
-    needed = {i for i in layout.enumerated if i in graph.ancestral_set(own)}
+    """`P(other choices | head)`, of the choices that the attention depends on; None without other choices."""
+    layout, graph, specs = state.layout, state.network.graph, state.network.specs
+    decisive = {i for k, i in enumerate(layout.enumerated) if attention.shape[k] > 1}
+    needed = {i for i in layout.enumerated if i in graph.ancestral_set(decisive)}
     if needed <= {selector}:
         return None
     root = selector is not None and not graph.ancestors([selector]) & needed
-    logs = [log_prior(state, i, members[i]) for i in sorted(needed) if not (root and i == selector)]
+    logs = [log_prior(state, i, specs[i]) for i in sorted(needed) if not (root and i == selector)]
     total = torch.stack(torch.broadcast_tensors(*logs)).sum(0)
     if root or selector is None:
         return total.exp()
-    others = [k for k in range(layout.batch_dim) if k != layout.enumerated.index(selector)]
-    return (total - total.logsumexp(others, keepdim=True)).exp()
+    other_dims = [k for k in range(layout.batch_dim) if k != layout.enumerated.index(selector)]
+    return (total - total.logsumexp(other_dims, keepdim=True)).exp()
 
 
 @dataclass(frozen=True)
 class QueryKeyTokens:
-    """The words that read and the words that are read, of one sentence: their tokens, and which are separators."""
+    """The tokens of the attending and of the attended words of a sentence, and which of them are separators."""
 
     query_tokens: tuple[str, ...]
     key_tokens: tuple[str, ...]
@@ -259,14 +275,14 @@ class QueryKeyTokens:
     @property
     def distance(self) -> RelationCodes:
         """`j - i`."""
-        found: RelationCodes = np.subtract.outer(np.arange(len(self.query_tokens)), np.arange(len(self.key_tokens)))
-        return -found
+        offsets: RelationCodes = np.subtract.outer(np.arange(len(self.query_tokens)), np.arange(len(self.key_tokens)))
+        return -offsets
 
 
 def _has_same_token(pair: QueryKeyTokens) -> BoolTable:
-    """Another word with the same token; in another stack, any word with it."""
-    alike: BoolTable = np.array(pair.query_tokens)[:, None] == np.array(pair.key_tokens)[None, :]
-    return alike & (pair.distance != 0) if pair.is_self_attention else alike
+    """Another word with the same token; in cross-attention, any word with it."""
+    is_same: BoolTable = np.array(pair.query_tokens)[:, None] == np.array(pair.key_tokens)[None, :]
+    return is_same & (pair.distance != 0) if pair.is_self_attention else is_same
 
 
 # What each relation needs to have a meaning, and where it holds.
@@ -286,7 +302,9 @@ DEFAULT_RELATIONS = ("same", "previous", "next", "first", "separator", "same tok
 
 @dataclass(frozen=True)
 class Relations:
-    """Relations in order, `other` last; `left_out` says of the default ones that have no meaning here why."""
+    """Relations in order, `other` last; `left_out` gives the reason of each default relation that has no meaning
+    here.
+    """
 
     tables: Mapping[str, Callable[[QueryKeyTokens], BoolTable]]
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -296,36 +314,40 @@ class Relations:
         return *self.tables, OTHER
 
     def codes(self, pair: QueryKeyTokens, subject: str) -> RelationCodes:
-        """The number of the relation of each reader i and each word j that is read, `[i, j]`."""
-        held = [_check_table(table(pair), pair, f"relation {name!r}, {subject}") for name, table in self.tables.items()]
-        found: RelationCodes = np.argmax(np.stack([*held, np.ones(pair.shape, dtype=bool)]), axis=0)
-        return found
+        """The index of the relation of each pair of words, `[i, j]`."""
+        tables = [_check_table(fn(pair), pair, f"relation {name!r}, {subject}") for name, fn in self.tables.items()]
+        result: RelationCodes = np.argmax(np.stack([*tables, np.ones(pair.shape, dtype=bool)]), axis=0)
+        return result
 
 
 def resolve_relations(requested: object, missing: Mapping[str, str]) -> Relations:
-    """The relations that are asked for: none for the default ones, a list of names, or a mapping from names to what
-    says where they hold; `missing` says why there is no meaning to relations that need something."""
+    """The requested relations.
+
+    Args:
+        requested: None for the default ones, a list of names, or a mapping from names to definitions.
+        missing: Requirement of relations -> why it is missing.
+    """
     if requested is None:
-        left = {name: missing[RELATIONS[name][0]] for name in DEFAULT_RELATIONS if RELATIONS[name][0] in missing}
-        return Relations({name: RELATIONS[name][1] for name in DEFAULT_RELATIONS if name not in left}, left)
+        left_out = {name: missing[RELATIONS[name][0]] for name in DEFAULT_RELATIONS if RELATIONS[name][0] in missing}
+        return Relations({name: RELATIONS[name][1] for name in DEFAULT_RELATIONS if name not in left_out}, left_out)
     if isinstance(requested, str) or not isinstance(requested, Sequence | Mapping):
-        wanted = "a list of relations, or a mapping from names to what says where they hold"
-        raise BNetError("relations", expected=wanted, actual=requested, allowed=", ".join(RELATIONS))
+        expected = "a list of relations, or a mapping from names to what says where they hold"
+        raise BNetError("relations", expected=expected, actual=requested, allowed=", ".join(RELATIONS))
     named = requested if isinstance(requested, Mapping) else {name: name for name in requested if name != OTHER}
-    tables = {name: _resolve_relation(name, told, missing) for name, told in named.items()}
+    tables = {name: _resolve_relation(name, relation, missing) for name, relation in named.items()}
     if not tables:
-        wanted = f"at least one beside {OTHER!r}"
-        raise BNetError("relations", expected=wanted, actual="none", allowed=", ".join(RELATIONS))
+        expected = f"at least one beside {OTHER!r}"
+        raise BNetError("relations", expected=expected, actual="none", allowed=", ".join(RELATIONS))
     return Relations(tables)
 
 
 def _resolve_relation(
     name: object, relation: object, missing: Mapping[str, str]
 ) -> Callable[[QueryKeyTokens], BoolTable]:
-    """Where one relation holds: as one of ours, a Reach, or a function of the tokens says."""
+    """The table function of one relation: a predefined one, a Reach, or a function of the tokens."""
     if not isinstance(name, str) or not name or name == OTHER:
-        wanted = f"a name for each relation; {OTHER!r} is what no relation holds of"
-        raise BNetError("relations", expected=wanted, actual=name)
+        expected = f"a name for each relation; {OTHER!r} is what no relation holds of"
+        raise BNetError("relations", expected=expected, actual=name)
     if isinstance(relation, str):
         if relation not in RELATIONS:
             raise unknown_name_error("relation", relation, RELATIONS)
@@ -336,20 +358,18 @@ def _resolve_relation(
     if isinstance(relation, Reach):
         return lambda pair: relation.matrix(*pair.shape)
     if not callable(relation):
-        wanted = "a function of the tokens, a Reach, or the name of a relation"
-        raise BNetError(f"relation {name!r}", expected=wanted, actual=relation, allowed=", ".join(RELATIONS))
-    return lambda pair: (
-        relation(pair.query_tokens) if pair.is_self_attention else relation(pair.query_tokens, pair.key_tokens)
-    )
+        expected = "a function of the tokens, a Reach, or the name of a relation"
+        raise BNetError(f"relation {name!r}", expected=expected, actual=relation, allowed=", ".join(RELATIONS))
+    return lambda pair: relation(*[pair.query_tokens, pair.key_tokens][: 1 if pair.is_self_attention else 2])
 
 
 def _check_table(value: object, pair: QueryKeyTokens, subject: str) -> BoolTable:
-    """A table of booleans for all pairs of words, or the error that says which one is none."""
-    wanted = f"a table of booleans of shape {pair.shape}"
+    """A boolean table over all pairs of words; an error that names an invalid relation."""
+    expected = f"a table of booleans of shape {pair.shape}"
     try:
         table = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BNetError(subject, expected=wanted, actual=value) from error
+        raise BNetError(subject, expected=expected, actual=value) from error
     if table.dtype != bool or table.shape != pair.shape:
-        raise BNetError(subject, expected=wanted, actual=f"{table.dtype} of shape {table.shape}")
+        raise BNetError(subject, expected=expected, actual=f"{table.dtype} of shape {table.shape}")
     return table

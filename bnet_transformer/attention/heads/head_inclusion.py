@@ -1,24 +1,20 @@
-"""`inclusion`: a net that sums heads and sentences in, the posterior of each head's gate out, and measures beside it.
+"""`inclusion`: the posterior of each head's gate in a net that sums its heads, with ablation and gradient importance.
 
-Ablation is what it costs to shut a head off. Importance is how steep the loss is along a gate (Michel, Levy and Neubig
-2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, or `E_x |a^T d loss / d a|`.
-Where nothing is observed the loss has no slope there, for it is measured against the full net: then `y` is drawn from
-`Normal(f(all on), sigma)`, several times for each sentence.
+Ablation is the loss of log probability when a head is off. Importance is the mean slope of the loss along a gate
+(Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, which is
+`E_x |a^T d loss / d a|`. Without observations the loss is the distance from the full net, whose slope is zero there:
+then `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
 """
 
 from __future__ import annotations
 
-import html
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
 from bnet_transformer._core.hashing import derive_seed
@@ -32,25 +28,23 @@ from bnet_transformer.attention.heads.gate_posterior import (
     relaxed_gate_posterior,
 )
 from bnet_transformer.attention.heads.gated_runs import CorpusPart, GatedRuns, find_head_sites, infer_targets
+from bnet_transformer.attention.heads.head_tables import MEASURES, Damage, Inclusion
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import ObservedMode, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.declare import Network, as_network
-from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.learning.training.configs import LoopConfig
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
-MEASURES = ("log Bayes factor", "gradient importance", "ablation")
-MAX_HEADS = 12  # heads of a slice, for all settings of their gates
-BUDGET = 2**17  # runs of one slice: sentences times settings
-MAX_SIGMA_RATIO = (
-    1e4  # times what a head moves the output by: sigmas beyond tell nothing, or no number holds what they tell
-)
-IDLE_TOLERANCE = 1e-6  # of the most that a head changes: what less is nothing
-OUTPUT_SAMPLES = 8  # of y, for each sentence of which nothing is observed
+MAX_HEADS = 12  # heads of a slice, up to which all gate settings are enumerated
+BUDGET = 2**17  # runs of one slice: sentences x settings
+MAX_SIGMA_RATIO = 1e4  # sigmas further from the effect of a head carry no information, or overflow
+IDLE_TOLERANCE = 1e-6  # fraction of the maximum effect of a head below which a head is idle
+OUTPUT_SAMPLES = 8  # sampled outputs of each sentence without observations
 NORMAL_AROUND = "Normal around "
 INCLUSION_METHODS = ("exact", "svi")
 CreateProgressBar = Callable[[str, int], Any]  # a progress bar by its unit and its total
@@ -73,28 +67,28 @@ def inclusion(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Inclusion:
-    """The posterior of `rho`, the share of sentences in which each head is in, and two other measures beside it.
+    """The posterior of `rho`, the fraction of sentences in which each head is on, with two other measures.
 
-    The likelihood is that of what is observed (of the next words, for a net that tells them); where nothing is, or
-    `output` or `sigma` asks for it, a Normal around what the full net makes of the family `output`.
+    The likelihood is that of the observations (for a language model, of the next words). Without observations, or if
+    `output` or `sigma` is given, it is a Normal around the output of the full net at the group `output`.
 
     Args:
         net: A net that sums its heads.
-        sentences: Text, lists, ids or vectors, or pairs with what is observed.
+        sentences: Text, lists, ids or vectors, or pairs with observations.
         method: `"exact"` sums over all gates of a slice, the other slices being on; `"svi"` takes all slices at once.
         sigma: The spread around the output of the full net; None for the root mean square distance by which that moves
             when one head is off.
         output: The family of that output, such as x_6; None for what the module returns.
         role: Of several kinds of heads those of one role, such as dec_cross_a.
         interval: The probability of intervals.
-        draws: Draws of the posterior.
-        rounds: Rounds of `"svi"`.
+        draws: The number of posterior samples.
+        rounds: The number of rounds of `"svi"`.
         budget: The most runs, sentences x 2^heads, of a slice that `"exact"` may take.
         seed: The seed of the draws.
-        progress: Show a bar: in a terminal (None), always or never.
+        progress: Show a progress bar: None for only in a terminal.
 
     Returns:
-        The posterior, with gradient importance and ablation beside it.
+        The posterior, with gradient importance and ablation.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])
@@ -115,29 +109,29 @@ def inclusion(
     check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.num_heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, check_int("budget", budget))
-    with distributed_context(network.device) as here:
-        bars = _create_bars(progress, here)
-        told_by = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
-        here.assert_same("inclusion", net=network, data=runs.corpus, settings=told_by)
-        own, generator = _shard_runs(runs, here), torch.Generator().manual_seed(seed)
+    with distributed_context(network.device) as ranks:
+        bars = _create_bars(progress, ranks)
+        settings = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
+        ranks.assert_same("inclusion", net=network, data=runs.corpus, settings=settings)
+        local_runs, generator = _shard_runs(runs, ranks), torch.Generator().manual_seed(seed)
         if method == "exact":
-            found, lost, idle, sigma = _infer_exactly(own, sigma, draws, generator, bars)
+            estimate, losses, idle, sigma = _infer_exactly(local_runs, sigma, draws, generator, bars)
         else:
-            found, lost, idle, sigma = _infer_by_svi(own, sigma, draws, rounds, generator, bars)
-        with bars("sentences", len(own.corpus)) as bar:
-            steep, error = importance(own, sigma, seed, bar.update)
-    ablated, ablation_error = mean_and_error(lost)
+            estimate, losses, idle, sigma = _infer_by_svi(local_runs, sigma, draws, rounds, generator, bars)
+        with bars("sentences", len(local_runs.corpus)) as bar:
+            slopes, error = importance(local_runs, sigma, seed, bar.update)
+    ablation_mean, ablation_error = mean_and_error(losses)
     return Inclusion(
-        slices=tuple(site.name for site in own.sites),
+        slices=tuple(site.name for site in local_runs.sites),
         method=method,
-        sentences=len(lost),
-        likelihood=_describe_likelihood(own),
+        sentences=len(losses),
+        likelihood=_describe_likelihood(local_runs),
         sigma=sigma,
         interval=float(interval),
-        **vars(found),
-        importance=steep,
+        **vars(estimate),
+        importance=slopes,
         importance_error=error,
-        ablation=ablated,
+        ablation=ablation_mean,
         ablation_error=ablation_error,
         idle=idle,
         network=network,
@@ -150,65 +144,80 @@ def _create_bars(progress: bool | None, ranks: DistributedContext) -> CreateProg
     return lambda unit, total: loop.progress_bar(ranks, total, 0, f" {unit}")
 
 
-InclusionEstimate = tuple[
-    GatePosterior, Tensor, Tensor, float | None
-]  # with the nats lost, the idle heads, the spread of the output
+# The posterior, the loss in nats of each head off, which heads are idle, and the spread of the output.
+InclusionEstimate = tuple[GatePosterior, Tensor, Tensor, float | None]
 
 
 def _infer_exactly(
     runs: GatedRuns, sigma: float | None, draws: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """By all settings of the gates of a slice, slice by slice."""
+    """The estimate from all gate settings of a slice, slice by slice."""
     heads, gates = runs.num_heads, gate_settings(runs.num_heads)
     with bars("runs", len(runs.corpus) * len(gates) * len(runs.sites)) as bar:
         table = runs.log_prob_table(gates, bar.update)
     off = (len(gates) - 1) - 2 ** torch.arange(heads)
-    lost = (table[..., -1:] - table[..., off]).transpose(0, 1)
-    sigma, scale = _resolve_sigma(runs, lost, sigma)
+    losses = (table[..., -1:] - table[..., off]).transpose(0, 1)
+    sigma, scale = _resolve_sigma(runs, losses, sigma)
     with bars("posteriors", len(runs.sites) * (1 + heads)) as bar:
-        each = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
+        posteriors = [exact_gate_posterior(scale * log, draws, generator, bar.update) for log in table]
     dims = {"rho": 1, "log_bayes": 0, "error": 0, "inclusion": 1, "interaction": 0}
-    found = GatePosterior(
-        **{name: torch.stack([getattr(one, name) for one in each], dim) for name, dim in dims.items()}
+    posterior = GatePosterior(
+        **{
+            name: torch.stack([getattr(slice_posterior, name) for slice_posterior in posteriors], dim)
+            for name, dim in dims.items()
+        }
     )
     halves = (table.unflatten(-1, (-1, 2, 2**head)) for head in range(heads))
     change = torch.stack([(half[..., 1, :] - half[..., 0, :]).abs().amax((1, 2, 3)) for half in halves], 1)
-    return found, scale * lost, change <= IDLE_TOLERANCE * change.max(), sigma
+    return posterior, scale * losses, change <= IDLE_TOLERANCE * change.max(), sigma
 
 
 def _infer_by_svi(
     runs: GatedRuns, sigma: float | None, draws: int, rounds: int, generator: torch.Generator, bars: CreateProgressBar
 ) -> InclusionEstimate:
-    """All slices at once, by relaxed gates."""
+    """The estimate of all slices at once, by relaxed gates."""
     with bars("runs", len(runs.corpus) * (runs.num_heads + 1) * len(runs.sites)) as bar:
-        lost = ablation(runs, bar.update)
-    sigma, scale = _resolve_sigma(runs, lost, sigma)
+        losses = ablation(runs, bar.update)
+    sigma, scale = _resolve_sigma(runs, losses, sigma)
     with bars("runs", len(runs.corpus) * count_passes(runs.num_heads * len(runs.sites)) * rounds) as bar:
-        found = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
-    change = lost.abs().amax(0)
-    idle = (change <= IDLE_TOLERANCE * change.max()) & (found.log_bayes.abs() < IDLE_TOLERANCE)
-    return found, scale * lost, idle, sigma
+        posterior = relaxed_gate_posterior(runs, scale, rounds, draws, generator, bar.update)
+    change = losses.abs().amax(0)
+    idle = (change <= IDLE_TOLERANCE * change.max()) & (posterior.log_bayes.abs() < IDLE_TOLERANCE)
+    return posterior, scale * losses, idle, sigma
 
 
 def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tuple[float | None, float]:
-    """The spread around the output, as it was told or so that one head off moves the output by it on average; and what
-    `log P` of a run is multiplied by, for runs have the square of the distance from the full output."""
+    """The standard deviation around the output, and the factor by which `log P` of a run is multiplied.
+
+    The default is the root mean square distance by which one head moves the output. Runs return half the negative
+    square of that distance, so the factor is `sigma^-2`.
+    """
     if runs.is_observed:
         return None, 1.0
-    name, found = runs.targets[0], float((2 * losses.mean()).sqrt())
-    if not found > 0:
+    name, rms = runs.targets[0], float((2 * losses.mean()).sqrt())
+    if not rms > 0:
         raise BNetError("output", expected="a family that a head moves when it is off", actual=name)
-    sigma = found if sigma is None else float(sigma)
-    if not found / MAX_SIGMA_RATIO <= sigma <= found * MAX_SIGMA_RATIO:
-        wanted = f"a number from {found / MAX_SIGMA_RATIO:.3g} to {found * MAX_SIGMA_RATIO:.3g}, for one head off moves {name} by {found:.3g}"
-        raise BNetError("sigma", expected=wanted, actual=sigma)
+    sigma = rms if sigma is None else float(sigma)
+    if not rms / MAX_SIGMA_RATIO <= sigma <= rms * MAX_SIGMA_RATIO:
+        bounds = f"a number from {rms / MAX_SIGMA_RATIO:.3g} to {rms * MAX_SIGMA_RATIO:.3g}"
+        expected = f"{bounds}, for one head off moves {name} by {rms:.3g}"
+        raise BNetError("sigma", expected=expected, actual=sigma)
     return sigma, sigma**-2
 
 
 def damage(
     result: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
-    """What it costs sentences (by default those of the measures) to shut off the heads that are held least of.
+    """The loss of sentences when the heads that rank lowest are off.
+
+    Args:
+        result: The result of `inclusion`.
+        sentences: Other sentences; by default those of the result.
+        counts: The numbers of heads that are off; by default all.
+        progress: Show a progress bar: None for only in a terminal.
+
+    Returns:
+        The mean loss in nats for each measure and count.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.attention import damage
@@ -218,46 +227,45 @@ def damage(
     """
     if not isinstance(result, Inclusion):
         raise BNetError("damage", expected="what bt.inclusion found", actual=result)
-    around = result.sigma is not None
-    output = result.likelihood.removeprefix(NORMAL_AROUND) if around else None
+    is_normal = result.sigma is not None
+    output = result.likelihood.removeprefix(NORMAL_AROUND) if is_normal else None
     data = result.data if sentences is None else sentences
     roles = {result.network.graph.get_group(name).stem for name in result.slices}
     role = min(roles) if len(roles) == 1 else None
-    runs = create_runs(result.network, data, output, role, should_observe=not around, sites=result.slices)
+    runs = create_runs(result.network, data, output, role, should_observe=not is_normal, sites=result.slices)
     if _describe_likelihood(runs) != result.likelihood:
-        wanted, got = (
-            f"sentences with {result.likelihood}, as the measures had them",
-            f"sentences with {_describe_likelihood(runs)}",
-        )
-        raise BNetError("sentences", expected=wanted, actual=got)
+        expected = f"sentences with {result.likelihood}, as the measures had them"
+        actual = f"sentences with {_describe_likelihood(runs)}"
+        raise BNetError("sentences", expected=expected, actual=actual)
     scale = 1.0 if result.sigma is None else result.sigma**-2
     heads = result.log_bayes.numel()
     counts = range(heads + 1) if counts is None else counts
     numbers = check_sequence("counts", counts, int, lambda k: check_int("counts", k, minimum=0))
     if not numbers or max(numbers) > heads:
-        most = f"numbers of heads that are off, at most the {heads} that there are"
-        raise BNetError("counts", expected=most, actual=counts)
+        expected = f"numbers of heads that are off, at most the {heads} that there are"
+        raise BNetError("counts", expected=expected, actual=counts)
     order = {name: rank_heads(result.measure(name)) for name in MEASURES}
     gates = torch.ones(len(MEASURES), len(numbers), *result.log_bayes.shape, dtype=result.network.dtype)
-    for m, places in enumerate(order.values()):
+    for m, ranked in enumerate(order.values()):
         for k, off in enumerate(numbers):
-            for at in places[:off]:
-                gates[(m, k, *at)] = 0.0
-    every = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with distributed_context(result.network.device) as here, torch.no_grad():
-        here.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, around))
-        shared = _shard_runs(runs, here)
-        losses = torch.zeros(len(shared.corpus), len(every) - 1, dtype=torch.float64)
-        with _create_bars(progress, here)("sentences", len(shared.corpus)) as bar:
-            for part in shared.parts():
-                full, *each = (shared.gated_log_probs(part, g.expand(len(part), -1, -1).to(here.device)) for g in every)
-                losses[part.indices] = (scale * (full - torch.stack(each)).double().cpu()).T
+            for head in ranked[:off]:
+                gates[(m, k, *head)] = 0.0
+    settings = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
+    with distributed_context(result.network.device) as ranks, torch.no_grad():
+        ranks.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, is_normal))
+        local_runs = _shard_runs(runs, ranks)
+        losses = torch.zeros(len(local_runs.corpus), len(settings) - 1, dtype=torch.float64)
+        with _create_bars(progress, ranks)("sentences", len(local_runs.corpus)) as bar:
+            for part in local_runs.parts():
+                rows = (g.expand(len(part), -1, -1).to(ranks.device) for g in settings)
+                full, *log_probs = (local_runs.gated_log_probs(part, row) for row in rows)
+                losses[part.indices] = (scale * (full - torch.stack(log_probs)).double().cpu()).T
                 bar.update(len(part))
-        every_loss = here.all_gather(losses)
+        all_losses = ranks.all_gather(losses)
     shape = gates.shape[:2]
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
-    mean, error = (each.reshape(shape) for each in mean_and_error(every_loss))
-    return Damage(("measure", "heads off"), labels, mean, error, len(every_loss), order)
+    mean, error = (values.reshape(shape) for values in mean_and_error(all_losses))
+    return Damage(("measure", "heads off"), labels, mean, error, len(all_losses), order)
 
 
 def _describe_likelihood(runs: GatedRuns) -> str:
@@ -267,7 +275,7 @@ def _describe_likelihood(runs: GatedRuns) -> str:
 
 
 def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
-    """The runs of this rank's share of the sentences, on its device."""
+    """The runs of this rank's sentences, on its device."""
     if ranks.world_size == 1:
         return runs
     corpus = ranks.shard(runs.corpus).to(ranks.device)
@@ -275,7 +283,7 @@ def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
 
 
 def _compile_frozen(network: Network) -> CompiledModule:
-    """The compiled net, of whose parameters no gradient is asked."""
+    """The compiled net, in evaluation mode and without gradients of parameters."""
     return CompiledModule(network).eval().requires_grad_(False)
 
 
@@ -288,39 +296,39 @@ def create_runs(
     should_observe: bool = True,
     sites: tuple[str, ...] | None = None,
 ) -> GatedRuns:
-    """The runs of a net whose heads are gated: its sites, the sentences, how likely they are."""
+    """The gated runs of a net: its sites, the sentences and their likelihood."""
     network.check_single_dtype()
     check_has_words(network, "sentences")
     if not should_observe and not isinstance(sentences, Batch) and has_observed(infer_task(network), sentences):
-        alone = "sentences alone, where sigma= or output= asks for the output of the net"
-        raise BNetError("sentences", expected=alone, actual="pairs of sentences and what is observed of them")
+        expected = "sentences alone, where sigma= or output= asks for the output of the net"
+        raise BNetError("sentences", expected=expected, actual="pairs of sentences and what is observed of them")
     needs: ObservedMode = "optional" if should_observe else "none"
     corpus = read_batch(network, sentences, "sentences", observed=needs, missing_option=None, mask_padding=True)
-    families = infer_targets(network, corpus, output)
-    wanted = [network.graph.get_group(name).index for name in families]
-    found = find_head_sites(network, role, wanted)
-    found = found if sites is None else tuple(site for site in found if site.name in sites)
-    return GatedRuns(_compile_frozen(network), found, corpus.to(network.device), families, found[0].num_heads)
+    targets = infer_targets(network, corpus, output)
+    indices = [network.graph.get_group(name).index for name in targets]
+    head_sites = find_head_sites(network, role, indices)
+    head_sites = head_sites if sites is None else tuple(site for site in head_sites if site.name in sites)
+    return GatedRuns(_compile_frozen(network), head_sites, corpus.to(network.device), targets, head_sites[0].num_heads)
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
-    """Refuse more settings, or more runs, than are summed exactly."""
-    what, other = "method='exact'", "method='svi', which is approximate"
+    """Refuse more gate settings, or more runs, than the exact method sums over."""
+    subject, alternative = "method='exact'", "method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
-        wanted = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
-        raise BudgetError(
-            what, expected=wanted, actual=f"{runs.num_heads}, {2**runs.num_heads:,} settings", allowed=other
-        )
-    count, most = len(runs.corpus), budget >> runs.num_heads
-    if count > most:
-        told, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, most))
-        got = f"{count << runs.num_heads:,}: {told} under {2**runs.num_heads:,} settings of {runs.num_heads} gates"
-        allowed = f"{fewer + ', ' if most else ''}a larger budget=, or {other}"
-        raise BudgetError(what, expected=f"at most {budget:,} runs of each slice", actual=got, allowed=allowed)
+        expected = f"at most {MAX_HEADS} heads in a slice, {2**MAX_HEADS:,} settings of their gates"
+        actual = f"{runs.num_heads}, {2**runs.num_heads:,} settings"
+        raise BudgetError(subject, expected=expected, actual=actual, allowed=alternative)
+    count, max_count = len(runs.corpus), budget >> runs.num_heads
+    if count > max_count:
+        current, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, max_count))
+        settings = f"{2**runs.num_heads:,} settings of {runs.num_heads} gates"
+        actual = f"{count << runs.num_heads:,}: {current} under {settings}"
+        allowed = f"{fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
+        raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, allowed=allowed)
 
 
 def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tensor:
-    """What `log P` of each sentence loses with one head off: `[sentence, site, head]`."""
+    """The loss of `log P` of each sentence with one head off: `[sentence, site, head]`."""
     one_off = torch.cat([torch.ones(1, runs.num_heads), 1 - torch.eye(runs.num_heads)]).double()
     table = runs.log_prob_table(one_off, update_progress)
     return (table[..., :1] - table[..., 1:]).transpose(0, 1)
@@ -329,232 +337,45 @@ def ablation(runs: GatedRuns, update_progress: Callable[[int], object]) -> Tenso
 def importance(
     runs: GatedRuns, sigma: float | None, seed: int, update_progress: Callable[[int], object]
 ) -> tuple[Tensor, Tensor]:
-    """The mean size of the slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
-    found = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
+    """The mean absolute slope of the loss along each gate, all heads on, `[site, head]`, and its standard error."""
+    slopes = torch.empty(len(runs.corpus), len(runs.sites), runs.num_heads, dtype=torch.float64)
     for part in runs.parts(runs.gradient_part_size()):
         if sigma is None:
-            found[part.indices] = gate_slopes(runs, part).abs()
+            slopes[part.indices] = gate_slopes(runs, part).abs()
         else:
-            each = [gate_slopes(runs, other).abs() for other in _sample_outputs(runs, part, sigma, seed)]
-            found[part.indices] = torch.stack(each).mean(0) / sigma**2
+            sampled = [gate_slopes(runs, sample).abs() for sample in _sample_outputs(runs, part, sigma, seed)]
+            slopes[part.indices] = torch.stack(sampled).mean(0) / sigma**2
         update_progress(len(part))
-    return mean_and_error(runs.ranks.all_gather(found))
+    return mean_and_error(runs.ranks.all_gather(slopes))
 
 
 def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
     """`d log P / d gates` of each sentence with all heads on."""
     shape, network = (len(part), len(runs.sites), runs.num_heads), runs.module.network
     gates = torch.ones(shape, dtype=network.dtype, device=network.device).requires_grad_()
-    (found,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
-    return found.double().cpu()
+    (slopes,) = torch.autograd.grad(runs.gated_log_probs(part, gates).sum(), gates)
+    return slopes.double().cpu()
 
 
 def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
-    """The same sentences, with outputs drawn around the full one, by random numbers of each sentence's own."""
+    """The same sentences, with outputs sampled around the full one; each sentence has its own random numbers."""
     assert part.full_output is not None
     full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
     for sentence in runs.ranks.global_indices(part.indices).tolist():
-        own = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
-        noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=own, dtype=torch.float64))
-    for each in torch.stack(noise, 1):
-        yield replace(part, full_output=full + sigma * each.to(full))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
+        noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=generator, dtype=torch.float64))
+    for sample in torch.stack(noise, 1):
+        yield replace(part, full_output=full + sigma * sample.to(full))
 
 
 def rank_heads(measure: Tensor) -> tuple[tuple[int, int], ...]:
-    """Heads from the least of a measure to the greatest."""
+    """Heads in ascending order of a measure."""
     heads = measure.shape[1]
     return tuple(divmod(int(k), heads) for k in measure.flatten().argsort(stable=True))
 
 
 def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over sentences, and its standard error, which one sentence does not tell."""
+    """The mean over sentences, and its standard error (NaN for one sentence)."""
     count = len(values)
     return values.mean(0), values.std(0) / count**0.5 if count > 1 else values[0] * torch.nan
-
-
-def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
-    """`E[xi_nu / sum xi]` and `P(sum xi = 0)`, averaged over draws `[draw, slice, head]` of independent gates.
-
-    `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` of the other gates: a
-    polynomial, so that Gauss and Legendre's rule is exact.
-
-    >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
-    [[0.5, 0.5, 0.0]]
-    """
-    heads = rho.shape[-1]
-    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(heads // 2 + 1))
-    t, weights = (nodes + 1) / 2, weights / 2
-    factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
-    found = []
-    for head in range(heads):
-        others = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
-        found.append((rho[..., head].double() * (others * weights).sum(-1)).mean(0))
-    return torch.stack(found, -1), (1 - rho.double()).prod(-1).mean(0)
-
-
-class HeadTable(ABC):
-    """What is known of heads, shown as a table with a row for each head, under a line that says how it was found."""
-
-    @property
-    @abstractmethod
-    def told(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
-
-    @abstractmethod
-    def to_dataframe(self) -> pd.DataFrame:
-        """All that is known, in rows."""
-
-    def by_head(self) -> pd.DataFrame:
-        """A row for each head."""
-        return self.to_dataframe()
-
-    def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
-        """A row for each entry along some axes, with a column for each axis and each of the fields in `arrays`."""
-        import pandas as pd
-
-        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
-        return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
-
-    def __str__(self) -> str:
-        return f"{self.told}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
-
-    def _repr_html_(self) -> str:
-        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p>{html.escape(self.told)}</p>{table}"
-
-
-@dataclass(frozen=True)
-class Inclusion(HeadTable):
-    """The posterior of `rho`, the share of sentences in which a head is in, for each head of each slice.
-
-    Arrays are `[slice, head]`, where a slice is a family of heads, named in `slices` (`a_0`). `log_bayes` is the log
-    Bayes factor for a head that is in some sentences (`rho` free) against one that never is (`rho = 0`): zero for a
-    head on which nothing hangs. `error`, `importance_error` are Monte Carlo errors. `inclusion[sentence, slice, head]`
-    is the probability of each gate. `interaction[slice, head, other]`, of the exact method, is the mean over sentences
-    of the log odds ratio of two gates: below zero for heads that stand in for each other.
-    """
-
-    slices: tuple[str, ...]
-    method: str
-    sentences: int
-    likelihood: str
-    sigma: float | None
-    interval: float
-    rho: Tensor = field(repr=False)
-    log_bayes: Tensor = field(repr=False)
-    error: Tensor = field(repr=False)
-    inclusion: Tensor = field(repr=False)
-    importance: Tensor = field(repr=False)
-    importance_error: Tensor = field(repr=False)
-    ablation: Tensor = field(repr=False)
-    ablation_error: Tensor = field(repr=False)
-    interaction: Tensor | None = field(repr=False)
-    idle: Tensor = field(repr=False)
-    network: Network = field(repr=False)
-    data: Batch = field(repr=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """The posterior mean of `rho`."""
-        return self.rho.mean(0)
-
-    @property
-    def low(self) -> Tensor:
-        """The lower end of the interval of `rho`."""
-        return self.rho.quantile((1 - self.interval) / 2, dim=0)
-
-    @property
-    def high(self) -> Tensor:
-        """The upper end of the interval of `rho`."""
-        return self.rho.quantile((1 + self.interval) / 2, dim=0)
-
-    @property
-    def rank(self) -> Tensor:
-        """The place of each head by its log Bayes factor, 1 for the greatest."""
-        order = self.log_bayes.flatten().argsort(descending=True, stable=True)
-        return (order.argsort() + 1).reshape(self.log_bayes.shape)
-
-    @property
-    def dead(self) -> tuple[tuple[int, int], ...]:
-        """The heads on which nothing hangs: their gates change the likelihood of no sentence, in any company that was
-        tried, by more than a millionth of the most that a head changes it by."""
-        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
-
-    def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
-        """The pairs of heads of a slice, (slice, head, other), that stand in for each other, the strongest first: the
-        log odds ratio of their gates is below `-nats`."""
-        check_float("nats", nats, above=0)
-        if self.interaction is None:
-            got = f"method={self.method!r}, which takes each head by itself"
-            wanted = "the joint posterior of a slice's gates"
-            raise BNetError("duplicates", expected=wanted, actual=got, allowed="bt.inclusion(..., method='exact')")
-        pairs = torch.triu(self.interaction, 1)
-        found = (pairs < -nats).nonzero().tolist()
-        return tuple((s, h, o) for s, h, o in sorted(found, key=lambda at: float(pairs[tuple(at)])))
-
-    def place(self, name: str) -> int:
-        """Where a family of heads stands in `slices`."""
-        if name not in self.slices:
-            raise unknown_name_error("slice of heads", name, self.slices)
-        return self.slices.index(name)
-
-    def measure(self, name: str) -> Tensor:
-        """One of the three measures, `[slice, head]`."""
-        found = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
-        if name not in found:
-            raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
-        return found[name]
-
-    def agreement(self) -> pd.DataFrame:
-        """Spearman's rank correlations of the three measures over all heads."""
-        import pandas as pd
-
-        columns = {name: to_numpy(self.measure(name).flatten()) for name in MEASURES}
-        return pd.DataFrame(columns).corr(method="spearman")
-
-    def shares(self) -> tuple[Tensor, Tensor]:
-        """For a new sentence: each head's share of a slice's reading, `E[xi_nu / sum xi]`, `[slice, head]`, and the
-        probability that all heads of a slice are off, `[slice]`."""
-        return head_shares(self.rho)
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """A row for each head, by rank."""
-        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
-        names += ["importance", "importance_error", "ablation", "ablation_error"]
-        table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
-        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
-
-    @property
-    def told(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
-        slices, heads = self.log_bayes.shape
-        sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
-        how = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
-        how += ", too narrow where heads hang together" if self.method == "svi" else ""
-        many = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((slices, "slice"), (self.sentences, "sentence"))]
-        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(many)} ({how})"
-
-
-@dataclass(frozen=True)
-class Damage:
-    """What the heads that a measure holds least of are worth: `values[measure, k]`, the nats that a sentence loses on
-    average with k heads off, of sentences that may be others than those of the measure; `error` its standard error."""
-
-    axes: tuple[str, ...]
-    labels: Mapping[str, tuple[str, ...]]
-    values: Tensor = field(repr=False)
-    error: Tensor = field(repr=False)
-    sentences: int
-    order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """A row for each number of heads, a column for each measure."""
-        import pandas as pd
-
-        measures, counts = (self.labels[axis] for axis in self.axes)
-        index = pd.Index([int(k) for k in counts], name="heads off")
-        return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
-
-    def _repr_html_(self) -> str:
-        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

@@ -1,13 +1,10 @@
-"""`roles`: what the heads of a net read in a corpus, as shares of reading relations with what is known of them.
+"""`roles`: what the heads of a net attend to in a corpus, as fractions of attention by relation, with uncertainty.
 
     theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
 
-`y_s` is the mean reading of sentence s: the share of its words' reading `P(j | i)` that goes to each relation. The
-prior of the distribution F of such readings is a Dirichlet process with weight alpha at each corner, where all is read
-by one relation. Given the readings F is a Dirichlet process too, with the readings as atoms beside the corners. The
-mean and the variance of `theta_r` under it are exact; intervals and tails are those of the Beta that has them. Where
-each sentence reads by one relation, `theta` is Dirichlet(alpha + counts); where readings are soft, its posterior is as
-narrow as sentences are alike.
+`y_s` is the mean attention of sentence s: the fraction of `P(j | i)`, averaged over its words i, by relation. The prior
+of the distribution F of these fractions is a Dirichlet process with weight alpha at each corner of the simplex, where
+all attention has one relation.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from bnet_transformer.attention.heads.head_attention import (
     find_attention_nodes,
     resolve_relations,
 )
-from bnet_transformer.attention.heads.head_inclusion import HeadTable
+from bnet_transformer.attention.heads.head_tables import HeadTable
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.data.dataset import encode_sentences
@@ -52,14 +49,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Roles(HeadTable):
-    """What each head reads: shares of relations, `[slice, head, relation]`, of which those of a head add up to 1.
+    """What each head attends to: fractions of attention by relation, `[slice, head, relation]`, which sum to 1 for
+    each head.
 
-    `mean` is the posterior mean of the share that is to be expected of the next sentence, `low` and `high` the ends of
-    its interval; `spread` is the standard deviation of the share from one sentence to the next. `counts` are the
-    expected numbers of sentences that read by each relation. `chance` is what would be read if each word read all words
-    alike that the mask allows, and `above` the probability that the share is above it (NaN where chance is 0 or 1).
-    `top` is the probability that a relation is the one whose share is most above chance. `left_out` says which default
-    relations have no meaning here, and why.
+    - `mean`: the posterior mean of the expected fraction in a new sentence; `low` and `high` are the ends of its
+    interval.
+    - `spread`: the standard deviation of the fraction over sentences.
+    - `counts`: the expected numbers of sentences by relation.
+    - `chance`: the fraction under uniform attention over all words that the mask allows.
+    - `above`: the probability that the fraction exceeds chance (NaN if chance is 0 or 1).
+    - `top`: the probability that a relation exceeds chance by more than every other relation.
+    - `left_out`: default relations that have no meaning here, with the reason.
     """
 
     slices: tuple[str, ...]
@@ -81,31 +81,39 @@ class Roles(HeadTable):
 
     @property
     def role(self) -> tuple[tuple[str, ...], ...]:
-        """The relation of each head that is most probably the one whose share is most above chance."""
+        """The most probable top relation of each head."""
         return tuple(tuple(self.relations[r] for r in row) for row in self.top.argmax(-1).tolist())
 
     @property
     def probability(self) -> Tensor:
-        """How probable that is, `[slice, head]`."""
+        """The probability of that relation, `[slice, head]`."""
         return self.top.amax(-1)
 
     @property
     def strength(self) -> Tensor:
-        """How far the share of that relation is from chance (0) to all (1), `[slice, head]`."""
+        """The fraction of that relation, rescaled so that 0 is chance and 1 is all attention, `[slice, head]`."""
         mean, chance = self.of_role(self.mean), self.of_role(self.chance)
         return ((mean - chance) / (1 - chance)).nan_to_num(0.0).clamp(0, 1)
 
     def of_role(self, values: Tensor) -> Tensor:
-        """What values, `[slice, head, relation]`, are for the relation that is each head's role."""
+        """The values, `[slice, head, relation]`, at the role of each head: `[slice, head]`."""
         return values.gather(-1, self.top.argmax(-1, keepdim=True))[..., 0]
 
-    def heads_that_read(self, relation: str, least: float = 0.5) -> tuple[tuple[int, int], ...]:
-        """The heads, (slice, head), where the lower end of a relation's share is `least` or more, greatest first."""
+    def heads_that_read(self, relation: str, minimum: float = 0.5) -> tuple[tuple[int, int], ...]:
+        """The heads that attend by a relation.
+
+        Args:
+            relation: The relation.
+            minimum: The minimum of the lower end of its interval.
+
+        Returns:
+            (slice, head), in descending order of that lower end.
+        """
         if relation not in self.relations:
             raise unknown_name_error("relation", relation, self.relations)
         low = self.low[..., self.relations.index(relation)]
-        found = (low >= check_float("least", least)).nonzero().tolist()
-        return tuple((int(t), int(h)) for t, h in sorted(found, key=lambda at: -float(low[at[0], at[1]])))
+        heads = (low >= check_float("minimum", minimum)).nonzero().tolist()
+        return tuple((int(t), int(h)) for t, h in sorted(heads, key=lambda at: -float(low[at[0], at[1]])))
 
     def to_dataframe(self) -> pd.DataFrame:
         """A row for each head and relation."""
@@ -113,34 +121,35 @@ class Roles(HeadTable):
         return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
 
     def by_head(self) -> pd.DataFrame:
-        """A row for each head: its role, how probable it is, and what is known of that relation's share."""
+        """A row for each head: its role, the probability of that role, and the posterior of its fraction."""
         table, relations = self.to_dataframe(), len(self.relations)
         rows = torch.arange(0, len(table), relations) + self.top.argmax(-1).flatten()
-        found = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
+        result = table.iloc[rows.numpy()].rename(columns={"relation": "role", "top": "probability"})
         columns = ["slice", "head", "role", "probability", "mean", "low", "high", "chance", "above"]
-        return found[columns].reset_index(drop=True)
+        return result[columns].reset_index(drop=True)
 
     def _repr_html_(self) -> str:
-        left = (f"<p>{html.escape(name)} is left out: {html.escape(why)}.</p>" for name, why in self.left_out.items())
-        return super()._repr_html_() + "".join(left)
+        reasons = ((html.escape(name), html.escape(reason)) for name, reason in self.left_out.items())
+        notes = (f"<p>{name} is left out: {reason}.</p>" for name, reason in reasons)
+        return super()._repr_html_() + "".join(notes)
 
     @property
-    def told(self) -> str:
-        """Of what it tells, and how that was found, in a line."""
+    def summary(self) -> str:
+        """The subject and the method, in one line."""
         slices, heads, _ = self.mean.shape
-        drawn = list(dict.fromkeys(name for name in self.selectors if name))
-        of = f", states of {', '.join(drawn)}" if drawn else ""
+        names = list(dict.fromkeys(name for name in self.selectors if name))
+        states = f", states of {', '.join(names)}" if names else ""
         counts = {"head": heads, "slice": slices, "sentence": self.sentences}
-        h, t, s = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-        way = f"intervals of {100 * self.interval:g}%, each sentence counting once"
-        return f"{h} of {t}{of}, by {s} of {self.words} words in all; {way}"
+        h, t, s = (f"{count} {unit}{'s' * (count != 1)}" for unit, count in counts.items())
+        method = f"intervals of {100 * self.interval:g}%, each sentence counting once"
+        return f"{h} of {t}{states}, by {s} of {self.words} words in all; {method}"
 
 
 class RelationStatistics:
-    """Sums over the readings so far, `[slice, head, relation]`, and draws of `theta`, each by weights of its own.
+    """Sums over sentences, `[slice, head, relation]`, and posterior samples of `theta`.
 
-    The weights are made of random numbers that each sentence has for itself, in whatever order and wherever it comes.
-    Under torchrun each rank has sums over its share of the sentences; the posterior is by those of all.
+    The weights of samples come from random numbers of each sentence, whatever the order of sentences. Under torchrun
+    each rank has the sums of its sentences; the posterior adds those of all ranks.
     """
 
     def __init__(
@@ -155,6 +164,8 @@ class RelationStatistics:
         self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
         self.num_sentences = 0
         self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
+        # The posterior of a Dirichlet process is again one (Ferguson 1973), with the sentences as further atoms: theta
+        # is a mean of atoms and corners with Dirichlet weights, here as normalised gamma variables (1 is exponential).
         corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
         corners = corners if ranks.is_main_process else np.zeros_like(corners)
         self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
@@ -162,37 +173,46 @@ class RelationStatistics:
     def add(
         self, codes: Tensor, attention: Sequence[Tensor], masks: Sequence[Tensor], sentence_ids: Sequence[int]
     ) -> None:
-        """Sentences of one length: the relation of each pair of words, `[sentence, i, j]`; `P(j | i)` of each slice,
-        `[head, sentence, i, j]`; who may be read, `[i, j]`; and the numbers of the sentences."""
-        held = torch.nn.functional.one_hot(codes, self.shape[2]).double()
-        y = torch.stack([torch.einsum("hsij,sijr->sihr", each.double(), held).mean(1) for each in attention])
+        """Add sentences of one length.
+
+        Args:
+            codes: The relation of each pair of words, `[sentence, i, j]`.
+            attention: `P(j | i)` of each slice, `[head, sentence, i, j]`.
+            masks: Whether word i may attend to word j, for each slice, `[i, j]`.
+            sentence_ids: The numbers of the sentences.
+        """
+        one_hot = torch.nn.functional.one_hot(codes, self.shape[2]).double()
+        y = torch.stack([torch.einsum("hsij,sijr->sihr", values.double(), one_hot).mean(1) for values in attention])
         by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
-        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, held).mean(1) for u in by_mask]).sum(1))
-        each = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
-        self.totals += each.sum(0)
-        self.squares += np.square(each).sum(0)
-        own = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
-        weights = np.stack([random.standard_exponential(self.draws) for random in own])
+        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, one_hot).mean(1) for u in by_mask]).sum(1))
+        values = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
+        self.totals += values.sum(0)
+        self.squares += np.square(values).sum(0)
+        generators = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
+        weights = np.stack([random.standard_exponential(self.draws) for random in generators])
         self.draw_weights += weights.sum(0)
-        self.weighted_draws += weights.T @ each.reshape(len(each), -1)
-        self.num_sentences += len(each)
+        self.weighted_draws += weights.T @ values.reshape(len(values), -1)
+        self.num_sentences += len(values)
 
     def posterior(self, interval: float) -> dict[str, Tensor]:
-        """Means, ends of intervals, spreads, counts, chance, who is above it and who is on top, by name."""
+        """The fields of `Roles` with the posterior, by name."""
         sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
-        total, squares, chance, weight, drawn = (self.ranks.all_reduce(torch.from_numpy(each)).numpy() for each in sums)
+        totals = (self.ranks.all_reduce(torch.from_numpy(local)).numpy() for local in sums)
+        total, squares, chance, weight, weighted = totals
         count = sum(self.ranks.all_gather_object(self.num_sentences))
         relations = self.shape[2]
         prior = self.alpha * relations
         chance = np.broadcast_to(chance[:, None] / count, self.shape)
+        # Mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of the
+        # Beta distribution with the same mean and variance, which is exact if each sentence has a single relation.
         mean = (self.alpha + total) / (prior + count)
         variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
-        sure = mean * (1 - mean) / variance - 1
-        a, b = mean * sure, (1 - mean) * sure
+        concentration = mean * (1 - mean) / variance - 1
+        a, b = mean * concentration, (1 - mean) * concentration
         tail = (1 - interval) / 2
-        theta = drawn.reshape(self.draws, *self.shape) / weight[:, None, None, None]
+        theta = weighted.reshape(self.draws, *self.shape) / weight[:, None, None, None]
         best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
-        found = {
+        result = {
             "mean": mean,
             "low": special.betaincinv(a, b, tail),
             "high": special.betainccinv(a, b, tail),
@@ -202,7 +222,7 @@ class RelationStatistics:
             "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
             "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
         }
-        return {name: torch.from_numpy(value) for name, value in found.items()}
+        return {name: torch.from_numpy(value) for name, value in result.items()}
 
 
 @translate_memory_errors("roles")
@@ -219,14 +239,27 @@ def roles(
     draws: int = 2000,
     seed: int = 0,
 ) -> Roles:
-    """What the heads of a net read in sentences: shares of reading relations, with intervals.
+    """What the heads of a net attend to in sentences: fractions of attention by relation, with intervals.
 
-    Of each word that is read the first `relations` that holds counts: by default same (itself), previous, next, first,
-    separator, same token (another word with it), else other. A list names some of ours (also last, earlier, later); a
-    mapping gives a name to a function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or
-    to one of ours. `separators` are tokens; by default the special ones of the net's tokenizer. `role` and `slices`
-    choose which families read. A sentence counts once, for words of one are alike; `alpha` is the weight of the prior
-    at each relation, by default together that of one sentence. Of `draws` comes the probability of roles.
+    The first relation that holds for a pair of words counts; `other` is the relation of pairs without any.
+
+    Args:
+        net: A net with attention over words.
+        sentences: Text, lists, ids or vectors.
+        relations: By default same (the word itself), previous, next, first, separator, same token (another word with
+            the same token). A list names predefined ones (also last, earlier, later). A mapping gives a name to a
+            function of the tokens that returns a boolean table `[word, word read]`, to a `Reach`, or to a predefined
+            relation.
+        separators: The tokens that are separators; by default the special tokens of the net's tokenizer.
+        role: The role with attention, if a slice has several.
+        slices: `"all"`, or the indices of slices.
+        alpha: The prior weight of each relation; by default all together weigh one sentence.
+        interval: The probability of intervals.
+        draws: The number of posterior samples, which give the probabilities of roles.
+        seed: The seed of the samples.
+
+    Returns:
+        The fractions. Each sentence counts once, since the words of a sentence are dependent.
 
     >>> import bnet_transformer as bt
     >>> net = bt.encoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -237,38 +270,37 @@ def roles(
     network = as_network(net)
     if not check_float("interval", interval, above=0) < 1:
         raise BNetError("interval", expected="a share between 0 and 1", actual=interval)
-    readers = find_attention_nodes(network, role, slices)
-    intakes = encode_sentences(network, sentences)
-    unnamed = frozenset().union(*(each.unnamed for each in intakes))
-    found = resolve_relations(relations, _explain_missing(network, readers, unnamed, separators))
-    weight = 1 / len(found.names) if alpha is None else check_float("alpha", alpha, above=0)
-    shape = (len(readers.specs), readers.num_heads, len(found.names))
+    nodes = find_attention_nodes(network, role, slices)
+    encoded = encode_sentences(network, sentences)
+    unnamed = frozenset().union(*(sentence.unnamed for sentence in encoded))
+    resolved = resolve_relations(relations, _explain_missing(network, nodes, unnamed, separators))
+    weight = 1 / len(resolved.names) if alpha is None else check_float("alpha", alpha, above=0)
+    shape = (len(nodes.specs), nodes.num_heads, len(resolved.names))
     check_int("draws", draws), check_seed(seed)
     check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _check_separators(network, separators)
-    with distributed_context(resolve_device(None, network)) as here:
-        told = found.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
-        here.assert_same("roles", net=network, data=[each.given for each in intakes], settings=told)
-        tally = RelationStatistics(shape, weight, draws, seed, here)
-        for share, tables in compute_attention(
-            CompiledModule(here.to_device(network)).eval(), readers, here.shard(intakes)
-        ):
-            which = here.global_indices(torch.tensor(share)).tolist()
-            pairs = [_split_tokens(network, readers, intakes[k], marks) for k in which]
-            codes = np.stack([found.codes(pair, f"sentence {k}") for k, pair in zip(which, pairs, strict=True)])
-            masks = [attention_mask(network, member, intakes[which[0]].word_counts) for member in readers.specs]
-            tally.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, which)
-        posterior = tally.posterior(interval)
-    drawn = [None if c is None else network.specs[c].group.name for c in readers.selectors]
+    with distributed_context(resolve_device(None, network)) as ranks:
+        settings = resolved.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
+        ranks.assert_same("roles", net=network, data=[sentence.given for sentence in encoded], settings=settings)
+        statistics = RelationStatistics(shape, weight, draws, seed, ranks)
+        module = CompiledModule(ranks.to_device(network)).eval()
+        for indices, tables in compute_attention(module, nodes, ranks.shard(encoded)):
+            ids = ranks.global_indices(torch.tensor(indices)).tolist()
+            pairs = [_split_tokens(network, nodes, encoded[k], marks) for k in ids]
+            codes = np.stack([resolved.codes(pair, f"sentence {k}") for k, pair in zip(ids, pairs, strict=True)])
+            masks = [attention_mask(network, spec, encoded[ids[0]].word_counts) for spec in nodes.specs]
+            statistics.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, ids)
+        posterior = statistics.posterior(interval)
+    selectors = [None if c is None else network.specs[c].group.name for c in nodes.selectors]
     return Roles(
-        tuple(member.group.name for member in readers.specs),
-        found.names,
+        tuple(spec.group.name for spec in nodes.specs),
+        resolved.names,
         weight,
         interval,
-        len(intakes),
-        sum(intake.word_counts[readers.stacks[0]] for intake in intakes),
-        selectors=tuple(drawn),
-        left_out=found.left_out,
+        len(encoded),
+        sum(sentence.word_counts[nodes.stacks[0]] for sentence in encoded),
+        selectors=tuple(selectors),
+        left_out=resolved.left_out,
         **posterior,
     )
 
@@ -276,22 +308,22 @@ def roles(
 def _explain_missing(
     network: Network, nodes: AttentionNodes, vector_stacks: Collection[str], separators: Collection[str] | None
 ) -> dict[str, str]:
-    """What relations cannot be told of these sentences need, and why it is not there."""
-    found = {}
+    """The requirements of relations that these sentences do not meet, with the reason."""
+    reasons = {}
     name, stacks = nodes.specs[0].group.name, nodes.stacks
     if stacks[0] != stacks[1]:
-        found[ONE_STACK] = f"{name}, whose words read those of another stack"
+        reasons[ONE_STACK] = f"{name}, whose words read those of another stack"
     if set(vector_stacks) & set(stacks):
-        found[TOKENS] = found[SEPARATORS] = "words that are vectors and have no tokens"
+        reasons[TOKENS] = reasons[SEPARATORS] = "words that are vectors and have no tokens"
     elif separators is None and network.tokenizer is None:
-        found[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
-    if separators is not None and SEPARATORS in found:
-        raise BNetError("separators", expected="sentences in words or ids", actual=found[SEPARATORS])
-    return found
+        reasons[SEPARATORS] = "a net whose vocabulary names no special tokens (separators= names some)"
+    if separators is not None and SEPARATORS in reasons:
+        raise BNetError("separators", expected="sentences in words or ids", actual=reasons[SEPARATORS])
+    return reasons
 
 
 def _check_separators(network: Network, separators: Collection[str] | None) -> frozenset[str] | None:
-    """The tokens that are separators; None for the special ones of the tokenizer."""
+    """The tokens that are separators; None for the special tokens of the tokenizer."""
     if separators is None:
         return None
     known = {word for words in network.vocabularies.values() for word in words}
@@ -305,12 +337,12 @@ def _check_separators(network: Network, separators: Collection[str] | None) -> f
 def _split_tokens(
     network: Network, nodes: AttentionNodes, sentence: EncodedSentence, separators: frozenset[str] | None
 ) -> QueryKeyTokens:
-    """The words that read and those that are read."""
-    ours, theirs = nodes.stacks
-    read = sentence.tokens[theirs]
+    """The tokens of the attending and of the attended words."""
+    query_stack, key_stack = nodes.stacks
+    read = sentence.tokens[key_stack]
     if separators is not None:
         marks = [token in separators for token in read]
     else:
-        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(theirs)])
+        start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(key_stack)])
         marks = list(sentence.flag_special_tokens(network)[start : start + len(read)])
-    return QueryKeyTokens(sentence.tokens[ours], read, np.array(marks, dtype=bool), ours == theirs)
+    return QueryKeyTokens(sentence.tokens[query_stack], read, np.array(marks, dtype=bool), query_stack == key_stack)

@@ -1,7 +1,7 @@
-"""The Pyro reading: a declaration as a Pyro model with plates and enumeration.
+"""The net as a Pyro model with plates and enumeration.
 
-`PyroModel` is it; `checks` turns values and distributions into Pyro's form, and refuses what Pyro would pass over in
-silence.
+`model` has `PyroModel`; `checks` converts values and distributions to Pyro's shapes and classes, and refuses mistakes
+that Pyro would ignore silently.
 """
 
 from bnet_transformer.bridges.pyro.model import PyroModel

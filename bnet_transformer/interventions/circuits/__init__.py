@@ -1,7 +1,7 @@
-"""Circuits: the smallest set of arrows, by a greedy search, that keeps an outcome.
+"""Circuits: a small set of arrows that preserves a metric, found by a greedy search.
 
-`arrows` says which arrows carry a difference, and joins them into edges; `run` computes many circuits at once, from one
-family to the outcomes; `search` takes edges away one by one, until a `Circuit` is left.
+`arrows` finds the arrows that carry a difference between the two runs, and joins them into edges; `runner` evaluates
+many circuits in one batch; `search` removes edges one by one, and returns the `Circuit` that is left.
 """
 
 from bnet_transformer.interventions.circuits.search import Circuit, circuit

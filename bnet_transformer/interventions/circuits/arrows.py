@@ -1,7 +1,7 @@
 """The arrows that a circuit is chosen from: those that carry a difference between the runs to an outcome.
 
-An arrow carries something if its source differs between the clean and the corrupt run, or may differ in a run between
-them: if a path leads to it from a word that differs, or from a node that is set in one of the two, or otherwise.
+An arrow is active if its source can differ between the clean and the corrupt run: the source descends from an input
+that differs, or from a node that `do` sets in one run only, or to another value. All other arrows are idle.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class IncomingArrows:
-    """The arrows into a family that carry something: ground ids of both ends, and the edge that each belongs to.
+    """The active arrows into a node group: ground ids of both ends, and the edge that each arrow belongs to.
 
-    An edge is what is taken away at once, one arrow or several; -1 stands for an arrow that always stays.
+    An edge is one arrow, or several that are removed together. The edge id of an arrow that is never removed is -1.
     """
 
     sources: IntArray
@@ -42,10 +42,16 @@ class IncomingArrows:
 
 @dataclass(frozen=True)
 class CircuitArrows:
-    """All arrows that carry something to an outcome, by the family into which they lead; families in order.
+    """All active arrows that lead to an outcome, by the node group of their target, groups in topological order.
 
-    `edge_names` has the name of each edge, `edges_by_group` the edges of each family. `differing_nodes` marks the nodes at which the runs begin
-    to differ, `num_idle` counts the arrows above the outcomes that carry nothing.
+    Args:
+        ground: The ground graph.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        incoming: The arrows into each node group.
+        edge_names: The name of each edge, by its id.
+        edges_by_group: The ids of the edges into each node group.
+        differing_nodes: The nodes at which the two runs begin to differ, `[node]`.
+        num_idle: The number of arrows between ancestors of the outcomes that carry no difference.
     """
 
     ground: GroundGraph
@@ -60,127 +66,142 @@ class CircuitArrows:
 def find_circuit_arrows(
     clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: Collection[str], candidates: object
 ) -> CircuitArrows:
-    """The arrows between two runs, joined into edges."""
-    world, ground = clean.model, clean.model.ground
-    above = np.zeros(len(ground), dtype=bool)
-    above[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
-    inputs, live = _find_differing_nodes(clean, corrupt)
-    wanted = _parse_candidates(ground, candidates)
-    found: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
-    idle = 0
-    for bundle, sources, targets in ground.arrows():
-        there = above[targets]
-        some = there & live[sources]
-        idle += int(there.sum() - some.sum())
-        if some.any():
-            found.setdefault(bundle.child, []).append((bundle, sources[some], targets[some]))
-    into: dict[int, IncomingArrows] = {}
+    """Find the active arrows between two runs, and join them into edges.
+
+    Args:
+        clean: The clean examples.
+        corrupt: The corrupt examples.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        over: The axes along which arrows are separate edges.
+        candidates: The arrows that may be removed, such as `"v -> a"`; None for all.
+
+    Returns:
+        The arrows, by the node group of their target.
+    """
+    model, ground = clean.model, clean.model.ground
+    is_ancestor = np.zeros(len(ground), dtype=bool)
+    is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
+    differing, can_differ = _find_differing_nodes(clean, corrupt)
+    pairs = _parse_candidates(ground, candidates)
+    by_group: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
+    num_idle = 0
+    for edge, sources, targets in ground.arrows():
+        relevant = is_ancestor[targets]
+        active = relevant & can_differ[sources]
+        num_idle += int(relevant.sum() - active.sum())
+        if active.any():
+            by_group.setdefault(edge.child, []).append((edge, sources[active], targets[active]))
+    incoming: dict[int, IncomingArrows] = {}
     names: list[str] = []
-    of = {}
-    for index in sorted(found):
-        _check_removable(world, index, live)
-        number: dict[str, int] = {}
-        edges: list[int] = []
-        for bundle, sources, targets in found[index]:
-            if wanted is None or (bundle.parent, bundle.child) in wanted:
-                arrows = _name_edges(ground, sources, targets, over)
-                edges += [number.setdefault(name, len(names) + len(number)) for name in arrows]
+    group_edges = {}
+    for index in sorted(by_group):
+        _check_removable(model, index, can_differ)
+        ids: dict[str, int] = {}
+        edge_ids: list[int] = []
+        for edge, sources, targets in by_group[index]:
+            if pairs is None or (edge.parent, edge.child) in pairs:
+                arrow_edges = _name_edges(ground, sources, targets, over)
+                edge_ids += [ids.setdefault(name, len(names) + len(ids)) for name in arrow_edges]
             else:
-                edges += [-1] * len(sources)
-        ends = [np.concatenate([each[k] for each in found[index]]).astype(np.int64) for k in (1, 2)]
-        into[index] = IncomingArrows(ends[0], ends[1], np.array(edges))
-        of[index] = tuple(number.values())
-        names += number
-    return CircuitArrows(ground, tuple(outcome_nodes), into, tuple(names), of, inputs & above, idle)
+                edge_ids += [-1] * len(sources)
+        ends = [np.concatenate([part[k] for part in by_group[index]]).astype(np.int64) for k in (1, 2)]
+        incoming[index] = IncomingArrows(ends[0], ends[1], np.array(edge_ids))
+        group_edges[index] = tuple(ids.values())
+        names += ids
+    differing &= is_ancestor
+    return CircuitArrows(ground, tuple(outcome_nodes), incoming, tuple(names), group_edges, differing, num_idle)
 
 
 def mark_needed_sources(
     arrows: CircuitArrows, retained: Mapping[int, BoolArray], needed: BoolArray, group: int
 ) -> None:
-    """Mark in `needed` the sources of the kept arrows into the nodes of a family that it marks."""
-    into, keep = arrows.incoming[group], retained[group]
-    needed[into.sources[keep & needed[into.targets]]] = True
+    """Mark in `needed`, `[node]`, the sources of the retained arrows into the marked nodes of a group."""
+    incoming, mask = arrows.incoming[group], retained[group]
+    needed[incoming.sources[mask & needed[incoming.targets]]] = True
 
 
 def iter_active_arrows(arrows: CircuitArrows, retained: Mapping[int, BoolArray]) -> Iterator[tuple[int, int, int]]:
-    """The kept arrows on a path from where the runs differ to an outcome: source, target, edge."""
-    below, beneath = np.zeros(len(arrows.ground), dtype=bool), arrows.differing_nodes.copy()
-    below[list(arrows.outcome_nodes)] = True
-    for family in reversed(arrows.incoming):
-        mark_needed_sources(arrows, retained, below, family)
-    for family, into in arrows.incoming.items():
-        beneath[into.targets[retained[family] & beneath[into.sources]]] = True
-        there = retained[family] & beneath[into.sources] & below[into.targets]
-        yield from zip(*(each[there].tolist() for each in (into.sources, into.targets, into.edge_ids)), strict=True)
+    """Yield the retained arrows on a path from a differing node to an outcome: source, target, edge id."""
+    needed, differing = np.zeros(len(arrows.ground), dtype=bool), arrows.differing_nodes.copy()
+    needed[list(arrows.outcome_nodes)] = True
+    for group in reversed(arrows.incoming):
+        mark_needed_sources(arrows, retained, needed, group)
+    for group, incoming in arrows.incoming.items():
+        differing[incoming.targets[retained[group] & differing[incoming.sources]]] = True
+        active = retained[group] & differing[incoming.sources] & needed[incoming.targets]
+        columns = incoming.sources, incoming.targets, incoming.edge_ids
+        yield from zip(*(column[active].tolist() for column in columns), strict=True)
 
 
 def get_node_slice(ground: GroundGraph, index: int) -> slice:
-    """The numbers of a family's nodes."""
+    """The range of the ground ids of a node group."""
     return slice(int(ground.offsets[index]), int(ground.offsets[index + 1]))
 
 
 def parse_edge_axes(ground: GroundGraph, over: object) -> tuple[str, ...]:
-    """The axes along which arrows stay apart, checked: all of them by default."""
+    """Validate the axes along which arrows are separate edges: all axes by default."""
     known = (SLICE, *ground.template.plate_sizes, WORD)
     if over is None:
         return known
-    told = check_sequence("over", over, str)
-    for axis in told:
+    axes = check_sequence("over", over, str)
+    for axis in axes:
         check_choice("over", axis, known)
-    if SLICE not in told:
+    if SLICE not in axes:
         hint = "over=('slice',), which joins all words and plates of a slice"
-        raise BNetError("over", expected="axes, among them 'slice'", actual=told, allowed=hint)
-    return told
+        raise BNetError("over", expected="axes, among them 'slice'", actual=axes, allowed=hint)
+    return axes
 
 
 def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray, BoolArray]:
-    """The nodes at which two runs begin to differ, and those with all that they lead to."""
-    world, other = clean.model, corrupt.model
-    folded = world.network.graph
-    inputs = np.zeros(len(world.ground), dtype=bool)
-    same = []
+    """The nodes at which two runs begin to differ, and the nodes that can differ: these and their descendants."""
+    model, corrupt_model = clean.model, corrupt.model
+    template = model.network.graph
+    differing = np.zeros(len(model.ground), dtype=bool)
+    unchanged = []
     pairs = list(zip(clean.models, corrupt.models, strict=True))
-    for name in world.inputs:
-        part = get_node_slice(world.ground, folded.by_name[name].index)
+    for name in model.inputs:
+        part = get_node_slice(model.ground, template.by_name[name].index)
         for one, two in pairs:
             differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
-            inputs[part] |= differ.numpy()
-    for node in {*world.do, *other.do, *world.attention_rows, *other.attention_rows}:
-        alike = all(_has_same_intervention(*pair, node) for pair in pairs)
-        inputs[node] = not alike
-        if alike and node in world.do:
-            same.append(node)
-    rows = world.ground.retained_parents if world.attention_rows.keys() == other.attention_rows.keys() else {}
-    ground = GroundGraph(folded, world.ground.word_counts, same, rows)  # no arrow leads into what is set alike in both
-    live = inputs.copy()
-    live[descendants(ground, np.flatnonzero(inputs).tolist())] = True
-    return inputs, live
+            differing[part] |= differ.numpy()
+    for node in {*model.do, *corrupt_model.do, *model.attention_rows, *corrupt_model.attention_rows}:
+        is_same = all(_has_same_intervention(*pair, node) for pair in pairs)
+        differing[node] = not is_same
+        if is_same and node in model.do:
+            unchanged.append(node)
+    has_same_rows = model.attention_rows.keys() == corrupt_model.attention_rows.keys()
+    rows = model.ground.retained_parents if has_same_rows else {}
+    # A node that both runs set to the same value cannot differ: graph surgery cuts the arrows into it.
+    ground = GroundGraph(template, model.ground.word_counts, unchanged, rows)
+    can_differ = differing.copy()
+    can_differ[descendants(ground, np.flatnonzero(differing).tolist())] = True
+    return differing, can_differ
 
 
 def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
-    """True where a node is set to the same value, or to the same row of attention, in both."""
-    for told in ("do", "attention_rows"):
-        mine, theirs = getattr(first, told).get(node), getattr(second, told).get(node)
-        if (mine is None) != (theirs is None) or (mine is not None and not torch.equal(mine, theirs)):
+    """True if both models set a node to the same value, or to the same row of attention, or neither sets it."""
+    for kind in ("do", "attention_rows"):
+        value, other = getattr(first, kind).get(node), getattr(second, kind).get(node)
+        if (value is None) != (other is None) or (value is not None and not torch.equal(value, other)):
             return False
     return True
 
 
-def _check_removable(model: GroundModel, index: int, live: BoolArray) -> None:
-    """Refuse a family whose arrows cannot be taken away one by one in a batch."""
-    member, ground = model.network.specs[index], model.ground
+def _check_removable(model: GroundModel, index: int, can_differ: BoolArray) -> None:
+    """Refuse a node group whose arrows cannot be removed separately in a batch."""
+    spec, ground = model.network.specs[index], model.ground
     if index in model.network.graph.recurrent:
         raise UnsupportedError(
-            member.group.name,
+            spec.group.name,
             expected="words that are computed at once",
             actual="words that read each other, one after another, and differ between the runs",
             allowed="a corrupt sentence that differs in what these words do not hang on",
         )
-    for selector in {selector for given in member.parents for _, selector in given.pick}:
-        if live[get_node_slice(ground, selector)].any():
+    for selector in {selector for parent in spec.parents for _, selector in parent.pick}:
+        if can_differ[get_node_slice(ground, selector)].any():
             name = model.network.specs[selector].group.name
             raise UnsupportedError(
-                f"arrow {name} -> {member.group.name}",
+                f"arrow {name} -> {spec.group.name}",
                 expected="a choice, picked by, that is the same in both runs",
                 actual="one that differs",
                 allowed=f"do({name}=...) to the same state in clean and corrupt",
@@ -188,30 +209,30 @@ def _check_removable(model: GroundModel, index: int, live: BoolArray) -> None:
 
 
 def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
-    """The pairs of families whose arrows may be taken away; None where all may."""
+    """The pairs (parent group, child group) whose arrows may be removed; None for all."""
     if candidates is None:
         return None
-    told = check_sequence("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
-    families = ground.template.groups
+    patterns = check_sequence("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
+    groups = ground.template.groups
     known: dict[str, set[tuple[int, int]]] = {}
-    for bundle in ground.template.edges:
-        name = f"{families[bundle.parent].stem} -> {families[bundle.child].stem}"
-        known.setdefault(name, set()).add((bundle.parent, bundle.child))
-    found: set[tuple[int, int]] = set()
-    for each in told:
-        name = " -> ".join(part.strip() for part in each.split("->"))
+    for edge in ground.template.edges:
+        name = f"{groups[edge.parent].stem} -> {groups[edge.child].stem}"
+        known.setdefault(name, set()).add((edge.parent, edge.child))
+    pairs: set[tuple[int, int]] = set()
+    for pattern in patterns:
+        name = " -> ".join(part.strip() for part in pattern.split("->"))
         if name not in known:
-            raise unknown_name_error("arrow of candidates", each, known)
-        found |= known[name]
-    return found
+            raise unknown_name_error("arrow of candidates", pattern, known)
+        pairs |= known[name]
+    return pairs
 
 
 def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
-    """The edge of each arrow: the names of its ends, with a star for each index that is joined."""
+    """The name of the edge of each arrow: the names of both ends, with a star for each index that is joined."""
     names = {}
     for node in {*sources.tolist(), *targets.tolist()}:
-        family, index = ground.unravel_index(node)
-        own = zip(ground.axes(family), index, strict=True)
-        names[node] = "_".join([family.name, *(str(i) if axis in over else "*" for axis, i in own)])
+        group, index = ground.unravel_index(node)
+        axes = zip(ground.axes(group), index, strict=True)
+        names[node] = "_".join([group.name, *(str(i) if axis in over else "*" for axis, i in axes)])
     ends = zip(sources.tolist(), targets.tolist(), strict=True)
     return [f"{names[source]} -> {names[target]}" for source, target in ends]

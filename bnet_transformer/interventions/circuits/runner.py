@@ -1,9 +1,10 @@
-"""Runs of many circuits of the same examples at once, from the family where they differ down to the outcomes.
+"""Evaluation of many circuits on the same examples in one batch, from the first group that changes to the outcomes.
 
-Along a kept arrow a node sees what its parent came to in this run, along any other what its parent is in the corrupt
-one. Values lie as `[circuit, example, *plates, word, *shape]`. A table `[circuit, arrow]` says which arrows into a
-family are kept; where a collection is read, each node may then see another one, `[..., i, j, *shape]`. That is made
-only where it must be: not where all words see alike, nor by an attention, which mixes scores and weights instead.
+Along a retained arrow a node reads its parent's value in the run of the circuit, along any other arrow the value in the
+corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit, arrow]` marks the
+retained arrows into a node group. A node that reads all words can then read a different collection in each circuit and
+for each word, `[..., i, j, *shape]`. This tensor is avoided where all words read the same collection, and for an
+attention, which mixes the scores and the weighted values of the two runs instead.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -44,10 +46,10 @@ GroupValues = dict[int, Tensor]
 
 @dataclass(frozen=True)
 class MaskedGroup:
-    """A family some of whose arrows are not kept, or the one word of it that is needed.
+    """A node group (or its one needed word) that is evaluated with a mask over its incoming arrows.
 
-    `slot_arrows` has for each entry of each slot, `[1 or N, *plates, word, *over]`, the number of the arrow along which it is
-    seen; -1 where nothing that differs is.
+    `slot_arrows` has for each entry of each slot, `[1 or N, *plates, word, *over]`, the index of the arrow along which
+    it is read; -1 for an arrow that is idle.
     """
 
     spec: NodeSpec
@@ -56,129 +58,150 @@ class MaskedGroup:
 
     @classmethod
     def build(cls, state: ExecutionState, arrows: CircuitArrows, index: int, word: int | None) -> MaskedGroup:
-        """Find the arrow of each entry of each slot, by letting nodes see numbers in place of values."""
-        member, offsets = state.network.specs[index], arrows.ground.offsets
-        into = arrows.incoming.get(index, IncomingArrows(*[np.zeros(0, dtype=np.int64)] * 3))
+        """Find the arrow of each entry of each slot: gather node ids in place of values, and look the pairs up."""
+        spec, offsets = state.network.specs[index], arrows.ground.offsets
+        incoming = arrows.incoming.get(index, IncomingArrows(*[np.zeros(0, dtype=np.int64)] * 3))
         scale = len(arrows.ground)
-        number_of = pd.Index(into.targets * scale + into.sources).get_indexer  # -1 where there is no arrow
-        own, slots = _number_nodes(state, member, int(offsets[index]), word)[0], []
-        for given in member.parents:
-            parent = state.network.specs[given.index]
-            picks = {selector: state.values[selector] for _, selector in given.pick}
-            numbers = _number_nodes(state, parent, int(offsets[given.index]), None) + 1  # 0 is nobody
-            told = replace(state, values={**picks, given.index: numbers})
-            _, (source,) = gather_parents(told, replace(member, parents=(given,)), word)
-            target = own.reshape(*own.shape, *[1] * (source.dim() - 1 - own.dim()))
+        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 where there is no arrow
+        targets, slot_arrows = _number_nodes(state, spec, int(offsets[index]), word)[0], []
+        for parent in spec.parents:
+            parent_spec = state.network.specs[parent.index]
+            picks = {selector: state.values[selector] for _, selector in parent.pick}
+            numbers = _number_nodes(state, parent_spec, int(offsets[parent.index]), None) + 1  # 0 is padding
+            numbered = replace(state, values={**picks, parent.index: numbers})
+            _, (source,) = gather_parents(numbered, replace(spec, parents=(parent,)), word)
+            target = targets.reshape(*targets.shape, *[1] * (source.dim() - 1 - targets.dim()))
             ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
-            slots.append(torch.from_numpy(number_of(ends.reshape(-1).numpy())).reshape(ends.shape))
-        return cls(member, word, tuple(slots))
+            slot_arrows.append(torch.from_numpy(find_arrows(ends.reshape(-1).numpy())).reshape(ends.shape))
+        return cls(spec, word, tuple(slot_arrows))
 
     @staticmethod
     def can_mix_attention(spec: NodeSpec) -> bool:
-        """True for an attention over words, whose scores and weights can be mixed of two runs."""
-        plain = isinstance(spec.tpm, Attention) and isinstance(spec.tpm.score, Dot | Bilinear)
-        return plain and all(given.over in ((), (WORD,)) for given in spec.parents)
+        """True for an attention over words whose scores and weighted values can be mixed from two runs."""
+        is_supported = isinstance(spec.tpm, Attention) and isinstance(spec.tpm.score, Dot | Bilinear)
+        return is_supported and all(parent.over in ((), (WORD,)) for parent in spec.parents)
 
     def compute(self, state: ExecutionState, corrupt: ExecutionState, retained: Tensor) -> Tensor:
-        """The value (of a random node log P, or its mean) in each circuit of a table `[circuit, arrow]`."""
-        at, here = gather_parents(state, self.spec, self.word)
-        _, there = gather_parents(corrupt, self.spec, self.word)
-        random = self.spec.tpm.is_random
+        """The values of the group in each circuit.
+
+        Args:
+            state: The values of the circuit's run.
+            corrupt: The corrupt run.
+            retained: The mask of the retained arrows into the group, `[circuit, arrow]`.
+
+        Returns:
+            The values, `[circuit, example, *plates, word, *shape]`; of a random group `log P` or the mean.
+        """
+        context, values = gather_parents(state, self.spec, self.word)
+        _, corrupt_values = gather_parents(corrupt, self.spec, self.word)
+
+        def select_slots() -> list[Tensor]:
+            slots = zip(values, corrupt_values, self.slot_arrows, strict=True)
+            return [_select_parent_values(*slot, retained) for slot in slots]
+
         if self.can_mix_attention(self.spec) and not bool(retained.all()):
-            found = self._mix_attention(at, here, there, retained)
+            result = self._mix_attention(context, values, corrupt_values, retained)
+        elif self.spec.tpm.is_random:
+            result = summarize_distribution(self.spec, context, select_slots())
         else:
-            parents = [
-                _select_parent_values(*each, retained) for each in zip(here, there, self.slot_arrows, strict=True)
-            ]
-            found = (
-                summarize_distribution(self.spec, at, parents)
-                if random
-                else evaluate_tpm(state, self.spec, at, parents)
-            )
-        own = found.shape[-1:] if self.spec.tpm.kind == "discrete" else self.spec.shape
-        found = state.layout.pad_dims(found, len(own))
+            result = evaluate_tpm(state, self.spec, context, select_slots())
+        event_shape = result.shape[-1:] if self.spec.tpm.kind == "discrete" else self.spec.shape
+        result = state.layout.pad_dims(result, len(event_shape))
         if self.spec.group.index not in state.attention_rows:
-            return found
-        rows, which = state.attention_rows[self.spec.group.index]  # the nodes whose row of attention is set
+            return result
+        rows, is_set = state.attention_rows[self.spec.group.index]  # the nodes whose row of attention is set
         if self.word is not None:
-            rows, which = (each.narrow(state.layout.word_dim, self.word, 1) for each in (rows, which))
-        parents = [_select_parent_values(*each, retained) for each in zip(here, there, self.slot_arrows, strict=True)]
+            rows, is_set = (tensor.narrow(state.layout.word_dim, self.word, 1) for tensor in (rows, is_set))
         assert isinstance(self.spec.tpm, Attention)
-        return torch.where(which[..., None], self.spec.tpm.mix(rows, *parents), found)
+        return torch.where(is_set[..., None], self.spec.tpm.mix(rows, *select_slots()), result)
 
     def _mix_attention(
         self, context: EvalContext, circuit_parents: list[Tensor], corrupt_parents: list[Tensor], retained: Tensor
     ) -> Tensor:
-        """An attention whose scores, and then values, are mixed of both runs: no word needs keys of its own."""
+        """Evaluate an attention whose scores, and then weighted values, are mixed from both runs."""
+        # A score reads one key, and the mix is linear in the values. So the score of word j is taken from the run along
+        # whose arrow k_j is read; and sum_j w_j v_j is the sum over retained arrows plus the sum over the others, with
+        # the values of the corrupt run. No word needs a copy of all keys and values.
         tpm = self.spec.tpm
         assert isinstance(tpm, Attention)
-        names = [given.slot for given in self.spec.parents]
-        read = next(k for k, name in enumerate(names[:2]) if name.endswith("."))
+        names = [parent.slot for parent in self.spec.parents]
+        read_slot = next(k for k, name in enumerate(names[:2]) if name.endswith("."))
         parents = [
-            ours if k in (read, 2) else _select_parent_values(ours, theirs, slot, retained)
-            for k, (ours, theirs, slot) in enumerate(
+            value if k in (read_slot, 2) else _select_parent_values(value, corrupt, slot, retained)
+            for k, (value, corrupt, slot) in enumerate(
                 zip(circuit_parents, corrupt_parents, self.slot_arrows, strict=True)
             )
         ]
         scores, mask = tpm.scores(context, *parents)
-        which = _build_mask(self.slot_arrows[read], retained)
-        if which is not None:
-            other = [*parents]
-            other[read] = corrupt_parents[read]
-            scores = torch.where(which, scores, tpm.scores(context, *other)[0])
+        in_circuit = _build_mask(self.slot_arrows[read_slot], retained)
+        if in_circuit is not None:
+            swapped = [*parents]
+            swapped[read_slot] = corrupt_parents[read_slot]
+            scores = torch.where(in_circuit, scores, tpm.scores(context, *swapped)[0])
         weights = tpm.normaliser.normalise(scores, mask)
-        which = _build_mask(self.slot_arrows[2], retained)
-        if which is None:
+        in_circuit = _build_mask(self.slot_arrows[2], retained)
+        if in_circuit is None:
             return tpm.mix(weights, *parents)
-        other = [*parents]
-        other[2] = corrupt_parents[2]
+        swapped = [*parents]
+        swapped[2] = corrupt_parents[2]
         if tpm.residual:
-            other[-1] = torch.zeros_like(other[-1])
-        return tpm.mix(weights * which, *parents) + tpm.mix(weights * ~which, *other)
+            swapped[-1] = torch.zeros_like(swapped[-1])  # the first of the two sums adds the residual
+        return tpm.mix(weights * in_circuit, *parents) + tpm.mix(weights * ~in_circuit, *swapped)
 
 
 def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int | None) -> Tensor:
-    """The ids of a family's nodes in the layout, `[1, 1, *plates, word]`."""
+    """The ids of a group's nodes in the layout, `[1, 1, *plates, word]`."""
     shape = (1, 1, *get_layout_shape(state, spec))
-    found = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
-    return found if word is None else found.narrow(state.layout.word_dim, word, 1)
+    ids = (torch.arange(int(np.prod(shape))) + offset).reshape(shape)
+    return ids if word is None else ids.narrow(state.layout.word_dim, word, 1)
 
 
 def _select_parent_values(
     circuit_value: Tensor, corrupt_value: Tensor, slot_arrows: Tensor, retained: Tensor
 ) -> Tensor:
-    """What is seen in a slot: of this run where the arrow is kept, of the corrupt one where it is not."""
-    which = _build_mask(slot_arrows, retained)
-    if which is None:
+    """The values that a slot reads: the circuit's along retained and idle arrows, else those of the corrupt run."""
+    mask = _build_mask(slot_arrows, retained)
+    if mask is None:
         return circuit_value
-    for d in range(1, which.dim()):  # not one collection for each word (or head) where they all see alike
-        if which.shape[d] > 1 and circuit_value.shape[d] == corrupt_value.shape[d] == 1:
-            which = _collapse_dim(which, slot_arrows >= 0, d)
-    own = circuit_value.dim() - which.dim()
-    return torch.where(which.reshape(*which.shape, *[1] * own), circuit_value, corrupt_value)
+    for d in range(1, mask.dim()):  # one collection for all words (or heads) that read the same
+        if mask.shape[d] > 1 and circuit_value.shape[d] == corrupt_value.shape[d] == 1:
+            mask = _collapse_dim(mask, slot_arrows >= 0, d)
+    event_dim = circuit_value.dim() - mask.dim()
+    return torch.where(mask.reshape(*mask.shape, *[1] * event_dim), circuit_value, corrupt_value)
 
 
 def _build_mask(slot_arrows: Tensor, retained: Tensor) -> Tensor | None:
-    """Which entries of a slot are seen in this run, `[circuit, *entries]`; None where all that differ are."""
+    """The mask of the slot's entries whose arrow is retained, `[circuit, *entries]`; None if all arrows are."""
     if bool(retained.all()):
         return None
-    which = retained[:, slot_arrows.clamp(min=0)] & (slot_arrows >= 0)
-    return None if bool((which | ~(slot_arrows >= 0)).all()) else which
+    mask = retained[:, slot_arrows.clamp(min=0)] & (slot_arrows >= 0)
+    return None if bool((mask | ~(slot_arrows >= 0)).all()) else mask
 
 
 def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
-    """The same with one entry along a dim, where all entries along it that are there agree."""
-    some, none = (each.any(dim, keepdim=True) for each in (mask, ~mask & has_arrow))
-    return mask if bool((some & none).any()) else some
+    """Reduce a dim of a mask to size 1 if all entries along it that have an arrow agree; else the mask as it is."""
+    has_true, has_false = (part.any(dim, keepdim=True) for part in (mask, ~mask & has_arrow))
+    return mask if bool((has_true & has_false).any()) else has_true
 
 
 @dataclass
 class CircuitRunner:
-    """The clean examples run by a circuit: at first by all arrows; `fix_arrows` says which of a family's arrows stay.
+    """Evaluate circuits that start from all arrows, and of which `fix_arrows` fixes one node group at a time.
 
-    Families are settled from the outcomes upwards, so whatever stands above the one that is tried has all its arrows,
-    and its clean value. `circuit_values` has what the settled ones come to in the run of the present circuit, `needed` marks the
-    nodes from which kept arrows lead to an outcome. A family of which one word alone is needed has that word alone.
+    Groups are fixed from the outcomes to the inputs. So the ancestors of the group under test have all their arrows,
+    and their clean values: only the group and its descendants are computed again.
+
+    Args:
+        clean: The clean run.
+        corrupt: The corrupt run.
+        arrows: The active arrows, by the node group of their target.
+        metric: The metric.
+        num_examples: The number of examples.
+        memory: Bytes that may be used at once.
+
+    `retained` has the mask of the retained arrows into each group, `needed` marks the nodes that lead to an outcome
+    along these, `[node]`. `circuit_values` has the values of the fixed groups in the run of the current circuit. A
+    group of which only one word is needed is computed for that word only (`single_words`).
     """
 
     clean: ExecutionState
@@ -194,53 +217,54 @@ class CircuitRunner:
     _masked_groups: dict[tuple[int, int | None], MaskedGroup] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.retained = {family: np.ones(len(into), dtype=bool) for family, into in self.arrows.incoming.items()}
+        self.retained = {group: np.ones(len(incoming), dtype=bool) for group, incoming in self.arrows.incoming.items()}
         self.needed = np.zeros(len(self.arrows.ground), dtype=bool)
         self.needed[list(self.arrows.outcome_nodes)] = True
         self.circuit_values = self._summarize_outcomes(self.clean)
 
     def fix_arrows(self, group: int, retained: BoolArray) -> None:
-        """Keep these arrows into a family and no others."""
+        """Fix the retained arrows into a group, `[arrow]`, and update the values of the circuit."""
         self.retained[group] = retained
-        way = self._find_affected_groups(group)
-        if way:
-            self.circuit_values |= self._compute_groups(way, retained[None], should_release=False)
+        affected = self._find_affected_groups(group)
+        if affected:
+            self.circuit_values |= self._compute_groups(affected, retained[None], should_release=False)
         mark_needed_sources(self.arrows, self.retained, self.needed, group)
 
     def evaluate_candidates(self, group: int, masks: BoolArray) -> Tensor:
-        """The metric with other arrows kept into a family, `[circuit, arrow]`: `[circuit, example]`."""
-        way = self._find_affected_groups(group)
-        size, found = max(1, self.memory // max(1, sum(map(self._estimate_bytes, way)))), []
+        """The metric, `[circuit, example]`, with each mask of the arrows into a group, `[circuit, arrow]`."""
+        affected = self._find_affected_groups(group)
+        size, results = max(1, self.memory // max(1, sum(map(self._estimate_bytes, affected)))), []
         for start in range(0, len(masks), size):
             part = masks[start : start + size]
-            found.append(self._evaluate_metric({**self.circuit_values, **self._compute_groups(way, part)}, len(part)))
-        return torch.cat(found)
+            values = {**self.circuit_values, **self._compute_groups(affected, part)}
+            results.append(self._evaluate_metric(values, len(part)))
+        return torch.cat(results)
 
     def evaluate_run(self, state: ExecutionState) -> Tensor:
         """The metric of the clean or of the corrupt run: `[example]`."""
         return self._evaluate_metric(self._summarize_outcomes(state), 1, state)[0]
 
     def evaluate_circuit(self) -> Tensor:
-        """The metric of the circuit of the arrows that stay: `[example]`."""
+        """The metric of the current circuit: `[example]`."""
         return self._evaluate_metric(self.circuit_values, 1)[0]
 
     def _find_affected_groups(self, group: int) -> list[int]:
-        """The families that change with the arrows into one, and lead to an outcome; that one is the first."""
-        graph, found = self.clean.network.graph, {group}
+        """The group and its descendants that lead to an outcome, in order; empty if the group itself does not."""
+        graph, affected = self.clean.network.graph, {group}
         for index in self.arrows.incoming:
-            if index > group and any(bundle.parent in found for bundle in graph.in_edges[index]):
-                found.add(index)
-        way = [index for index in sorted(found) if self.needed[get_node_slice(self.arrows.ground, index)].any()]
-        for index in way:
+            if index > group and any(edge.parent in affected for edge in graph.in_edges[index]):
+                affected.add(index)
+        needed = [index for index in sorted(affected) if self.needed[get_node_slice(self.arrows.ground, index)].any()]
+        for index in needed:
             self._find_single_word(index)
-        return way if group in way else []
+        return needed if group in needed else []
 
     def _find_single_word(self, index: int) -> None:
-        """Note the word of a family, if only one is needed. It is asked when all that reads the family is settled."""
-        member, ground = self.clean.network.specs[index], self.arrows.ground
+        """Record the word of a group if only one is needed; called when all groups that read it are fixed."""
+        spec, ground = self.clean.network.specs[index], self.arrows.ground
         if (
-            member.group.word_stack is not None
-            and self.clean.word_counts[member.group.word_stack] > 1
+            spec.group.word_stack is not None
+            and self.clean.word_counts[spec.group.word_stack] > 1
             and index not in self.single_words
         ):
             marks = self.needed[get_node_slice(ground, index)].reshape(ground.shapes[index])
@@ -249,18 +273,23 @@ class CircuitRunner:
 
     @torch.no_grad()
     def _compute_groups(self, groups: Sequence[int], masks: BoolArray, *, should_release: bool = True) -> GroupValues:
-        """What the families on a way come to, the first by a table `[circuit, arrow]` of kept arrows."""
-        parents = {index: {given.index for given in self.clean.network.specs[index].parents} for index in groups}
-        last = {parent: k for k, index in enumerate(groups) for parent in parents[index]}
-        told = {self.arrows.ground.group_of(node).index for node in self.arrows.outcome_nodes}
+        """The values of groups in topological order, the first with each mask of `[circuit, arrow]`.
+
+        With `should_release`, values are freed after their last use, except those of outcomes.
+        """
+        specs = self.clean.network.specs
+        last_use = {parent.index: k for k, index in enumerate(groups) for parent in specs[index].parents}
+        outcome_groups = {self.arrows.ground.group_of(node).index for node in self.arrows.outcome_nodes}
         words = {index: word for index, word in self.single_words.items() if word >= 0}
-        found: GroupValues = {}
+        values: GroupValues = {}
         for k, index in enumerate(groups):
-            kept = torch.from_numpy(masks if k == 0 else self.retained[index][None])
-            found[index] = self._compute_group(index, words.get(index), {**self.circuit_values, **found}, kept, words)
-            for done in [i for i in found if should_release and last.get(i, -1) <= k and i != index and i not in told]:
-                del found[done]
-        return found
+            retained = torch.from_numpy(masks if k == 0 else self.retained[index][None])
+            merged = {**self.circuit_values, **values}
+            values[index] = self._compute_group(index, words.get(index), merged, retained, words)
+            for i in [*values] if should_release else ():
+                if last_use.get(i, -1) <= k and i != index and i not in outcome_groups:
+                    del values[i]
+        return values
 
     def _compute_group(
         self,
@@ -270,98 +299,99 @@ class CircuitRunner:
         retained: Tensor,
         single_words: Mapping[int, int],
     ) -> Tensor:
-        """What one family comes to in each circuit; what `do` set of it stays."""
+        """The values of one group in each circuit; nodes that `do` sets have these values."""
         key = index, word
         if key not in self._masked_groups:
             self._masked_groups[key] = MaskedGroup.build(self.clean, self.arrows, index, word)
         masked = self._masked_groups[key]
-        found = masked.compute(self._build_state(masked.spec, word, values, single_words), self.corrupt, retained)
-        value, which = self.clean.patched.get(index, (None, None))
-        if value is not None and which is not None and found.dim() == value.dim():  # not log P of a choice
+        result = masked.compute(self._build_state(masked.spec, word, values, single_words), self.corrupt, retained)
+        value, is_set = self.clean.patched.get(index, (None, None))
+        if value is not None and is_set is not None and result.dim() == value.dim():  # not log P of a choice
             if word is not None:
-                value, which = (each.narrow(self.clean.layout.word_dim, word, 1) for each in (value, which))
-            found = torch.where(which.reshape(*which.shape, *[1] * (value.dim() - which.dim())), value, found)
-        return found
+                value, is_set = (tensor.narrow(self.clean.layout.word_dim, word, 1) for tensor in (value, is_set))
+            result = torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, result)
+        return result
 
     def _build_state(
         self, spec: NodeSpec, word: int | None, values: Mapping[int, Tensor], single_words: Mapping[int, int]
     ) -> ExecutionState:
-        """What a family reads: of this run where it has changed, else clean; all words of it, unless it reads one."""
-        there = self.clean.values | {g.index: values[g.index] for g in spec.parents if g.index in values}
+        """The state that a group reads: the circuit's values where they were computed, else the clean ones."""
+        merged = self.clean.values | {g.index: values[g.index] for g in spec.parents if g.index in values}
         axis = self.clean.layout.word_dim
-        for given in spec.parents:
-            index, own = given.index, single_words.get(given.index)
-            alone = given.reach.kind == "same" and own == word
-            if own is not None and not alone and index in values and there[index].shape[axis] == 1:
-                # One word among the others of its family; nothing needed is read from those.
-                value, others = there[index], self.corrupt.values[index]
+        for parent in spec.parents:
+            index, parent_word = parent.index, single_words.get(parent.index)
+            is_aligned = parent.reach.kind == "same" and parent_word == word
+            if parent_word is not None and not is_aligned and index in values and merged[index].shape[axis] == 1:
+                # Only one word was computed. Put it among the corrupt words: no needed node reads these.
+                value, corrupt_value = merged[index], self.corrupt.values[index]
                 count = self.clean.word_counts[self.clean.network.specs[index].group.word_stack or ""]
-                lead = torch.broadcast_shapes(value.shape[:axis], others.shape[:axis])
-                wide = others.expand(*lead, count, *others.shape[axis + 1 :]).clone()
-                wide.narrow(axis, own, 1).copy_(value.expand(*lead, 1, *value.shape[axis + 1 :]))
-                there[index] = wide
-        return replace(self.clean, values=there)
+                batch_shape = torch.broadcast_shapes(value.shape[:axis], corrupt_value.shape[:axis])
+                expanded = corrupt_value.expand(*batch_shape, count, *corrupt_value.shape[axis + 1 :]).clone()
+                expanded.narrow(axis, parent_word, 1).copy_(value.expand(*batch_shape, 1, *value.shape[axis + 1 :]))
+                merged[index] = expanded
+        return replace(self.clean, values=merged)
 
     @torch.no_grad()
     def _summarize_outcomes(self, state: ExecutionState) -> GroupValues:
-        """What the random nodes of which something is told come to in a run: log P, or the mean."""
-        found: GroupValues = {}
+        """The summaries (`log P`, or the mean) of the random outcomes in a run, by node group."""
+        summaries: GroupValues = {}
         for node in self.arrows.outcome_nodes:
             index = self.arrows.ground.group_of(node).index
-            if index not in state.values and index not in found:
-                member = state.network.specs[index]
-                value = summarize_distribution(member, *gather_parents(state, member))
-                own = 1 if member.tpm.kind == "discrete" else len(member.shape)
-                found[index] = state.layout.pad_dims(value, own)
-        return found
+            if index not in state.values and index not in summaries:
+                spec = state.network.specs[index]
+                value = summarize_distribution(spec, *gather_parents(state, spec))
+                event_dim = 1 if spec.tpm.kind == "discrete" else len(spec.shape)
+                summaries[index] = state.layout.pad_dims(value, event_dim)
+        return summaries
 
     def _evaluate_metric(
         self, values: Mapping[int, Tensor], num_circuits: int, state: ExecutionState | None = None
     ) -> Tensor:
-        """The metric of what the outcomes came to: `[circuit, example]`."""
-        base, found = state or self.clean, {}
+        """The metric of the values of node groups: `[circuit, example]`."""
+        base, outcomes = state or self.clean, {}
         for node in self.arrows.outcome_nodes:
-            family, index = self.arrows.ground.unravel_index(node)
-            value = values[family.index] if family.index in values else base.values[family.index]
-            place = dict(zip(self.arrows.ground.axes(family), index, strict=True))
+            group, index = self.arrows.ground.unravel_index(node)
+            value = values[group.index] if group.index in values else base.values[group.index]
+            position = dict(zip(self.arrows.ground.axes(group), index, strict=True))
             for plate in reversed((*base.layout.plates, WORD)):
                 axis = base.layout.axis(plate)
-                value = value.select(axis, place.get(plate, 0) if value.shape[axis] > 1 else 0)
-            found[node] = value.expand(num_circuits, self.num_examples, *value.shape[2:])
-        return self.metric(found)
+                value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
+            outcomes[node] = value.expand(num_circuits, self.num_examples, *value.shape[2:])
+        return self.metric(outcomes)
 
     def _estimate_bytes(self, index: int) -> int:
-        """The memory that the nodes of a family, and what they see, take in one circuit, at most."""
-        member, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
-        *plates, words = get_layout_shape(self.clean, member)
+        """An upper bound of the memory that a group, and the collections that it reads, need in one circuit."""
+        spec, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
+        *plates, words = get_layout_shape(self.clean, spec)
         count = self.num_examples * math.prod(plates) * (1 if self.single_words.get(index, -1) >= 0 else words)
-        own = self.clean.count_states(index) if member.tpm.kind == "discrete" else math.prod(member.shape)
+        num_values = self.clean.count_states(index) if spec.tpm.kind == "discrete" else math.prod(spec.shape)
         sources = self.arrows.incoming[index].sources
-        for given, parent in zip(member.parents, member.tpm_parents, strict=True):
-            there = get_node_slice(self.arrows.ground, given.index)
-            if not ((sources >= there.start) & (sources < there.stop)).any():
-                continue  # it is the same in all circuits
-            read = self.clean.network.specs[given.index].group.word_stack or ""
-            over = math.prod(self.clean.word_counts[read] if axis == WORD else sizes[axis] for axis in given.over)
-            own += over * (1 if MaskedGroup.can_mix_attention(member) else math.prod(parent.shape))
-        return 3 * count * own * self.clean.dtype.itemsize
+        for parent, tpm_parent in zip(spec.parents, spec.tpm_parents, strict=True):
+            ids = get_node_slice(self.arrows.ground, parent.index)
+            if not ((sources >= ids.start) & (sources < ids.stop)).any():
+                continue  # the slot is the same in all circuits
+            read_stack = self.clean.network.specs[parent.index].group.word_stack or ""
+            counts = {**sizes, WORD: self.clean.word_counts.get(read_stack, 1)}
+            size = math.prod(counts[axis] for axis in parent.over)
+            num_values += size * (1 if MaskedGroup.can_mix_attention(spec) else math.prod(tpm_parent.shape))
+        return 3 * count * num_values * self.clean.dtype.itemsize
 
 
 def build_runner(
     clean: Examples, corrupt: Examples, arrows: CircuitArrows, metric: Metric, memory: int
 ) -> CircuitRunner:
-    """The runs of two sides of the same examples."""
-    ours, theirs = (_run_examples(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
-    return CircuitRunner(ours, theirs, arrows, metric, len(clean), memory)
+    """Run both sides of the examples, and start from the circuit of all arrows."""
+    clean_state, corrupt_state = (_run_examples(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
+    return CircuitRunner(clean_state, corrupt_state, arrows, metric, len(clean), memory)
 
 
 def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> None:
-    """Refuse a sentence in which something random is open above an outcome."""
-    world = examples.model
-    for node in ancestors(world.ground, outcome_nodes):
-        member = world.network.specs[world.ground.group_of(node).index]
-        if member.tpm.is_random and node not in world.do:
-            name = world.ground.name(node)
+    """Refuse examples in which a random ancestor of an outcome is open."""
+    model = examples.model
+    for node in ancestors(model.ground, outcome_nodes):
+        spec = model.network.specs[model.ground.group_of(node).index]
+        if spec.tpm.is_random and node not in model.do:
+            name = model.ground.name(node)
             raise UnsupportedError(
                 f"circuit below {name}",
                 expected="random nodes above the metric that are set",
@@ -371,31 +401,32 @@ def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> N
 
 
 def _run_examples(examples: Examples, outcome_nodes: Sequence[int]) -> ExecutionState:
-    """A run of all that leads to the outcomes, `[1, example, *plates, word, *shape]`: circuits lead."""
-    world = examples.model
-    above = {world.ground.group_of(node).index for node in (*outcome_nodes, *ancestors(world.ground, outcome_nodes))}
-    set_ = {world.ground.group_of(node).index for node in world.do}
-    members = world.network.specs
-    course = examples.run({index for index in above if not members[index].tpm.is_random or index in set_})
-
+    """Run the ancestors of the outcomes, with a leading dim for circuits: `[1, example, *plates, word, *shape]`."""
+    model = examples.model
+    nodes = *outcome_nodes, *ancestors(model.ground, outcome_nodes)
+    ancestor_groups = {model.ground.group_of(node).index for node in nodes}
+    set_groups = {model.ground.group_of(node).index for node in model.do}
+    specs = model.network.specs
+    state = examples.run({index for index in ancestor_groups if not specs[index].tpm.is_random or index in set_groups})
+    values = {index: value[None] for index, value in state.values.items()}
     return replace(
-        course,
-        layout=TensorLayout((CELL_AXIS,), course.layout.plates),
-        values=_zero_pruned_groups(course, above) | {index: value[None] for index, value in course.values.items()},
-        patched={index: (value[None], which[None]) for index, (value, which) in course.patched.items()},
-        attention_rows={index: (value[None], which[None]) for index, (value, which) in course.attention_rows.items()},
+        state,
+        layout=TensorLayout((CELL_AXIS,), state.layout.plates),
+        values=_zero_pruned_groups(state, ancestor_groups) | values,
+        patched={index: (value[None], is_set[None]) for index, (value, is_set) in state.patched.items()},
+        attention_rows={index: (value[None], is_set[None]) for index, (value, is_set) in state.attention_rows.items()},
         known={},
         attention_weights={},
     )
 
 
 def _zero_pruned_groups(state: ExecutionState, ancestor_groups: set[int]) -> GroupValues:
-    """Zeros for the families of which surgery has left nothing that leads to an outcome: their readers see these."""
-    members, found = state.network.specs, {}
+    """Zeros for the parent groups that no longer lead to an outcome after surgery: a TPM still gathers them."""
+    specs, zeros = state.network.specs, {}
     for index in ancestor_groups:
-        for parent in get_parent_groups(state.network, members[index]):
+        for parent in get_parent_groups(state.network, specs[index]):
             if parent not in ancestor_groups:
-                dtype = torch.long if members[parent].tpm.is_index_valued else state.dtype
-                shape = 1, 1, *get_layout_shape(state, members[parent]), *members[parent].shape
-                found[parent] = torch.zeros(shape, dtype=dtype)
-    return found
+                dtype = torch.long if specs[parent].tpm.is_index_valued else state.dtype
+                shape = 1, 1, *get_layout_shape(state, specs[parent]), *specs[parent].shape
+                zeros[parent] = torch.zeros(shape, dtype=dtype)
+    return zeros

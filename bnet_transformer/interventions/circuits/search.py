@@ -1,10 +1,8 @@
-"""The search: edges are taken away one after another, as long as what is told of the outcomes hardly changes.
+"""The circuit search: remove edges one after another while the metric hardly changes (ACDC, Conmy et al. 2023).
 
-The order is that of ACDC (Conmy et al. 2023): the families from the outcomes back to the words; of the arrows into one
-family, those first whose loss alone moves the metric least. What comes next in that order is guessed, and computed in
-one batch: while edges go, that more go; while they stay, that more stay. A wrong guess costs time and changes nothing.
-
-A `Circuit` tells which arrows were kept, what each is worth, and what comes out of them alone.
+Node groups are visited from the outcomes back to the inputs. The edges into one group are tested in the order of their
+single effects, the smallest first. `circuit` returns a `Circuit` with the retained edges, the effect of each tested
+edge, and the metric of the circuit.
 """
 
 from __future__ import annotations
@@ -37,32 +35,41 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-INITIAL_BATCH_SIZE = 4  # guesses in the first batch; twice as many after a batch that was right
-TIE_DECIMALS = 9  # decimals: effects that agree so far are alike, and go in the order of the graph
+INITIAL_BATCH_SIZE = 4  # tests in the first batch; doubled after each batch that was predicted correctly
+TIE_DECIMALS = 9  # effects that agree to so many decimals are ties, tested in the order of the graph
 MAX_HTML_ROWS = 20  # rows in a notebook
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"
-MARKED = "marked"  # what a picture calls a node of which it says no more
+MARKED = "marked"  # the mark of a highlighted node without a label of its own
 ARROW_SEPARATOR = " -> "
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """The arrows that keep the outcome: along them a node sees this run, along all others the corrupt one.
+    """The retained arrows: along them a node reads its parent in the circuit's run, along all others the corrupt run.
 
-    What is taken away at once is an *edge*, one ground arrow unless `over` joins several. `effects` has, for each edge
-    in the order of testing, how much its loss raised the mean over the examples of `|metric(H) - metric(clean)|` (0
-    where it led to nothing any more); `kept` are those that stayed, of so many `candidates`. `idle` counts the arrows
-    above the metric that carry nothing, for the runs do not differ there: weights, words that are the same.
+    The search removes *edges*: single ground arrows, or all arrows that `over` joins. Draw a circuit with
+    `s.draw(path, highlight=circuit)`, or `only=circuit.graph`.
 
-    `clean`, `corrupt` and `outcome` are the metric `[example]` of the two runs and of a run of the circuit itself.
-    `arrows` are the ground arrows (`"v_0_0_1 -> a_0_0_3"`), and `nodes` the nodes, on a path from where the runs
-    differ to the metric: `s.draw(path, highlight=circuit)`, or `only=circuit.graph`, draws them.
+    Args:
+        threshold: The threshold of the search.
+        over: The axes along which arrows are separate edges.
+        effects: For each edge, in the order of the tests, how much its removal raised the mean over the examples of
+            `|metric(H) - metric(clean)|`; 0 for an edge that no longer leads to the metric.
+        retained: The names of the edges that were not removed.
+        idle: The number of arrows between ancestors of the metric that carry no difference between the runs, such as
+            those from weights and from equal words.
+        clean: The metric of the clean run, `[example]`.
+        corrupt: The metric of the corrupt run, `[example]`.
+        outcome: The metric of the circuit, `[example]`.
+        arrows: The ground arrows (`"v_0_0_1 -> a_0_0_3"`) on a path from a node that differs to the metric.
+        nodes: The nodes on these paths, with their attributes.
+        edge_of: The edge of each of these arrows; None for an arrow that was no candidate.
     """
 
     threshold: float
     over: tuple[str, ...]
     effects: Mapping[str, float]
-    kept: tuple[str, ...]
+    retained: tuple[str, ...]
     idle: int
     clean: Tensor
     corrupt: Tensor
@@ -73,17 +80,17 @@ class Circuit:
 
     @property
     def edges(self) -> int:
-        """How many edges were kept."""
-        return len(self.kept)
+        """The number of retained edges."""
+        return len(self.retained)
 
     @property
     def candidates(self) -> int:
-        """How many edges there were to choose from: those that carry something to the metric."""
+        """The number of edges that were tested: all that carry a difference to the metric."""
         return len(self.effects)
 
     @property
     def faithfulness(self) -> float:
-        """The share of `clean - corrupt` that the circuit restores, of means; NaN where these two are the same."""
+        """The fraction of the mean of `clean - corrupt` that the circuit restores; NaN if that mean is 0."""
         total = float((self.clean - self.corrupt).mean())
         return float((self.outcome - self.corrupt).mean()) / total if total else float("nan")
 
@@ -94,9 +101,10 @@ class Circuit:
 
     @cached_property
     def graph(self) -> nx.DiGraph:
-        """The circuit: nodes with stack, role, slice, head, word, token, label and part, arrows with effect and edge.
+        """The circuit as a graph.
 
-        The effect of an arrow that was no candidate is None.
+        Nodes have the attributes stack, role, slice, head, plates, index, word, token, label and part; arrows have
+        role, effect and edge. The effect of an arrow that was no candidate is None.
         """
         import networkx as nx
 
@@ -109,17 +117,17 @@ class Circuit:
         return graph
 
     def marks(self) -> dict[str, str]:
-        """The nodes and arrows of the circuit, and where the runs differ, for `draw(highlight=)`."""
+        """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`."""
         parts = {name: INPUT if about["part"] == INPUT else MARKED for name, about in self.nodes.items()}
         return parts | dict.fromkeys(self.arrows, MARKED)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A row for each edge that was tested, in that order."""
+        """A data frame with a row for each tested edge, in the order of the tests."""
         import pandas as pd
 
-        kept, there = set(self.kept), set(self.edge_of.values())
+        retained, on_path = set(self.retained), set(self.edge_of.values())
         rows = [
-            {"edge": name, "effect": effect, "kept": name in kept, "on a path": name in there}
+            {"edge": name, "effect": effect, "kept": name in retained, "on a path": name in on_path}
             for name, effect in self.effects.items()
         ]
         return pd.DataFrame(rows, columns=["edge", "effect", "kept", "on a path"])
@@ -136,9 +144,9 @@ class Circuit:
 
     def _repr_html_(self) -> str:
         frame = self.to_dataframe()
-        kept = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
-        more = "" if len(kept) <= MAX_HTML_ROWS else f"<p>… and {len(kept) - MAX_HTML_ROWS} more</p>"
-        table = kept.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False)
+        retained = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
+        more = "" if len(retained) <= MAX_HTML_ROWS else f"<p>… and {len(retained) - MAX_HTML_ROWS} more</p>"
+        table = retained.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False)
         return f"<p>{escape(self._format_summary())}; {self.idle:,} arrows carry nothing</p>{table}{more}"
 
 
@@ -153,24 +161,28 @@ def circuit(
     candidates: str | Sequence[str] | None = None,
     memory: int = DEFAULT_MEMORY,
 ) -> Circuit:
-    """The arrows that keep a metric, found by taking away each that hardly matters (ACDC, Conmy et al. 2023).
+    """Find a small set of arrows that preserves a metric, by greedy removal (ACDC, Conmy et al. 2023).
 
-    A circuit H runs the clean sentence: along an arrow of H a node sees what its parent came to in this run, along any
-    other what its parent is in the corrupt run. An arrow is taken away if that raises the mean over the examples of
+    A circuit H runs the clean sentence: along an arrow of H a node reads its parent's value in this run, along any
+    other arrow the parent's value in the corrupt run. An edge is removed if that raises the mean over the examples of
     `|metric(H) - metric(clean)|` by less than `threshold`; metrics are those of `bt.sweep`.
 
     Args:
         clean: A sentence, or a list of them (the examples), that the circuit runs.
         corrupt: As many sentences of the same length.
         metric: As for `bt.sweep`.
-        threshold: How much the loss of an arrow that is taken away may raise the mean distance to the clean metric.
-        over: The axes along which arrows stay apart (`slice`, the net's plates, `word`; all by default): over
-            `("slice", "head")` the arrows between all words of two families are one edge.
-        candidates: The arrows that may go, such as `["v -> a", "k -> a"]`; the others stay.
+        threshold: By how much the removal of an edge may raise the mean distance to the clean metric.
+        over: The axes along which arrows are separate edges (`slice`, the net's plates, `word`; all by default): over
+            `("slice", "head")` the arrows between all words of two node groups are one edge.
+        candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; all others are retained.
         memory: About how many bytes are used at once.
 
     Returns:
-        The arrows that were kept, the effect of each that was tested, and the metric of the circuit, `[example]`.
+        The retained arrows, the effect of each tested edge, and the metric of the circuit, `[example]`.
+
+    Raises:
+        BNetError: If no candidate carries a difference between the sentences to the metric.
+        UnsupportedError: If a random ancestor of the metric is open, or a node group cannot be tested in a batch.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)
@@ -182,59 +194,65 @@ def circuit(
     if check_float("threshold", threshold) < 0:
         raise BNetError("threshold", expected="a number of at least 0", actual=threshold)
     check_int("memory", memory)
-    ours, theirs = parse_example_pair(clean, corrupt)
-    measure = parse_metric(ours, metric)
-    axes = parse_edge_axes(ours.model.ground, over)
-    for examples in (ours, theirs):
+    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt)
+    measure = parse_metric(clean_examples, metric)
+    axes = parse_edge_axes(clean_examples.model.ground, over)
+    for examples in (clean_examples, corrupt_examples):
         check_ancestors_fixed(examples, measure.nodes)
-    arrows = find_circuit_arrows(ours, theirs, measure.nodes, axes, candidates)
+    arrows = find_circuit_arrows(clean_examples, corrupt_examples, measure.nodes, axes, candidates)
     if not arrows.edge_names:
-        got = "one that does not" if not arrows.incoming else "none of these arrows"
-        wanted = "a sentence that differs from clean in what leads to the metric, along candidates"
-        raise BNetError("corrupt", expected=wanted, actual=got)
-    runs = build_runner(ours, theirs, arrows, measure, memory)
-    whole_clean, whole_corrupt = runs.evaluate_run(runs.clean), runs.evaluate_run(runs.corrupt)
-    tests = search_edges(runs, whole_clean, float(threshold))
+        actual = "one that does not" if not arrows.incoming else "none of these arrows"
+        expected = "a sentence that differs from clean in what leads to the metric, along candidates"
+        raise BNetError("corrupt", expected=expected, actual=actual)
+    runner = build_runner(clean_examples, corrupt_examples, arrows, measure, memory)
+    clean_values, corrupt_values = runner.evaluate_run(runner.clean), runner.evaluate_run(runner.corrupt)
+    results = search_edges(runner, clean_values, float(threshold))
     ground, edges = arrows.ground, arrows.edge_names
     edge_of = {
         f"{ground.name(source)}{ARROW_SEPARATOR}{ground.name(target)}": None if edge < 0 else edges[edge]
-        for source, target, edge in iter_active_arrows(arrows, runs.retained)
+        for source, target, edge in iter_active_arrows(arrows, runner.retained)
     }
     nodes = dict.fromkeys(name for arrow in edge_of for name in arrow.split(ARROW_SEPARATOR))
     return Circuit(
         threshold=float(threshold),
         over=axes,
-        effects={edges[edge]: effect for edge, (effect, _) in tests.items()},
-        kept=tuple(edges[edge] for edge, (_, stays) in tests.items() if stays),
+        effects={edges[edge]: effect for edge, (effect, _) in results.items()},
+        retained=tuple(edges[edge] for edge, (_, is_retained) in results.items() if is_retained),
         idle=arrows.num_idle,
-        clean=whole_clean,
-        corrupt=whole_corrupt,
-        outcome=runs.evaluate_circuit(),
+        clean=clean_values,
+        corrupt=corrupt_values,
+        outcome=runner.evaluate_circuit(),
         arrows=tuple(edge_of),
-        nodes={name: _get_node_attributes(ours, arrows, name) for name in nodes},
+        nodes={name: _get_node_attributes(clean_examples, arrows, name) for name in nodes},
         edge_of=edge_of,
     )
 
 
 def search_edges(runner: CircuitRunner, clean: Tensor, threshold: float) -> dict[int, tuple[float, bool]]:
-    """For each edge that was tested, in order, how much its loss raised `D(H)`, and whether it was kept.
+    """Test all edges, from the outcomes to the inputs.
 
-    `D(H)` is the mean over the examples of `|metric(H) - metric(clean)|`. The arrows stay with the runs.
+    Args:
+        runner: The runs; `runner.retained` has the retained arrows afterwards.
+        clean: The metric of the clean run, `[example]`.
+        threshold: By how much the removal of an edge may raise `D(H)`, the mean of `|metric(H) - metric(clean)|`.
+
+    Returns:
+        For each tested edge, in order, by how much its removal raised `D(H)`, and whether it is retained.
     """
     arrows = runner.arrows
     results: dict[int, tuple[float, bool]] = {}
     distance = 0.0
-    for family in reversed(arrows.incoming):
-        into = arrows.incoming[family]
-        leading = set(into.edge_ids[runner.needed[into.targets]].tolist())  # those to a node that leads to an outcome
-        idle = [edge for edge in arrows.edges_by_group[family] if edge not in leading]
+    for group in reversed(arrows.incoming):
+        incoming = arrows.incoming[group]
+        needed = set(incoming.edge_ids[runner.needed[incoming.targets]].tolist())  # they lead to an outcome
+        idle = [edge for edge in arrows.edges_by_group[group] if edge not in needed]
         results |= dict.fromkeys(idle, (0.0, False))
-        kept = runner.retained[family] & ~np.isin(into.edge_ids, idle)
-        edges = [edge for edge in arrows.edges_by_group[family] if edge in leading]
+        mask = runner.retained[group] & ~np.isin(incoming.edge_ids, idle)
+        edges = [edge for edge in arrows.edges_by_group[group] if edge in needed]
         if edges:
-            tests, kept, distance = _test_edges(runner, family, edges, kept, distance, clean=clean, threshold=threshold)
+            tests, mask, distance = _test_edges(runner, group, edges, mask, distance, clean=clean, threshold=threshold)
             results |= tests
-        runner.fix_arrows(family, kept)
+        runner.fix_arrows(group, mask)
     return results
 
 
@@ -248,63 +266,69 @@ def _test_edges(
     clean: Tensor,
     threshold: float,
 ) -> tuple[dict[int, tuple[float, bool]], BoolArray, float]:
-    """Test edges into one family in the order of what each does alone.
+    """Test the edges into one node group, in the order of their single effects.
 
     Returns:
-        What came of each test; then which arrows are kept, and `D` of the circuit, as they are after the tests.
+        The effect of each edge and whether it is retained; the mask of the retained arrows, `[arrow]`; and `D` of the
+        circuit after the tests.
     """
     edge_of = runner.arrows.incoming[group].edge_ids
-    most = max(1, runner.memory // (4 * len(edge_of)))
+    max_size = max(1, runner.memory // (4 * len(edge_of)))
 
-    def distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without these edges
-        found = []
-        for start in range(0, len(removed), most):
-            tables = [retained & ~np.isin(edge_of, list(some)) for some in removed[start : start + most]]
-            found.append((runner.evaluate_candidates(group, np.stack(tables)) - clean).abs().mean(-1))
-        return torch.cat(found)
+    def distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without each of these sets of edges
+        computed = []
+        for start in range(0, len(removed), max_size):
+            masks = [retained & ~np.isin(edge_of, list(subset)) for subset in removed[start : start + max_size]]
+            computed.append((runner.evaluate_candidates(group, np.stack(masks)) - clean).abs().mean(-1))
+        return torch.cat(computed)
 
     results: dict[int, tuple[float, bool]] = {}
-    alone = distances([[edge] for edge in edges]) - distance
-    order = sorted(range(len(edges)), key=lambda k: round(float(alone[k]), TIE_DECIMALS))
-    rest, size, going = [edges[k] for k in order], INITIAL_BATCH_SIZE, True
-    while rest:
-        guess = rest[:size]
-        # D at the test of each edge, if all of them before it go, or if all of them stay.
-        found = distances([guess[: k + 1] if going else [guess[k]] for k in range(len(guess))])
-        right, goes = 0, going
-        for edge, its in zip(guess, found.tolist(), strict=True):
-            goes = its - distance < threshold
-            results[edge] = its - distance, not goes
-            right += 1
-            if goes:
-                retained, distance = retained & (edge_of != edge), its
-            if goes != going:
+    single_effects = distances([[edge] for edge in edges]) - distance
+    order = sorted(range(len(edges)), key=lambda k: round(float(single_effects[k]), TIE_DECIMALS))
+    # The tests are sequential: each depends on the edges removed before it. Several are evaluated in one batch by
+    # predicting that all edges of the batch will be removed, or that none will, as the last one was. Results up to and
+    # with the first wrong prediction are those of the sequential search, and the others are discarded (speculative
+    # execution): the prediction changes the time, never the circuit.
+    remaining, size, should_remove = [edges[k] for k in order], INITIAL_BATCH_SIZE, True
+    while remaining:
+        guess = remaining[:size]
+        # D at the test of each edge, if all edges before it in the batch are removed, or if none is.
+        computed = distances([guess[: k + 1] if should_remove else [guess[k]] for k in range(len(guess))])
+        num_used, is_removed = 0, should_remove
+        for edge, new_distance in zip(guess, computed.tolist(), strict=True):
+            is_removed = new_distance - distance < threshold
+            results[edge] = new_distance - distance, not is_removed
+            num_used += 1
+            if is_removed:
+                retained, distance = retained & (edge_of != edge), new_distance
+            if is_removed != should_remove:
                 break
-        rest, size, going = rest[right:], 2 * size if goes == going else INITIAL_BATCH_SIZE, goes
+        size = 2 * size if is_removed == should_remove else INITIAL_BATCH_SIZE
+        remaining, should_remove = remaining[num_used:], is_removed
     return results, retained, distance
 
 
 def _get_node_attributes(examples: Examples, arrows: CircuitArrows, name: str) -> dict[str, Any]:
-    """The attributes of a node; a word's token is told where it is the same in all examples."""
+    """The attributes of a node of the graph; its token is None if the examples have different ones."""
     ground = arrows.ground
     node = ground.id(name)
-    family, index = ground.unravel_index(node)
-    place = dict(zip(ground.axes(family), index, strict=True))
-    word = place.get("word")
-    tokens = set() if word is None else {each[family.word_stack or ""][word] for each in examples.tokens}
+    group, index = ground.unravel_index(node)
+    position = dict(zip(ground.axes(group), index, strict=True))
+    word = position.get("word")
+    tokens = set() if word is None else {by_stack[group.word_stack or ""][word] for by_stack in examples.tokens}
     token = tokens.pop() if len(tokens) == 1 else None
-    plates = tuple(int(place[plate]) for plate in family.plates)
+    plates = tuple(int(position[plate]) for plate in group.plates)
     part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.differing_nodes[node] else BETWEEN
-    shown = format_label(family.role, stack=family.stack, slice=family.slice, plates=plates, word=word, token=token)
+    label = format_label(group.role, stack=group.stack, slice=group.slice, plates=plates, word=word, token=token)
     return {
-        "stack": family.stack,
-        "role": family.role,
-        "slice": family.slice,
-        "head": place.get("head"),
-        "plates": ground.axes(family),
+        "stack": group.stack,
+        "role": group.role,
+        "slice": group.slice,
+        "head": position.get("head"),
+        "plates": ground.axes(group),
         "index": index,
         "word": word,
         "token": token,
-        "label": shown,
+        "label": label,
         "part": part,
     }

@@ -1,4 +1,4 @@
-"""Ablations: the values that `Zero()`, `Mean(...)` and `Noise(...)` set, each computed once for a whole sweep."""
+"""Ablations: the values of `Zero()`, `Mean(...)` and `Noise(...)`, each computed once for all cells of a sweep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer.inference.sentence_state import (
+from bnet_transformer.inference.intervention_values import (
     Mean,
     Noise,
     RelativeValues,
@@ -36,10 +36,16 @@ from bnet_transformer.reference.node_tables import has_ancestor_choices
 
 @dataclass
 class Ablation:
-    """The values that an ablation sets in the corrupt sentences, which cells may set any of `nodes`.
+    """The values that an ablation sets in the corrupt sentences.
 
-    `Zero()` and `Mean(sentences)` set the same in every sentence. `Noise` and `Mean()` depend on the values of each:
-    those of the corrupt run, which has them for all sentences at once.
+    `Zero()` and `Mean(sentences)` set the same value in every sentence. The values of `Noise` and `Mean()` are relative
+    to those of the sentence, which the corrupt run has for all sentences at once.
+
+    Args:
+        intervention: The ablation.
+        corrupt: The corrupt sentences.
+        nodes: Ground ids of the nodes that cells may set.
+        memory: Bytes that may be used at once.
     """
 
     intervention: Zero | Mean | Noise
@@ -50,7 +56,7 @@ class Ablation:
     _example_values: dict[int, RelativeValues] = field(default_factory=dict)
 
     def get_value(self, example: int, node: int) -> Tensor:
-        """The value of one node in one sentence."""
+        """The value of one node in one sentence, `[*shape]`."""
         if not is_relative(self.intervention):
             return self._get_shared_value(node)
         if example not in self._example_values:
@@ -59,9 +65,16 @@ class Ablation:
         return self._example_values[example](node, self.intervention)
 
     def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
-        """The values of nodes of a family (by their number in it) in the sentences of a run, `[1 or N, node, *shape]`.
+        """The values of nodes of a group in the sentences of a run.
 
-        `first_example` is the number of the run's first sentence.
+        Args:
+            run: The run.
+            first_example: The index of the run's first sentence among the corrupt sentences.
+            group: The node group.
+            nodes: The nodes, as indices within the group.
+
+        Returns:
+            The values, `[1 or N, node, *shape]`.
         """
         offset = int(run.examples.model.ground.offsets[group])
         if not is_relative(self.intervention):
@@ -72,46 +85,55 @@ class Ablation:
             return torch.stack(
                 [torch.stack([self.get_value(n, offset + int(node)) for node in nodes]) for n in examples]
             )
-        member, ground = run.specs[group], run.examples.model.ground
+        spec, ground = run.specs[group], run.examples.model.ground
         names = [ground.name(offset + int(node)) for node in nodes]
         if isinstance(self.intervention, Mean):
-            check_has_words(member.group, names[0])
+            check_has_words(spec.group, names[0])
             base = base.mean(run.base.layout.word_dim, keepdim=True)
-        own = gather_nodes(run, group, base, get_layout_index(run.base, member, nodes)).transpose(0, 1)
+        values = gather_nodes(run, group, base, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
         if isinstance(self.intervention, Noise):
-            own = own + torch.stack([sample_noise(name, self.intervention, own[0, 0]) for name in names])
-        return own
+            values = values + torch.stack([sample_noise(name, self.intervention, values[0, 0]) for name in names])
+        return values
 
     def _get_shared_value(self, node: int) -> Tensor:
-        world: GroundModel = self.corrupt[0].state.model
+        model: GroundModel = self.corrupt[0].state.model
         if not self._shared_values and isinstance(self.intervention, Mean):
-            self._shared_values |= compute_means(world, self.nodes, self.intervention.sentences, self.memory)
+            self._shared_values |= compute_means(model, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._shared_values:
-            value = resolve_value(world, node, self.intervention)
+            value = resolve_value(model, node, self.intervention)
             assert isinstance(value, Tensor)
             self._shared_values[node] = value
         return self._shared_values[node]
 
 
 def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
-    """The means of some nodes' values over sentences, where the sentences can be run in batches; else of no node.
+    """Compute the means of nodes over sentences in batches; the result is empty if these cannot be run in batches.
 
-    Sentences of one form are one batch (or as many as fit in half of the memory); all families are of one run.
+    Sentences with the same batch key are one batch, or as many of them as fit in half of the memory.
+
+    Args:
+        model: The sentence that the ids of the nodes refer to.
+        nodes: Ground ids of the nodes.
+        sentences: The sentences to average over.
+        memory: Bytes that may be used at once.
+
+    Returns:
+        The mean of each real deterministic node, `[*shape]`, by its id.
     """
-    by_form: dict[Hashable, list[Any]] = {}
+    by_key: dict[Hashable, list[Any]] = {}
     for sentence in sentences:
         state = get_sentence_state(sentence)
         if state is None or state.evidence or state.network is not model.network:
             return {}
-        by_form.setdefault(get_batch_key(state.model), []).append(sentence)
+        by_key.setdefault(get_batch_key(state.model), []).append(sentence)
     tpms = {node: locate_node(model, node)[0].tpm for node in nodes}
     real = [node for node, tpm in tpms.items() if not tpm.is_random and not tpm.is_index_valued]
     totals = {node: torch.zeros((), dtype=model.network.dtype, device=model.network.device) for node in real}
-    for several in by_form.values():
-        there, batch = several[0].state.ground, parse_examples("clean", several)
-        ids = {there.id(model.ground.name(node)): node for node in real}
-        families = {there.group_of(node).index for node in ids}
-        if find_run_obstacle(batch, families) is not None:  # such nodes are refused one by one
+    for members in by_key.values():
+        ground, batch = members[0].state.ground, parse_examples("clean", members)
+        ids = {ground.id(model.ground.name(node)): node for node in real}
+        groups = {ground.group_of(node).index for node in ids}
+        if find_run_obstacle(batch, groups) is not None:  # the caller then computes, or refuses, one node at a time
             return {}
         size = max(1, memory // (2 * estimate_bytes(batch.model, find_needed_positions(batch.model, ids))[1]))
         for part in batch.split(size):
@@ -121,16 +143,16 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
 
 
 def _sum_values(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
-    """The sum of each node's value over sentences, from one run of all."""
+    """The sum of each node's value over sentences, `[*shape]`, from one run of all sentences."""
     ground = examples.model.ground
-    by_family: dict[int, list[int]] = {}
+    by_group: dict[int, list[int]] = {}
     for node in nodes:
-        by_family.setdefault(ground.group_of(node).index, []).append(node)
-    course = examples.run(by_family)
+        by_group.setdefault(ground.group_of(node).index, []).append(node)
+    state = examples.run(by_group)
     values: dict[int, Tensor] = {}
-    for index, some in by_family.items():
-        member = examples.model.network.specs[index]
-        value = course.values[index].expand(len(examples), *get_layout_shape(course, member), *member.shape).sum(0)
-        at = get_layout_index(course, member, np.array(some) - int(ground.offsets[index]))
-        values |= dict(zip(some, value[at], strict=True))
+    for index, group_nodes in by_group.items():
+        spec = examples.model.network.specs[index]
+        value = state.values[index].expand(len(examples), *get_layout_shape(state, spec), *spec.shape).sum(0)
+        layout_index = get_layout_index(state, spec, np.array(group_nodes) - int(ground.offsets[index]))
+        values |= dict(zip(group_nodes, value[layout_index], strict=True))
     return values

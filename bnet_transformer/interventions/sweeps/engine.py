@@ -1,13 +1,13 @@
-"""The engine of a sweep: for all cells, in chunks that fit in memory, the metric of the run with the cell set.
+"""The engine of a sweep: the metric of all cells, in chunks that fit in memory, or its first-order estimate.
 
-A cell that sets nodes to what they are anyway is the corrupt run, and is not run again.
+A cell that sets its nodes to the values that they have in the corrupt run is not run again.
 
-To first order no cell is run. The slope of the metric at every node of the corrupt run, from one pass forward and one
-back, estimates
+The first-order estimate runs no cell. The gradient of the metric m at every node of the corrupt run, from one forward
+and one backward pass, estimates the metric of a cell that sets z as
 
-    m(corrupt) + <dm/dz, clean z - corrupt z>,    of a cell that sets z.
+    m(corrupt) + <dm/dz, clean z - corrupt z>.
 
-For a row of attention z is `P(j | i)`. Known as attribution patching (Nanda 2023).
+For a row of attention z is `P(j | i)`. This is attribution patching (Nanda 2023).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.query import Obstacle
+from bnet_transformer.inference.routing import Obstacle
 from bnet_transformer.interventions.sweeps import sequential
 from bnet_transformer.interventions.sweeps.ablation import Ablation
 from bnet_transformer.interventions.sweeps.cell_spec import IntArray, PatchCells, PatchSites
@@ -45,22 +45,22 @@ Outcomes = dict[int, Tensor]
 
 @dataclass
 class BaseRun:
-    """The corrupt run in one joint state of the choices, what cells set in it, and the outcomes of the clean run."""
+    """The corrupt run in one joint state of the choices, the patches of cells, and the outcomes of the clean run."""
 
     run: PatchedRun
     patches: dict[int, list[GroupPatch]]
-    effective_cells: IntArray  # the cells that set a node to what it is not
+    effective_cells: IntArray  # the cells that change the value of a node
     clean_outcomes: Outcomes | None
 
     def compute_outcomes(self, cells: IntArray) -> Outcomes:
-        """The outcomes of some cells; those that are not busy set nothing."""
-        busy = np.isin(cells, self.effective_cells)
-        return self.run.compute_outcomes(len(cells), select_cells(self.patches, cells[busy], np.flatnonzero(busy)))
+        """The outcomes of some cells, `[cell, example, *shape]`; cells without an effect are not patched."""
+        mask = np.isin(cells, self.effective_cells)
+        return self.run.compute_outcomes(len(cells), select_cells(self.patches, cells[mask], np.flatnonzero(mask)))
 
 
 @dataclass
 class SweepBatch:
-    """Examples that one run holds, and the outcomes of cells in them.
+    """A batch of examples that share one run, and the outcomes of cells in them.
 
     Args:
         clean: The clean sentences, None for an ablation.
@@ -70,8 +70,8 @@ class SweepBatch:
         memory: Bytes that may be used at once.
         ablation: The values that replace clean ones.
         first_example: The number of the first example in the sweep.
-        should_cache: True where memory holds the runs of all batches, so that they are made once.
-        first_order: True where effects are estimated from slopes and no cell runs.
+        should_cache: Whether memory holds the runs of all batches, so that they are computed once.
+        first_order: Whether effects are estimated from gradients and no cell is run.
     """
 
     clean: Examples | None
@@ -87,9 +87,9 @@ class SweepBatch:
     needed: NeededPositions = field(init=False)
     clean_needed: NeededPositions = field(init=False)
     has_shared_run: bool = field(init=False)
-    source_obstacles: dict[int, Obstacle] = field(init=False)  # cells that take no values from a common run
-    obstacles: dict[int, Obstacle] = field(init=False)  # these, and the cells whose changes are computed alone
-    sequential_cells: set[int] = field(init=False)  # of them, those that set something to another value
+    source_obstacles: dict[int, Obstacle] = field(init=False)  # cells that cannot take values from a shared run
+    obstacles: dict[int, Obstacle] = field(init=False)  # these, and cells whose changes cannot be computed together
+    sequential_cells: set[int] = field(init=False)  # of these, the cells that change the value of a node
     _base_runs: list[BaseRun] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -103,23 +103,23 @@ class SweepBatch:
             needed.append(needed[0] if same else find_needed_positions(side.model, self.outcome_nodes))
         self.needed, self.clean_needed = needed[0], needed[-1]
         sides_needed = list(zip(sides, needed, strict=True))
-        everywhere = find_shared_obstacle(sides_needed)
-        self.has_shared_run = everywhere is None
-        if everywhere is None:
+        shared_obstacle = find_shared_obstacle(sides_needed)
+        self.has_shared_run = shared_obstacle is None
+        if shared_obstacle is None:
             self.source_obstacles, changes = find_obstacles(sides_needed, self.cells, first_order=self.first_order)
             self.obstacles = {**changes, **self.source_obstacles}
         else:
-            self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), everywhere)
+            self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), shared_obstacle)
         self.sequential_cells = set(self.obstacles)
 
     def compute_outcomes(self, cells: IntArray, *, is_sequential: bool) -> Outcomes:
-        """The outcomes of some cells, in one run or each in its own, choices averaged: `[cell, example, *shape]`."""
+        """The outcomes of some cells, averaged over the choices: `[cell, example, *shape]`."""
         if is_sequential:
             return self.marginalize([self._compute_cells_sequentially(states, cells) for states in self.choices])
-        return self.marginalize([start.compute_outcomes(cells) for start in self.iter_base_runs()])
+        return self.marginalize([base_run.compute_outcomes(cells) for base_run in self.iter_base_runs()])
 
     def iter_base_runs(self) -> Iterable[BaseRun]:
-        """Where the runs start from, for each state of the choices: made once, if memory holds them."""
+        """Iterate over the base runs, one for each joint state of the choices; cached if memory holds them."""
         if self.should_cache and not self._base_runs:
             self._base_runs = [self._build_base_run(states) for states in self.choices]
         return self._base_runs or map(self._build_base_run, self.choices)
@@ -129,66 +129,66 @@ class SweepBatch:
         if not self.has_shared_run:
             clean = None if self.clean is None else self._compute_base_sequentially(self.clean)
             return self._compute_base_sequentially(self.corrupt), clean
-        corrupts, cleans, busy = list[Outcomes](), list[Outcomes](), set[int]()
-        for start in self.iter_base_runs():
-            corrupts.append(start.run.compute_base_outcomes())
-            cleans += [] if start.clean_outcomes is None else [start.clean_outcomes]
-            busy.update(start.effective_cells.tolist())
-        # What a cell changes is no obstacle if it sets nothing to another value.
-        self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & busy)}
+        corrupts, cleans, effective = list[Outcomes](), list[Outcomes](), set[int]()
+        for base_run in self.iter_base_runs():
+            corrupts.append(base_run.run.compute_base_outcomes())
+            cleans += [] if base_run.clean_outcomes is None else [base_run.clean_outcomes]
+            effective.update(base_run.effective_cells.tolist())
+        # An obstacle to what a cell changes does not matter if the cell changes no value.
+        self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & effective)}
         return self.marginalize(corrupts), self.marginalize(cleans) if cleans else None
 
     def marginalize(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
-        """The outcomes over the states of the choices."""
-        world = self.corrupt.model
-        found = {}
+        """The outcomes, averaged over the joint states of the choices."""
+        model = self.corrupt.model
+        marginals = {}
         for node in self.outcome_nodes:
-            discrete = locate_node(world, node)[0].tpm.kind == "discrete" and node not in world.do
-            found[node] = self.choices.marginalize([each[node] for each in outcomes], is_discrete=discrete)
-        return found
+            is_discrete = locate_node(model, node)[0].tpm.kind == "discrete" and node not in model.do
+            marginals[node] = self.choices.marginalize([by_node[node] for by_node in outcomes], is_discrete=is_discrete)
+        return marginals
 
     def _build_base_run(self, states: Mapping[int, Tensor]) -> BaseRun:
-        """The runs in one state of the choices. One clean run gives both its outcomes and the values that cells set."""
+        """Build the runs in one joint state of the choices; one clean run gives outcomes and the values to patch."""
         corrupt = self.corrupt.with_choices(states)
         cells = _drop_cells(self.cells, self.source_obstacles)
         sources = frozenset(
-            find_source_groups(corrupt.model, cells) - {each.group for each in cells.sites if each.is_attention}
+            find_source_groups(corrupt.model, cells) - {sites.group for sites in cells.sites if sites.is_attention}
         )
-        slopes = frozenset(each.group for each in cells.sites) if self.first_order else frozenset()
-        run = PatchedRun(corrupt, self.needed, sources, gradient_groups=slopes)
-        settings: dict[int, list[GroupPatch]] = {}
+        gradient_groups = frozenset(sites.group for sites in cells.sites) if self.first_order else frozenset()
+        run = PatchedRun(corrupt, self.needed, sources, gradient_groups=gradient_groups)
+        patches: dict[int, list[GroupPatch]] = {}
         outcomes = None
         if self.ablation is not None:
-            for each in cells.sites:
-                settings.setdefault(each.group, []).append(self._build_ablation_patch(run, each, self.ablation))
+            for sites in cells.sites:
+                patches.setdefault(sites.group, []).append(self._build_ablation_patch(run, sites, self.ablation))
         else:
             assert self.clean is not None
             clean = self.clean.with_choices(states)
-            readings = frozenset(each.group for each in cells.sites if each.is_attention)
-            clean_run = PatchedRun(clean, self.clean_needed, sources, readings)
+            attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
+            clean_run = PatchedRun(clean, self.clean_needed, sources, attention_groups)
             outcomes = clean_run.compute_base_outcomes()
-            for each in cells.sites:
-                settings.setdefault(each.group, []).append(build_patch(run, clean_run.base, each))
+            for sites in cells.sites:
+                patches.setdefault(sites.group, []).append(build_patch(run, clean_run.base, sites))
             if cells.paths:
-                for family, several in run.patch_paths(clean_run.base, cells.paths, self.memory).items():
-                    settings.setdefault(family, []).extend(several)
-        return BaseRun(run, settings, find_effective_cells(run, settings), outcomes)
+                for group, group_patches in run.patch_paths(clean_run.base, cells.paths, self.memory).items():
+                    patches.setdefault(group, []).extend(group_patches)
+        return BaseRun(run, patches, find_effective_cells(run, patches), outcomes)
 
     def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites, ablation: Ablation) -> GroupPatch:
-        """What an ablation sets in a family."""
-        nodes, which = np.unique(sites.nodes, return_inverse=True)
-        source = ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(which)]
-        found = build_patch(run, run.base, replace(sites, is_attention=False))
-        return replace(found, source=source.to(found.source), is_per_node=True)
+        """The patch of an ablation in one node group."""
+        nodes, inverse = np.unique(sites.nodes, return_inverse=True)
+        source = ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(inverse)]
+        patch = build_patch(run, run.base, replace(sites, is_attention=False))
+        return replace(patch, source=source.to(patch.source), is_per_node=True)
 
     def _compute_base_sequentially(self, examples: Examples) -> Outcomes:
-        """The outcomes of sentences, each run by itself: `[1, example, *shape]`."""
+        """The outcomes of sentences that are run one at a time: `[1, example, *shape]`."""
         sides = (examples.with_choices(states) for states in self.choices)
-        each = [
-            [sequential.compute_outcomes(side.module, world, self.outcome_nodes) for world in side.models]
+        by_state = [
+            [sequential.compute_outcomes(side.module, model, self.outcome_nodes) for model in side.models]
             for side in sides
         ]
-        return self.marginalize([sequential.stack_outcomes(self.outcome_nodes, [rows]) for rows in each])
+        return self.marginalize([sequential.stack_outcomes(self.outcome_nodes, [rows]) for rows in by_state])
 
     def _compute_cells_sequentially(self, states: Mapping[int, Tensor], cells: IntArray) -> Outcomes:
         corrupt = self.corrupt.with_choices(states)
@@ -197,32 +197,32 @@ class SweepBatch:
         values = (
             None if ablation is None else lambda example, node: ablation.get_value(self.first_example + example, node)
         )
-        each = sequential.SequentialSweep(clean, corrupt, self.cells, self.outcome_nodes, values)
-        return sequential.stack_outcomes(self.outcome_nodes, [each.compute_outcomes(int(cell)) for cell in cells])
+        runner = sequential.SequentialSweep(clean, corrupt, self.cells, self.outcome_nodes, values)
+        return sequential.stack_outcomes(self.outcome_nodes, [runner.compute_outcomes(int(cell)) for cell in cells])
 
 
 def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
-    """The cells without the families and the paths that only some of them set."""
-    entries = tuple(each for each in cells.sites if not np.isin(each.cells, list(dropped)).all())
-    return replace(cells, sites=entries, paths=tuple(path for path in cells.paths if path.cell not in dropped))
+    """The cells without the sites and the paths that only dropped cells set."""
+    remaining = tuple(sites for sites in cells.sites if not np.isin(sites.cells, list(dropped)).all())
+    return replace(cells, sites=remaining, paths=tuple(path for path in cells.paths if path.cell not in dropped))
 
 
 def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:
-    """The cells of which a node differs, in some example, from what it is in the corrupt run; all that set rows."""
-    busy = []
-    for family, several in patches.items():
-        for each in several:
-            unlike = torch.ones(len(each.cells), dtype=torch.bool)
-            if not each.is_attention:
-                unlike = (
-                    (run.get_base_values(family, each) != run.get_patch_values(family, each))
-                    .reshape(len(each.cells), -1)
+    """The cells that change the value of a node in some example; every cell that sets attention counts as one."""
+    effective = []
+    for group, group_patches in patches.items():
+        for patch in group_patches:
+            differs = torch.ones(len(patch.cells), dtype=torch.bool)
+            if not patch.is_attention:
+                differs = (
+                    (run.get_base_values(group, patch) != run.get_patch_values(group, patch))
+                    .reshape(len(patch.cells), -1)
                     .any(-1)
                     .cpu()
                 )
-            busy.append(each.cells[unlike].numpy())
-    found: IntArray = np.unique(np.concatenate(busy)) if busy else np.zeros(0, dtype=np.int64)
-    return found
+            effective.append(patch.cells[differs].numpy())
+    cell_ids: IntArray = np.unique(np.concatenate(effective)) if effective else np.zeros(0, dtype=np.int64)
+    return cell_ids
 
 
 def run_cells(
@@ -231,39 +231,39 @@ def run_cells(
     """Run every cell in every example.
 
     Returns:
-        The metric with each cell set, `[*axes, example]`; of the clean run, if there is one, and of the corrupt run,
-        `[example]` each.
+        The metric with each cell patched, `[*axes, example]`; and that of the clean run, if there is one, and of the
+        corrupt run, `[example]` each.
     """
     clean, corrupt = evaluate_base_runs(batches, metric)
-    there = cells.cell_ids
-    apart = np.isin(there, list(set().union(*(batch.sequential_cells for batch in batches))))
-    found = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
-    world, memory = batches[0].corrupt.model, batches[0].memory
-    each, _ = estimate_bytes(world, batches[0].needed)
-    size = max(1, memory // (each * max(len(batch.corrupt) for batch in batches)))
-    asked = (
+    cell_ids = cells.cell_ids
+    is_isolated = np.isin(cell_ids, list(set().union(*(batch.sequential_cells for batch in batches))))
+    values = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(corrupt)), torch.nan, dtype=torch.float64)
+    model, memory = batches[0].corrupt.model, batches[0].memory
+    cell_bytes, _ = estimate_bytes(model, batches[0].needed)
+    size = max(1, memory // (cell_bytes * max(len(batch.corrupt) for batch in batches)))
+    outcome_bytes = (
         3
-        * world.network.dtype.itemsize
-        * sum(count_outcome_values(world, locate_node(world, node)[0]) for node in metric.nodes)
+        * model.network.dtype.itemsize
+        * sum(count_outcome_values(model, locate_node(model, node)[0]) for node in metric.nodes)
     )
-    size = max(1, min(size, memory // (asked * len(corrupt))))
+    size = max(1, min(size, memory // (outcome_bytes * len(corrupt))))
     hide = None if progress is None else not progress
-    with tqdm(total=len(there), disable=hide, unit="cell", leave=False) as bar:
-        for alone in (False, True):
-            some = there[apart == alone]
-            for start in range(0, len(some), size):
-                chunk = some[start : start + size]
-                outcomes = [batch.compute_outcomes(chunk, is_sequential=alone) for batch in batches]
-                found[torch.from_numpy(chunk)] = _evaluate_metric(metric, outcomes)
+    with tqdm(total=len(cell_ids), disable=hide, unit="cell", leave=False) as bar:
+        for is_sequential in (False, True):
+            selected = cell_ids[is_isolated == is_sequential]
+            for start in range(0, len(selected), size):
+                chunk = selected[start : start + size]
+                outcomes = [batch.compute_outcomes(chunk, is_sequential=is_sequential) for batch in batches]
+                values[torch.from_numpy(chunk)] = _evaluate_metric(metric, outcomes)
                 bar.update(len(chunk))
-    return found.reshape(*cells.shape, -1), clean, corrupt
+    return values.reshape(*cells.shape, -1), clean, corrupt
 
 
 def evaluate_base_runs(batches: Sequence[SweepBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:
     """The metric of the clean run, if there is one, and of the corrupt run: `[example]`."""
-    both = [batch.compute_base_outcomes() for batch in batches]
-    clean = [outcomes for _, outcomes in both if outcomes is not None]
-    corrupt = _evaluate_metric(metric, [outcomes for outcomes, _ in both])[0]
+    base_outcomes = [batch.compute_base_outcomes() for batch in batches]
+    clean = [outcomes for _, outcomes in base_outcomes if outcomes is not None]
+    corrupt = _evaluate_metric(metric, [outcomes for outcomes, _ in base_outcomes])[0]
     return _evaluate_metric(metric, clean)[0] if clean else None, corrupt
 
 
@@ -276,74 +276,75 @@ def _evaluate_metric(metric: Metric, batch_outcomes: Sequence[Mapping[int, Tenso
 def estimate_cells(
     batches: Sequence[SweepBatch], metric: Metric, cells: PatchCells, progress: bool | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """As `run_cells`, to first order: no cell is run."""
+    """As `run_cells`, estimated to first order without running a cell."""
     for obstacle in batches[0].obstacles.values():
         allowed = "first_order=False, which runs each cell"
         raise BNetError("first_order", expected="cells that one batch can hold", actual=f"{obstacle}", allowed=allowed)
     clean, corrupt = evaluate_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(corrupt), dtype=torch.float64)
     hide = None if progress is None else not progress
-    outer = _compute_outcome_gradients(batches, metric)
-    for batch, of_states in zip(tqdm(batches, disable=hide, unit="part", leave=False), outer, strict=True):
-        some = slice(batch.first_example, batch.first_example + len(batch.corrupt))
-        for start, slopes in zip(batch.iter_base_runs(), of_states, strict=True):
-            _add_effects(effects[:, some], start, slopes)
-    there = torch.from_numpy(cells.cell_ids)
-    if not bool(effects[there].isfinite().all()):
-        wanted = "a metric with a finite slope at the corrupt run, for first_order=True"
-        raise BNetError("metric", expected=wanted, actual="NaN or infinity", allowed="first_order=False")
-    found = torch.full_like(effects, torch.nan)
-    found[there] = corrupt + effects[there]
-    return found.reshape(*cells.shape, -1), clean, corrupt
+    gradients = _compute_outcome_gradients(batches, metric)
+    for batch, by_state in zip(tqdm(batches, disable=hide, unit="part", leave=False), gradients, strict=True):
+        part = slice(batch.first_example, batch.first_example + len(batch.corrupt))
+        for base_run, outcome_gradients in zip(batch.iter_base_runs(), by_state, strict=True):
+            _add_effects(effects[:, part], base_run, outcome_gradients)
+    cell_ids = torch.from_numpy(cells.cell_ids)
+    if not bool(effects[cell_ids].isfinite().all()):
+        expected = "a metric with a finite slope at the corrupt run, for first_order=True"
+        raise BNetError("metric", expected=expected, actual="NaN or infinity", allowed="first_order=False")
+    values = torch.full_like(effects, torch.nan)
+    values[cell_ids] = corrupt + effects[cell_ids]
+    return values.reshape(*cells.shape, -1), clean, corrupt
 
 
 def _compute_outcome_gradients(batches: Sequence[SweepBatch], metric: Metric) -> list[list[Outcomes]]:
-    """How the metric, summed over examples, changes with each outcome: of each batch, in each state of the choices."""
+    """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
     leaves = [
         [
-            {node: value.detach().requires_grad_() for node, value in start.run.compute_base_outcomes().items()}
-            for start in batch.iter_base_runs()
+            {node: value.detach().requires_grad_() for node, value in base_run.run.compute_base_outcomes().items()}
+            for base_run in batch.iter_base_runs()
         ]
         for batch in batches
     ]
     averaged = [batch.marginalize(states) for batch, states in zip(batches, leaves, strict=True)]
-    told = metric.evaluate_with_grad({node: torch.cat([each[node] for each in averaged], 1) for node in metric.nodes})
-    if not told.requires_grad:
-        wanted = "a metric with a gradient (torch operations on its nodes), for first_order=True"
-        raise BNetError("metric", expected=wanted, actual="numbers without one", allowed="first_order=False")
-    flat = [value for states in leaves for each in states for value in each.values()]
-    slopes = iter(torch.autograd.grad(told.sum(), flat, materialize_grads=True))
-    return [[{node: next(slopes) for node in each} for each in states] for states in leaves]
+    joined = {node: torch.cat([outcomes[node] for outcomes in averaged], 1) for node in metric.nodes}
+    values = metric.evaluate_with_grad(joined)
+    if not values.requires_grad:
+        expected = "a metric with a gradient (torch operations on its nodes), for first_order=True"
+        raise BNetError("metric", expected=expected, actual="numbers without one", allowed="first_order=False")
+    # An example's metric depends on its own outcomes only, so the gradient of the sum has that of every example.
+    flat = [value for states in leaves for outcomes in states for value in outcomes.values()]
+    gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
+    return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves]
 
 
 def _add_effects(effects: Tensor, base_run: BaseRun, outcome_gradients: Mapping[int, Tensor]) -> None:
-    """Add `<dm/dz, clean z - corrupt z>` of each cell, `[cell, example]`, given the slopes of the outcomes."""
+    """Add `<dm/dz, clean z - corrupt z>` of each cell to `effects[cell, example]`, by the chain rule from outcomes."""
     run = base_run.run
     outcomes = {node: value for node, value in run.compute_base_outcomes().items() if value.requires_grad}
     if not outcomes:
         return
-    ends, given = list(outcomes.values()), [outcome_gradients[node] for node in outcomes]
-    inner = torch.autograd.grad(ends, list(run.perturbations.values()), given, materialize_grads=True)
-    for family, slope in zip(run.perturbations, inner, strict=True):
-        for setting in base_run.patches[family]:
-            if setting.is_attention:
-                told = _estimate_attention_effects(run, family, setting, slope)
+    ends, grad_outputs = list(outcomes.values()), [outcome_gradients[node] for node in outcomes]
+    gradients = torch.autograd.grad(ends, list(run.perturbations.values()), grad_outputs, materialize_grads=True)
+    for group, gradient in zip(run.perturbations, gradients, strict=True):
+        for patch in base_run.patches[group]:
+            if patch.is_attention:
+                estimates = _estimate_attention_effects(run, group, patch, gradient)
             else:
-                by = run.get_patch_values(family, setting) - run.get_base_values(family, setting).detach()
-                told = (gather_nodes(run, family, slope.to(by.device), setting.nodes) * by).flatten(2).sum(-1)
-            effects.index_add_(0, setting.cells, told.double().cpu().expand(-1, effects.shape[1]))
+                delta = run.get_patch_values(group, patch) - run.get_base_values(group, patch).detach()
+                slopes = gather_nodes(run, group, gradient.to(delta.device), patch.nodes)
+                estimates = (slopes * delta).flatten(2).sum(-1)
+            effects.index_add_(0, patch.cells, estimates.double().cpu().expand(-1, effects.shape[1]))
 
 
 def _estimate_attention_effects(run: PatchedRun, group: int, patch: GroupPatch, gradient: Tensor) -> Tensor:
-    """The same where `P(j | i)` is set, of which the mix is a linear function: `[k, example]`."""
-    member, course = run.specs[group], run.base
+    """The same for patches of `P(j | i)`, by the gradient of the mix, which is linear in it: `[k, example]`."""
+    spec, state = run.specs[group], run.base
     with torch.no_grad():
-        weights, parents = compute_attention_weights(course, member)
-    weights = (
-        weights.expand(len(gradient), *get_layout_shape(course, member), weights.shape[-1]).clone().requires_grad_()
-    )
-    mix = member.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
-    (steep,) = torch.autograd.grad((course.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), weights)
-    each = steep * (patch.source.to(steep.device) - weights.detach())
-    told = gather_nodes(run, group, each, patch.nodes)  # [k, example, word read]
-    return told.sum(-1) if patch.read_words is None else told[torch.arange(len(told)), :, patch.read_words]
+        weights, parents = compute_attention_weights(state, spec)
+    weights = weights.expand(len(gradient), *get_layout_shape(state, spec), weights.shape[-1]).clone().requires_grad_()
+    mix = spec.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
+    (slope,) = torch.autograd.grad((state.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), weights)
+    products = slope * (patch.source.to(slope.device) - weights.detach())
+    terms = gather_nodes(run, group, products, patch.nodes)  # [k, example, word read]
+    return terms.sum(-1) if patch.read_words is None else terms[torch.arange(len(terms)), :, patch.read_words]

@@ -1,8 +1,8 @@
-"""Examples, sentences of one net and of one length that are computed as one batch, and the metric of their runs.
+"""Examples: sentences of one net and one length that are computed as one batch; and the metric of their runs.
 
-Choices above what a sweep sets and asks are the same in both runs; the outcomes are averaged over their joint states.
-The metric is a number for each example, from what some nodes came to (their *outcomes*): the value of a deterministic
-node, the log probabilities of a discrete one, the mean of a continuous one.
+The metric is a number for each example, computed from the *outcomes* of some nodes: the value of a deterministic node,
+the log probabilities of a discrete one, the mean of a continuous one. The open choices that are ancestors of the
+patched nodes or of the outcomes have the same state in both runs, and outcomes are averaged over their joint states.
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import BUDGET, GroundModel, evaluation_order, find_open_choices, locate_node
 from bnet_transformer.reference.node_tables import check_discrete_node, has_ancestor_choices
 
-DEFAULT_MEMORY = 2**29  # bytes that are used at once, unless a user says otherwise
+DEFAULT_MEMORY = 2**29  # bytes that are used at once by default
+METRIC_FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
 
 
 def get_sentence_state(sentence: object) -> SentenceState | None:
-    """The state of a sentence, None of what is no sentence."""
+    """The state of a sentence; None if the object is no sentence."""
     state = getattr(sentence, "state", None)
     return state if isinstance(state, SentenceState) else None
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sentences of one net, all of as many words, with as much set in each: what one batch can hold.
+    """Sentences of one net that can be one batch: they have the same numbers of words, and the same nodes set.
 
-    `model` is the first sentence: its names, its arrows and its words are those of all.
+    Args:
+        module: The compiled net.
+        models: The ground model of each sentence.
+        tokens: The tokens of each sentence, by stack.
     """
 
     module: CompiledModule
@@ -50,24 +54,24 @@ class Examples:
 
     @property
     def model(self) -> GroundModel:
-        """The first sentence."""
+        """The first sentence; its names, arrows and word counts are those of all."""
         return self.models[0]
 
     def __len__(self) -> int:
         return len(self.models)
 
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
-        """The same sentences with choices set that are open in them."""
+        """The same sentences with their open choices set to these states."""
         if not states:
             return self
-        open_ = {node: state for node, state in states.items() if node not in self.model.do}
-        return replace(self, models=tuple(world.surgery(open_) for world in self.models))
+        open_states = {node: state for node, state in states.items() if node not in self.model.do}
+        return replace(self, models=tuple(model.surgery(open_states) for model in self.models))
 
     def split(self, size: int) -> Iterator[Examples]:
-        """The sentences in order, so many at a time."""
+        """The sentences in order, `size` at a time."""
         for start in range(0, len(self), size):
-            some = slice(start, start + size)
-            yield replace(self, models=self.models[some], tokens=self.tokens[some])
+            part = slice(start, start + size)
+            yield replace(self, models=self.models[part], tokens=self.tokens[part])
 
     def run(
         self,
@@ -75,92 +79,92 @@ class Examples:
         record_attention: Collection[int] = (),
         perturbations: Mapping[int, Tensor] | None = None,
     ) -> ExecutionState:
-        """Run all sentences at once. No family may need a choice that is open (`routing` finds those).
+        """Run all sentences in one batch. No group may depend on an open choice (`routing` finds those that do).
 
         Args:
-            groups: The families whose values are kept, `[1 or N, *plates, word, *shape]`.
-            record_attention: The families whose attention `P(j | i)` is kept.
-            perturbations: Zeros that are added to the values of some families, so that they have a gradient.
+            groups: The node groups whose values are recorded, `[1 or N, *plates, word, *shape]`.
+            record_attention: The node groups whose attention `P(j | i)` is recorded.
+            perturbations: Zeros that are added to the values of some groups, so that they have a gradient.
+
+        Returns:
+            The state of the execution, with the values and the attention.
         """
         graph = self.model.network.graph
-        want = tuple(graph.groups[index].name for index in sorted(groups))
-        above = {*groups, *record_attention, *graph.ancestors([*groups, *record_attention])}
-        done = [group_interventions(world, above) for world in self.models]
-        whole = {name: torch.cat([each["do"][name] for each in done]) for name in done[0]["do"]}
+        names = tuple(graph.groups[index].name for index in sorted(groups))
+        ancestors = {*groups, *record_attention, *graph.ancestors([*groups, *record_attention])}
+        interventions = [group_interventions(model, ancestors) for model in self.models]
+        do_values = {name: torch.cat([item["do"][name] for item in interventions]) for name in interventions[0]["do"]}
         request = ExecutionRequest(
-            want,
+            names,
             build_length_inputs(self.model),
-            do=whole,
-            patched=_stack_sentences([each["patched"] for each in done]),
-            attention_rows=_stack_sentences([each["attention_rows"] for each in done]),
-            given={name: torch.stack([world.inputs[name] for world in self.models]) for name in self.model.inputs},
+            do=do_values,
+            patched=_stack_sentences([item["patched"] for item in interventions]),
+            attention_rows=_stack_sentences([item["attention_rows"] for item in interventions]),
+            given={name: torch.stack([model.inputs[name] for model in self.models]) for name in self.model.inputs},
             record_attention=frozenset(record_attention),
             perturbations=perturbations,
             training=False,
         )
         with torch.set_grad_enabled(bool(perturbations)):
-            course, plan = self.module.run(request)
+            state, plan = self.module.run(request)
         if plan.enumerated:
             name = graph.groups[plan.enumerated[0]].name
             raise UnsupportedError(name, expected="a choice that no value decides", actual="one that values decide")
-        return course
+        return state
 
 
 def _stack_sentences(by_sentence: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What is told of families, sentence by sentence, as one batch."""
-    pairs = {name: [told[name] for told in by_sentence] for name in by_sentence[0]}
-    return {name: (torch.cat([v for v, _ in told]), torch.cat([w for _, w in told])) for name, told in pairs.items()}
+    """Concatenate the values of groups, and the masks of the nodes that are set, along the sentences."""
+    columns = {name: zip(*(tensors[name] for tensors in by_sentence), strict=True) for name in by_sentence[0]}
+    return {name: (torch.cat(values), torch.cat(masks)) for name, (values, masks) in columns.items()}
 
 
 def get_batch_key(model: GroundModel) -> Hashable:
-    """What the sentences of one batch have in common: their words, and what is set and given in which shape."""
+    """The key that sentences of one batch share: word counts, and the shapes of the nodes that are set or given."""
     values = [*model.do.items(), *model.inputs.items()]
     shapes = frozenset((key, value.shape, value.dtype) for key, value in values)
     return tuple(model.ground.word_counts.items()), frozenset(model.attention_rows), shapes
 
 
 def parse_examples(subject: str, sentences: object) -> Examples:
-    """The examples of one sentence or of several, checked."""
-    several: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    states = [state for each in several if (state := get_sentence_state(each)) is not None]
-    if not states or len(states) < len(several):
-        got = next((each for each in several if get_sentence_state(each) is None), "none")
-        raise BNetError(subject, expected="a Sentence, or a list of them", actual=got)
+    """Validate one sentence, or a list of them, as the examples of one batch."""
+    items: list[Any] = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
+    states = [state for item in items if (state := get_sentence_state(item)) is not None]
+    if not states or len(states) < len(items):
+        actual = next((item for item in items if get_sentence_state(item) is None), "none")
+        raise BNetError(subject, expected="a Sentence, or a list of them", actual=actual)
     first = states[0]
-    for k, each in enumerate(states):
+    for k, item in enumerate(states):
         name = f"{subject}[{k}]" if isinstance(sentences, list | tuple) else subject
-        if each.model.network is not first.model.network:
+        if item.model.network is not first.model.network:
             raise BNetError(name, expected="a sentence of the same net as the first", actual="one of another net")
-        if each.model.ground.word_counts != first.model.ground.word_counts:
-            wanted = f"a sentence of {_format_word_counts(first.model)}, as {subject}[0]"
-            raise BNetError(name, expected=wanted, actual=f"one of {_format_word_counts(each.model)}")
-        if each.evidence:
-            seen = ", ".join(each.model.ground.name(node) for node in each.evidence)
-            raise EvidenceError(name, expected="a sentence without evidence", actual=seen, allowed="do() sets a node")
-        if get_batch_key(each.model) != get_batch_key(first.model):
-            wanted, allowed = (
-                f"the same nodes set as in {subject}[0]",
-                "do() on the same nodes in each, or a run of each",
-            )
-            raise BNetError(name, expected=wanted, actual="others", allowed=allowed)
+        if item.model.ground.word_counts != first.model.ground.word_counts:
+            expected = f"a sentence of {_format_word_counts(first.model)}, as {subject}[0]"
+            raise BNetError(name, expected=expected, actual=f"one of {_format_word_counts(item.model)}")
+        if item.evidence:
+            observed = ", ".join(item.model.ground.name(node) for node in item.evidence)
+            expected, allowed = "a sentence without evidence", "do() sets a node"
+            raise EvidenceError(name, expected=expected, actual=observed, allowed=allowed)
+        if get_batch_key(item.model) != get_batch_key(first.model):
+            expected = f"the same nodes set as in {subject}[0]"
+            allowed = "do() on the same nodes in each, or a run of each"
+            raise BNetError(name, expected=expected, actual="others", allowed=allowed)
     return Examples(first.module, tuple(s.model for s in states), tuple(s.tokens for s in states))
 
 
 def parse_example_pair(clean: object, corrupt: object) -> tuple[Examples, Examples]:
-    """The clean and the corrupt sentences: as many of both, of one net and one length."""
-    theirs, ours = parse_examples("clean", clean), parse_examples("corrupt", corrupt)
-    if len(theirs) != len(ours):
-        raise BNetError("corrupt", expected=f"as many sentences as clean, {len(theirs)}", actual=len(ours))
-    one, other = theirs.model, ours.model
-    if one.network is not other.network:
+    """Validate the clean and the corrupt sentences: equally many, of one net and one length."""
+    clean_examples, corrupt_examples = parse_examples("clean", clean), parse_examples("corrupt", corrupt)
+    if len(clean_examples) != len(corrupt_examples):
+        expected = f"as many sentences as clean, {len(clean_examples)}"
+        raise BNetError("corrupt", expected=expected, actual=len(corrupt_examples))
+    clean_model, corrupt_model = clean_examples.model, corrupt_examples.model
+    if clean_model.network is not corrupt_model.network:
         raise BNetError("corrupt", expected="sentences of the same net as clean", actual="sentences of another net")
-    if one.ground.word_counts != other.ground.word_counts:
-        raise BNetError(
-            "corrupt",
-            expected=f"sentences of {_format_word_counts(one)}, as clean",
-            actual=f"of {_format_word_counts(other)}",
-        )
-    return theirs, ours
+    if clean_model.ground.word_counts != corrupt_model.ground.word_counts:
+        expected = f"sentences of {_format_word_counts(clean_model)}, as clean"
+        raise BNetError("corrupt", expected=expected, actual=f"of {_format_word_counts(corrupt_model)}")
+    return clean_examples, corrupt_examples
 
 
 def _format_word_counts(model: GroundModel) -> str:
@@ -171,7 +175,13 @@ def _format_word_counts(model: GroundModel) -> str:
 
 @dataclass(frozen=True)
 class EnumeratedChoices:
-    """Choices that no value decides (a selector, atoms) and every joint state of them, `[state, node]`."""
+    """Open choices that depend on no value (a selector, atoms), and all their joint states, `[state, node]`.
+
+    Args:
+        nodes: Ground ids of the choices.
+        states: Their joint states, `[state, node]`.
+        examples: The sentences, which give the probabilities of the states.
+    """
 
     nodes: tuple[int, ...]
     states: Tensor
@@ -181,112 +191,130 @@ class EnumeratedChoices:
     def log_probs(self) -> Tensor:
         """The log probability of each joint state in each example, `[state, example]`."""
         module, nodes = self.examples.module, self.nodes
-        each = [joint_log_probs(Query(module, world, nodes=nodes)).reshape(-1) for world in self.examples.models]
-        return torch.stack(each, -1)
+        columns = [joint_log_probs(Query(module, model, nodes=nodes)).reshape(-1) for model in self.examples.models]
+        return torch.stack(columns, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:
         for row in self.states:
             yield dict(zip(self.nodes, row.unbind(), strict=True))
 
     def marginalize(self, outcomes: Sequence[Tensor], *, is_discrete: bool) -> Tensor:
-        """An outcome over all states, `[cell, example, *shape]` in each: its mean, or the log of the mean of `P`."""
+        """Average an outcome over the joint states.
+
+        Args:
+            outcomes: The outcome in each joint state, `[cell, example, *shape]` each.
+            is_discrete: Whether outcomes are log probabilities, of which the probabilities are averaged.
+
+        Returns:
+            The mean, or the log of the mean probabilities, `[cell, example, *shape]`.
+        """
         if not self.nodes:
             return outcomes[0]
-        each = torch.stack(list(outcomes))
-        logs = self.log_probs.to(each.dtype).reshape(len(each), 1, -1, *[1] * (each.dim() - 3))
-        return (each + logs).logsumexp(0) if is_discrete else (each * logs.exp()).sum(0)
+        stacked = torch.stack(list(outcomes))
+        log_probs = self.log_probs.to(stacked.dtype).reshape(len(stacked), 1, -1, *[1] * (stacked.dim() - 3))
+        return (stacked + log_probs).logsumexp(0) if is_discrete else (stacked * log_probs.exp()).sum(0)
 
 
 def enumerate_choices(
     clean: Examples | None, corrupt: Examples, nodes: Sequence[int], outcome_nodes: Sequence[int]
 ) -> EnumeratedChoices:
-    """The choices above some nodes in either run that no value decides."""
-    found: set[int] = set()
+    """Find the open choices of either run that are to be enumerated, since they depend on no value.
+
+    Args:
+        clean: The clean examples; None for an ablation.
+        corrupt: The corrupt examples.
+        nodes: Ground ids of the nodes that cells set, or read.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+
+    Returns:
+        The ancestral choices of these nodes, with all their joint states.
+
+    Raises:
+        BudgetError: If there are more joint states than the budget.
+        EvidenceError: If a choice is open in one run only.
+    """
+    choices: set[int] = set()
     for examples in (corrupt,) if clean is None else (clean, corrupt):
-        world = examples.model
-        asked = [*nodes]
-        for node in outcome_nodes:  # what decides it: the parents of a random node, or the node itself
-            random = locate_node(world, node)[0].tpm.is_random and node not in world.do
-            asked += reference.parents(world, node) if random else [node]
-        families = {world.ground.group_of(node).index for node in asked}
-        discrete = any(world.network.specs[index].tpm.kind == "discrete" for index in families)
-        if not discrete and not has_ancestor_choices(
-            world.network, families
-        ):  # cheaper to tell than which nodes are open
-            continue
-        found |= {node for node in find_open_choices(world, asked, {}) if not _is_value_dependent(world, node)}
-    free = sorted(found)
-    world = corrupt.model
-    for node in found.intersection(outcome_nodes):
-        wanted, name = "a node that hangs on what is swept", world.ground.name(node)
-        raise BNetError(f"metric of {name}", expected=wanted, actual="a choice that is the same in both runs")
-    count = math.prod(world.count_states(node) for node in free)
+        model = examples.model
+        queried = [*nodes]
+        for node in outcome_nodes:  # the outcome of a random node is a function of its parents
+            is_random = locate_node(model, node)[0].tpm.is_random and node not in model.do
+            queried += reference.parents(model, node) if is_random else [node]
+        groups = {model.ground.group_of(node).index for node in queried}
+        has_discrete = any(model.network.specs[index].tpm.kind == "discrete" for index in groups)
+        if not has_discrete and not has_ancestor_choices(model.network, groups):
+            continue  # a cheap test on groups, before the search over nodes
+        choices |= {node for node in find_open_choices(model, queried, {}) if not _is_value_dependent(model, node)}
+    open_choices = sorted(choices)
+    model = corrupt.model
+    for node in choices.intersection(outcome_nodes):
+        expected, name = "a node that hangs on what is swept", model.ground.name(node)
+        raise BNetError(f"metric of {name}", expected=expected, actual="a choice that is the same in both runs")
+    count = math.prod(model.count_states(node) for node in open_choices)
     if count > BUDGET:
         raise BudgetError(
             "sweep",
             expected=f"at most {BUDGET} joint states of the open choices",
             actual=f"{count}",
-            allowed="do() on them: " + ", ".join(map(world.ground.name, free[:6])),
+            allowed="do() on them: " + ", ".join(map(model.ground.name, open_choices[:6])),
         )
-    for node in free:
-        if node in world.do:
-            allowed = f"do({world.ground.name(node)}=...) in the clean sentences"
-            raise EvidenceError(
-                world.ground.name(node),
-                expected="a choice open in both",
-                actual="one set in corrupt alone",
-                allowed=allowed,
-            )
-    states = enumerate_joint_states([range(world.count_states(node)) for node in free])
-    return EnumeratedChoices(tuple(free), states, corrupt)
+    for node in open_choices:
+        if node in model.do:
+            allowed = f"do({model.ground.name(node)}=...) in the clean sentences"
+            actual, expected = "one set in corrupt alone", "a choice open in both"
+            raise EvidenceError(model.ground.name(node), expected=expected, actual=actual, allowed=allowed)
+    states = enumerate_joint_states([range(model.count_states(node)) for node in open_choices])
+    return EnumeratedChoices(tuple(open_choices), states, corrupt)
 
 
 def _is_value_dependent(model: GroundModel, node: int) -> bool:
-    """True where values decide the distribution of a choice, and not other choices alone."""
-    above = [model.spec(each) for each in evaluation_order(model, node, {}, {}) if each != node]
-    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in above)
-
-
-METRIC_FORMS = "a mapping {node: state or (state, other state)}, or a function whose parameters are names of nodes"
+    """True if the distribution of a choice depends on values, and not on other choices only."""
+    ancestors = [model.spec(ancestor) for ancestor in evaluation_order(model, node, {}, {}) if ancestor != node]
+    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in ancestors)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The ground nodes that a metric looks at, and the function from their outcomes to a number for each example."""
+    """A function from the outcomes of some ground nodes to a number for each example.
+
+    Args:
+        nodes: Ground ids of the nodes.
+        function: The function of the outcomes by node, `[example, *shape]` each, or `[cell, example, *shape]`.
+        is_batched: Whether the function takes all cells at once.
+    """
 
     nodes: tuple[int, ...]
     function: Callable[[Mapping[int, Tensor]], object]
-    is_batched: bool = False  # whether it takes all cells at once
+    is_batched: bool = False
 
     def __call__(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """From `[cell, example, *shape]` of each node to `[cell, example]`."""
+        """Map the outcomes, `[cell, example, *shape]` of each node, to numbers, `[cell, example]`."""
         shape = next(iter(outcomes.values())).shape[:2]
         if self.is_batched:
             return self._evaluate(outcomes, shape)
-        each = ({node: value[k] for node, value in outcomes.items()} for k in range(shape[0]))
-        return torch.stack([self._evaluate(values, shape[1:]) for values in each])
+        cells = ({node: value[k] for node, value in outcomes.items()} for k in range(shape[0]))
+        return torch.stack([self._evaluate(values, shape[1:]) for values in cells])
 
     def evaluate_with_grad(self, outcomes: Mapping[int, Tensor]) -> Tensor:
-        """Of one run, with its gradient: from `[1, example, *shape]` of each node to `[example]`."""
-        found = self.function(outcomes if self.is_batched else {node: value[0] for node, value in outcomes.items()})
-        return torch.as_tensor(found).reshape(-1)
+        """The metric of one run with its gradient: from `[1, example, *shape]` of each node to `[example]`."""
+        values = self.function(outcomes if self.is_batched else {node: value[0] for node, value in outcomes.items()})
+        return torch.as_tensor(values).reshape(-1)
 
     def _evaluate(self, outcomes: Mapping[int, Tensor], shape: tuple[int, ...]) -> Tensor:
-        """What the function gives, as numbers of that shape; an error of its own as one of the metric."""
+        """Call the function, and validate that it returns numbers of that shape; wrap its errors."""
         try:
             number = torch.as_tensor(self.function(outcomes))
         except BNetError:
             raise
         except Exception as error:
-            got = f"{type(error).__name__}: {error}"
-            raise BNetError(
-                "metric", expected="a function that returns a number for each example", actual=got
-            ) from error
+            actual = f"{type(error).__name__}: {error}"
+            expected = "a function that returns a number for each example"
+            raise BNetError("metric", expected=expected, actual=actual) from error
         if number.shape != shape:
-            got = f"shape {tuple(number.shape)}"
+            actual = f"shape {tuple(number.shape)}"
             hint = "the nodes come as [example, *shape]: index the shape, as in y_5[:, 3]"
-            wanted = f"shape {tuple(shape)}, a number for each example"
-            raise BNetError("metric", expected=wanted, actual=got, allowed=hint)
+            expected = f"shape {tuple(shape)}, a number for each example"
+            raise BNetError("metric", expected=expected, actual=actual, allowed=hint)
         number = number.detach().to(torch.float64)
         if bool(number.isnan().any()):
             raise BNetError("metric", expected="numbers", actual="NaN")
@@ -294,7 +322,7 @@ class Metric:
 
 
 def parse_metric(examples: Examples, metric: object) -> Metric:
-    """A metric from what a person says: a node and its states, or a function of nodes."""
+    """Parse a metric: a mapping from a node to its states, or a function of nodes."""
     if isinstance(metric, Mapping):
         return _parse_metric_mapping(examples, metric)
     if callable(metric):
@@ -307,53 +335,53 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise BNetError("metric", expected=METRIC_FORMS, actual=function) from error
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [p.name for p in parameters if p.kind in plain and p.default is inspect.Parameter.empty]
+    named_kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty]
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
         raise BNetError("metric", expected=METRIC_FORMS, actual="a function without such parameters")
     nodes = {model.ground.id(name): name for name in names}
 
-    def of(outcomes: Mapping[int, Tensor]) -> object:
+    def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
         return function(**{name: outcomes[node] for node, name in nodes.items()})
 
-    return Metric(tuple(nodes), of)
+    return Metric(tuple(nodes), call_by_name)
 
 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
-    """`log P(node = state)`, or the difference of two."""
+    """The metric `log P(node = state)`, or the difference of two."""
     if len(mapping) != 1:
         allowed = "a function of several nodes: lambda y_0, y_1: ..."
         raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", allowed=allowed)
-    ((name, wanted),) = mapping.items()
-    world = examples.model
-    node = world.ground.id(name)
-    check_discrete_node(world, node)
-    two = isinstance(wanted, tuple)
-    if two and len(wanted) != 2:
-        raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", actual=f"{len(wanted)} of them")
-    states = [_parse_states(examples, node, each) for each in (wanted if two else (wanted,))]
+    ((name, value),) = mapping.items()
+    model = examples.model
+    node = model.ground.id(name)
+    check_discrete_node(model, node)
+    is_pair = isinstance(value, tuple)
+    if is_pair and len(value) != 2:
+        raise BNetError(f"metric of {name}", expected="a state, or a tuple of two", actual=f"{len(value)} of them")
+    states = [_parse_states(examples, node, item) for item in (value if is_pair else (value,))]
 
-    def of(outcomes: Mapping[int, Tensor]) -> Tensor:
+    def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
         logs = outcomes[node]
-        found = [logs.gather(-1, state.to(logs.device).expand(logs.shape[:-1])[..., None])[..., 0] for state in states]
-        return found[0] - found[1] if two else found[0]
+        first, *second = (logs.gather(-1, s.to(logs.device).expand(logs.shape[:-1])[..., None])[..., 0] for s in states)
+        return first - second[0] if is_pair else first
 
-    return Metric((node,), of, is_batched=True)
+    return Metric((node,), gather_log_probs, is_batched=True)
 
 
 def _parse_states(examples: Examples, node: int, value: object) -> Tensor:
-    """The state for each example: one for all, or a list of as many."""
+    """Encode the state for each example, `[example]`: one state for all, or a list of as many."""
     if isinstance(value, Tensor) and value.dim() == 1:
         value = value.tolist()
-    several = isinstance(value, Sequence) and not isinstance(value, str)
-    each = list(value) if several else [value] * len(examples)  # type: ignore[call-overload]
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    items = list(value) if is_list else [value] * len(examples)  # type: ignore[call-overload]
     name = examples.model.ground.name(node)
-    if len(each) != len(examples):
-        wanted_count = f"a state, or a list of {len(examples)}, one for each example"
-        raise BNetError(f"metric of {name}", expected=wanted_count, actual=f"{len(each)} states")
+    if len(items) != len(examples):
+        expected = f"a state, or a list of {len(examples)}, one for each example"
+        raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(items)} states")
     states = []
-    for world, state in zip(examples.models, each, strict=True):
-        states.append(encode_value(world, node, state, evidence=True))
+    for model, state in zip(examples.models, items, strict=True):
+        states.append(encode_value(model, node, state, evidence=True))
         if states[-1].is_floating_point() or states[-1].dim():
             raise EvidenceError(f"metric of {name}", expected="a state", actual=state)
     return torch.stack(states)

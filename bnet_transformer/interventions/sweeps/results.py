@@ -1,4 +1,4 @@
-"""What a sweep tells: the effect of each cell on the metric, example by example, with errors and intervals."""
+"""Results of sweeps: the effect of each cell on the metric, by example, with standard errors and intervals."""
 
 from __future__ import annotations
 
@@ -20,44 +20,50 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 if TYPE_CHECKING:
     import pandas as pd
 
-BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once: 64 MB
+BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
 MEDIATION_PARTS = ("direct", "indirect", "interaction")
-TOKEN_COLUMNS = {"word": "token"}  # what the column of an axis' words is called; of others `read_token` and the like
+TOKEN_COLUMNS = {"word": "token"}  # the name of the token column of an axis; of other axes `read_token` and so on
 MAX_HTML_ROWS = 12  # rows in a notebook
 DEFAULT_TOP_COUNT = 5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellResult:
-    """What is common to results by cell.
+    """The base class of results by cell.
 
-    `names` has the name of each cell, by its index; `labels` say what stands along an axis, `places` the numbers of its
-    slices, heads and words. `clean` and `corrupt` are the metric of both base runs, `[example]`.
+    Args:
+        at: What a cell sets, as given to the sweep.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`; None for an ablation.
+        corrupt: The metric of the corrupt run, `[example]`.
     """
 
     at: str
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
-    places: Mapping[str, tuple[int, ...]]
+    positions: Mapping[str, tuple[int, ...]]
     names: Mapping[tuple[int, ...], str]
     clean: Tensor | None
     corrupt: Tensor
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.corrupt)
 
     @property
     def total(self) -> Tensor:
-        """How far the corrupt run is from the clean one, `[example]`: `clean - corrupt`."""
+        """The total effect, `clean - corrupt`, `[example]`."""
         if self.clean is None:
-            got = "an ablation, which has no clean run"
-            raise BNetError("total", expected="a sweep with a clean run", actual=got, allowed="values, effects")
+            actual = "an ablation, which has no clean run"
+            raise BNetError("total", expected="a sweep with a clean run", actual=actual, allowed="values, effects")
         return self.clean - self.corrupt
 
     def index_of(self, name: str) -> tuple[int, ...]:
-        """Where a cell stands, by its name."""
+        """The index of a cell along the axes, by its name."""
         if name not in self._index_by_name:
             raise unknown_name_error("cell", name, self._index_by_name)
         return self._index_by_name[name]
@@ -66,38 +72,52 @@ class CellResult:
     def _index_by_name(self) -> dict[str, tuple[int, ...]]:
         return {name: index for index, name in self.names.items()}
 
-    def where(self, **positions: int) -> Self:
-        """The cells at one place of some axes, such as `where(slice=1)`: the same result without these axes."""
-        index: list[Any] = [slice(None)] * len(self.axes)
-        for axis, place in positions.items():
-            along = self.places_along(axis)
-            if check_int(axis, place, minimum=0) not in along:
-                told = f"{along[0]} to {along[-1]}" if along == tuple(range(along[0], along[-1] + 1)) else f"{along}"
-                raise BNetError(axis, expected=f"one of {told}", actual=place)
-            index[self.axes.index(axis)] = along.index(place)
-        free = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
-        names = {
-            tuple(cell[dim] for dim in free): name
-            for cell, name in self.names.items()
-            if all(cell[dim] == k for dim, k in enumerate(index) if dim not in free)
-        }
-        axes = tuple(self.axes[dim] for dim in free)
-        labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
-        numbers = {axis: self.places[axis] for axis in axes if axis in self.places}
-        tensors = [each.name for each in fields(self) if each.name.endswith("outcomes")]
-        outcomes = {name: getattr(self, name)[tuple(index)] for name in tensors}
-        return replace(self, axes=axes, labels=labels, places=numbers, names=names, **outcomes)
+    def select(self, **positions: int) -> Self:
+        """Select one position along some axes, such as `select(slice=1)`.
 
-    def places_along(self, axis: str) -> tuple[int, ...]:
+        Args:
+            positions: The position along each of these axes.
+
+        Returns:
+            The same result without these axes.
+
+        Raises:
+            BNetError: For an axis that the result does not have, or a position that is not along it.
+        """
+        index: list[Any] = [slice(None)] * len(self.axes)
+        for axis, position in positions.items():
+            known = self.positions_along(axis)
+            if check_int(axis, position, minimum=0) not in known:
+                numbers = f"{known[0]} to {known[-1]}" if known == tuple(range(known[0], known[-1] + 1)) else f"{known}"
+                raise BNetError(axis, expected=f"one of {numbers}", actual=position)
+            index[self.axes.index(axis)] = known.index(position)
+        dims = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
+        names = {
+            tuple(cell[dim] for dim in dims): name
+            for cell, name in self.names.items()
+            if all(cell[dim] == k for dim, k in enumerate(index) if dim not in dims)
+        }
+        axes = tuple(self.axes[dim] for dim in dims)
+        labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
+        remaining = {axis: self.positions[axis] for axis in axes if axis in self.positions}
+        tensors = [item.name for item in fields(self) if item.name.endswith("outcomes")]
+        outcomes = {name: getattr(self, name)[tuple(index)] for name in tensors}
+        return replace(self, axes=axes, labels=labels, positions=remaining, names=names, **outcomes)
+
+    def positions_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis."""
         if axis not in self.axes:
             raise unknown_name_error("axis", axis, self.axes)
-        return self.places.get(axis, tuple(range(len(self.labels.get(axis, ())))))
+        return self.positions.get(axis, tuple(range(len(self.labels.get(axis, ())))))
 
     def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
-        """A row for each cell: its effects, each with its error and 95% interval (NaN with a single example).
+        """A data frame of the cells.
 
-        With `examples=True` a row for each cell and example.
+        Args:
+            examples: Whether to give a row for each cell and example, in place of means over the examples.
+
+        Returns:
+            A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
         """
         import pandas as pd
 
@@ -106,7 +126,7 @@ class CellResult:
         for dim, axis in enumerate(self.axes):
             if axis in ("cell", "path"):
                 continue
-            along, labels = self.places_along(axis), self.labels.get(axis)
+            along, labels = self.positions_along(axis), self.labels.get(axis)
             frame[axis] = [along[index[dim]] for index in indices]
             if labels is not None and labels != tuple(map(str, along)):
                 frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
@@ -114,19 +134,19 @@ class CellResult:
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), len(indices))
         values = self._get_columns(examples)
-        return frame.assign(**{what: self._get_cell_values(told).reshape(-1) for what, told in values.items()})
+        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
 
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
-        """The columns of numbers: `[*axes]`, or `[*axes, example]`."""
+        """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""
         raise NotImplementedError
 
     def _get_cell_values(self, values: Tensor) -> Any:
-        """The numbers of the cells that there are, in the order of their names."""
-        found = np.asarray(values.detach().cpu().double())
-        return np.array([found[index] for index in self.names])
+        """The values of the cells that exist, `[cell]` or `[cell, example]`, in the order of their names."""
+        array = np.asarray(values.detach().cpu().double())
+        return np.array([array[index] for index in self.names])
 
     def _format_shape(self) -> str:
-        """The axes and how long they are, and how many examples, in words."""
+        """The sizes of the axes, and the number of examples, as text."""
         counts = [(axis, len(self.labels[axis])) for axis in self.axes]
         axes = " x ".join(_format_count(count, axis) for axis, count in counts) or "all together"
         return f"{axes}, {_format_count(self.examples, 'example')}"
@@ -134,10 +154,14 @@ class CellResult:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sweep(CellResult):
-    """The metric with each cell set, `outcomes[*axes, example]`, beside that of the clean and of the corrupt run.
+    """The metric with each cell patched, and that of the clean and the corrupt run.
 
-    An *effect* is `outcomes - corrupt`. NaN is where there is no such cell: an arrow that the mask lacks. Standard
-    errors and intervals are over the examples. Of a sweep to `first_order` the outcomes are estimates: no cell was run.
+    An *effect* is `outcomes - corrupt`. Standard errors and intervals are over the examples.
+
+    Args:
+        outcomes: The metric with each cell patched, `[*axes, example]`; NaN where there is no cell, such as an arrow
+            that the mask does not allow.
+        first_order: True if the outcomes are first-order estimates, and no cell was run.
     """
 
     outcomes: Tensor
@@ -145,7 +169,7 @@ class Sweep(CellResult):
 
     @property
     def effects(self) -> Tensor:
-        """How far each cell moves the metric from the corrupt run, `[*axes, example]`."""
+        """The effect of each cell, `outcomes - corrupt`, `[*axes, example]`."""
         return self.outcomes - self.corrupt
 
     @property
@@ -162,18 +186,24 @@ class Sweep(CellResult):
 
     @property
     def restored(self) -> Tensor:
-        """The mean effect as a share of the mean total, `[*axes]`: 0 as corrupt, 1 as clean."""
+        """The mean effect as a fraction of the mean total effect, `[*axes]`: 0 as corrupt, 1 as clean."""
         total = self.total.mean()
         if not bool(total.abs() > 0) or not bool(total.isfinite()):
-            got = f"a mean total of {float(total):g}"
-            wanted = "a clean and a corrupt run whose metrics differ"
-            raise BNetError("restored", expected=wanted, actual=got, allowed="values, effects")
+            actual = f"a mean total of {float(total):g}"
+            expected = "a clean and a corrupt run whose metrics differ"
+            raise BNetError("restored", expected=expected, actual=actual, allowed="values, effects")
         return self.values / total
 
     def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """The ends of the percentile bootstrap interval of the mean effect: two `[*axes]`.
+        """The percentile bootstrap interval of the mean effect, over resampled examples.
 
-        The examples are drawn anew, with replacement, `draws` times; all cells share the draws.
+        Args:
+            confidence: The probability that the interval is to have.
+            draws: The number of resamples, which all cells share.
+            seed: The seed of the resamples.
+
+        Returns:
+            The lower and the upper ends, `[*axes]` each.
         """
         return bootstrap_interval(self.effects, confidence, draws, seed)
 
@@ -182,24 +212,24 @@ class Sweep(CellResult):
         return float(self.values[self.index_of(name)])
 
     def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
-        """The cells of the greatest effects, up or down, each with its mean effect; equal ones in their order."""
+        """The cells of the largest absolute mean effects, with these effects; ties in the order of the cells."""
         values = self._get_cell_values(self.values)
-        size = np.where(np.isnan(values), -1.0, np.abs(values))
-        greatest = size.max(initial=1e-290, where=np.isfinite(size))
-        told = np.round(size / greatest, 6)  # what differs by rounding alone is equal
-        order = np.argsort(-told, kind="stable")[: check_int("count", count)]
+        magnitude = np.where(np.isnan(values), -1.0, np.abs(values))
+        greatest = magnitude.max(initial=1e-290, where=np.isfinite(magnitude))
+        ranked = np.round(magnitude / greatest, 6)  # effects that differ only by rounding are ties
+        order = np.argsort(-ranked, kind="stable")[: check_int("count", count)]
         names = list(self.names.values())
-        return [(names[k], float(values[k])) for k in order.tolist() if size[k] >= 0]
+        return [(names[k], float(values[k])) for k in order.tolist() if magnitude[k] >= 0]
 
     def marks(self) -> Mapping[str, str]:
-        """The strongest cells with their effects: `s.draw("cells.svg", highlight=sweep)` shows them."""
+        """The marks of the strongest cells, for `s.draw("cells.svg", highlight=sweep)`."""
         return {name: f"{effect:+.2g}" for name, effect in self.top() if effect != 0}
 
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return {"outcome": self.outcomes, "effect": self.effects}
-        none = torch.full_like(self.values, torch.nan)
-        low, high = (none, none) if self.examples == 1 else self.interval()
+        nan = torch.full_like(self.values, torch.nan)
+        low, high = (nan, nan) if self.examples == 1 else self.interval()
         return {"effect": self.values, "error": self.error, "low": low, "high": high}
 
     def __repr__(self) -> str:
@@ -209,17 +239,21 @@ class Sweep(CellResult):
     def _repr_html_(self) -> str:
         clean = "an ablation" if self.clean is None else f"clean {float(self.clean.mean()):.3g}"
         order = ", to first order" if self.first_order else ""
-        told = f"{self.at}: {self._format_shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
-        return _render_html(self, told, {"effect": self.values, "standard error": self.error})
+        summary = f"{self.at}: {self._format_shape()}{order}; {clean}, corrupt {float(self.corrupt.mean()):.3g}"
+        return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mediation(CellResult):
-    """How much of the total effect, `clean - corrupt`, goes through each cell M (Pearl's natural effects).
+    """The natural effects of Pearl (2001) through each cell M, as parts of the total effect `clean - corrupt`.
 
-    *indirect*: the corrupt run with the clean M, less the corrupt run. *direct*: the clean run with the corrupt M, less
-    the corrupt run. *interaction*: `total - direct - indirect`, which is 0 in a linear net. `of("direct")` is one of
-    the three as a `Sweep`, with its errors and intervals.
+    *indirect*: the corrupt run with the clean M, minus the corrupt run. *direct*: the clean run with the corrupt M,
+    minus the corrupt run. *interaction*: `total - direct - indirect`, which is 0 in a linear net. `of("direct")` gives
+    one of the three as a `Sweep`, with errors and intervals.
+
+    Args:
+        indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
+        direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
 
     clean: Tensor
@@ -228,26 +262,26 @@ class Mediation(CellResult):
 
     @property
     def direct(self) -> Tensor:
-        """The mean direct effect, that which does not go through the cell, `[*axes]`."""
+        """The mean direct effect, which bypasses the cell, `[*axes]`."""
         return self.of("direct").values
 
     @property
     def indirect(self) -> Tensor:
-        """The mean indirect effect, that which goes through the cell, `[*axes]`."""
+        """The mean indirect effect, which goes through the cell, `[*axes]`."""
         return self.of("indirect").values
 
     @property
     def interaction(self) -> Tensor:
-        """What the mean total has beyond both, `[*axes]`."""
+        """The mean interaction, `total - direct - indirect`, `[*axes]`."""
         return self.of("interaction").values
 
     def of(self, part: str) -> Sweep:
-        """The `direct`, the `indirect` effect or the `interaction`, as a sweep."""
+        """The `"direct"` effect, the `"indirect"` effect or the `"interaction"`, as a sweep."""
         check_choice("part", part, MEDIATION_PARTS)
         direct, indirect = self.direct_outcomes, self.indirect_outcomes
-        both = {"direct": direct, "indirect": indirect}
-        outcomes = both.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
-        return Sweep(**{each.name: getattr(self, each.name) for each in fields(CellResult)}, outcomes=outcomes)
+        by_part = {"direct": direct, "indirect": indirect}
+        outcomes = by_part.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
+        return Sweep(**{item.name: getattr(self, item.name) for item in fields(CellResult)}, outcomes=outcomes)
 
     def __getitem__(self, name: str) -> dict[str, float]:
         """The mean effects of a cell, by its name."""
@@ -255,45 +289,58 @@ class Mediation(CellResult):
         return {part: float(self.of(part).values[index]) for part in MEDIATION_PARTS}
 
     def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
-        """The cells of the greatest indirect effects, each with it."""
+        """The cells of the largest absolute indirect effects, with these effects."""
         return self.of("indirect").top(count)
 
     def marks(self) -> Mapping[str, str]:
-        """The cells through which most goes: `s.draw("cells.svg", highlight=mediation)` shows them."""
+        """The marks of the cells of the strongest indirect effects, for `s.draw("cells.svg", highlight=mediation)`."""
         return self.of("indirect").marks()
 
     def _get_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return {part: self.of(part).effects for part in MEDIATION_PARTS}
-        told = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
-        return {part if w == "effect" else f"{part}_{w}": v for part, each in told.items() for w, v in each.items()}
+        columns = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
+        flat = ((part, name, values) for part, table in columns.items() for name, values in table.items())
+        return {part if name == "effect" else f"{part}_{name}": values for part, name, values in flat}
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
         return f"Mediation({self.at!r}, {self._format_shape()}, total {float(self.total.mean()):+.3g}{best})"
 
     def _repr_html_(self) -> str:
-        told = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
-        return _render_html(self, told, {part: self.of(part).values for part in MEDIATION_PARTS})
+        summary = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
+        return _render_html(self, summary, {part: self.of(part).values for part in MEDIATION_PARTS})
 
 
 def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The percentile bootstrap interval of the mean over the last dim; what stands in other dims shares the draws."""
+    """The percentile bootstrap interval (Efron 1979) of the mean over the last dim.
+
+    Args:
+        effects: The effects, `[*axes, example]`.
+        confidence: The probability that the interval is to have.
+        draws: The number of resamples, shared by all other dims.
+        seed: The seed of the resamples.
+
+    Returns:
+        The lower and the upper ends, `[*axes]` each.
+    """
     check_fraction("confidence", confidence)
     count, draws = effects.shape[-1], check_int("draws", draws)
     generator = np.random.default_rng(check_seed(seed))
     if count < 2:
         raise BNetError("interval", expected="at least 2 examples, over which it is", actual=count)
-    shares = np.zeros((draws, count))  # how much of each resample each example makes
-    np.add.at(shares, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
+    # The mean of a resample is a product of the effects with the frequencies of the examples in it, so that all cells
+    # and resamples are one matrix product.
+    weights = np.zeros((draws, count))  # the frequency of each example in each resample
+    np.add.at(weights, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
     flat = to_numpy(effects.double().reshape(-1, count))
     ends = np.full((2, len(flat)), np.nan)
-    at = ((1 - confidence) / 2, (1 + confidence) / 2)
+    quantiles = ((1 - confidence) / 2, (1 + confidence) / 2)
     step = max(1, BOOTSTRAP_CHUNK_SIZE // draws)
     for first in range(0, len(flat), step):
         part = slice(first, first + step)
-        with np.errstate(invalid="ignore"):  # where an effect is infinite the ends are NaN
-            ends[:, part] = np.quantile(flat[part] @ shares.T, at, axis=1)
+        with np.errstate(invalid="ignore"):  # the interval of an infinite effect is NaN
+            ends[:, part] = np.quantile(flat[part] @ weights.T, quantiles, axis=1)
     low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
     return low, high
 
@@ -304,11 +351,11 @@ def _format_count(count: int, noun: str) -> str:
 
 
 def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:
-    """The strongest cells as a table, with some of their numbers."""
+    """The strongest cells as a table with these columns."""
     import pandas as pd
 
     names = [name for name, _ in result.top(MAX_HTML_ROWS)]
-    numbers = {what: [float(values[result.index_of(name)]) for name in names] for what, values in columns.items()}
+    numbers = {column: [float(values[result.index_of(name)]) for name in names] for column, values in columns.items()}
     table = pd.DataFrame({"cell": names, **numbers}).to_html(index=False, float_format="{:.3g}".format, na_rep="")
     more = (
         f"<p>The {MAX_HTML_ROWS} strongest of {len(result.names):,}.</p>" if len(result.names) > MAX_HTML_ROWS else ""

@@ -1,7 +1,7 @@
-"""One run at a time: what a sweep asks where it cannot be computed for many cells at once.
+"""Sequential evaluation of cells, one sentence and one run at a time, where they cannot share a run.
 
-A word after another (recurrence), choices that hang on what is set, choices that meet: exact, by the readings that
-answer for a sentence.
+This covers recurrences, and open choices that depend on what a cell sets. Outcomes are exact: each sentence is changed
+by surgery and evaluated by the algorithms of single sentences.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choi
 
 
 def compute_outcomes(module: CompiledModule, model: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
-    """`log P` of a discrete node, the mean of a continuous one, the value of any other, averaged over what is open."""
+    """The outcome of each node: `log P` of a discrete one, the mean of a continuous one, else the mean value."""
     return [_compute_outcome(module, model, node) for node in nodes]
 
 
 def stack_outcomes(nodes: Sequence[int], outcomes: Sequence[Sequence[Sequence[Tensor]]]) -> dict[int, Tensor]:
-    """From outcomes by cell, example and node: `[cell, example, *shape]` of each node."""
+    """Stack outcomes by cell, example and node into `[cell, example, *shape]` of each node."""
     return {
-        node: torch.stack([torch.stack([each[k] for each in examples]) for examples in outcomes])
+        node: torch.stack([torch.stack([values[k] for values in examples]) for examples in outcomes])
         for k, node in enumerate(nodes)
     }
 
 
 def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> Tensor:
-    member = locate_node(model, node)[0]
+    spec = locate_node(model, node)[0]
     if node in model.do:
         value: Tensor = model.do[node]
         return value
     model = _drop_batched_values(model, node)
-    answers = NodeEvaluator(module, model, {})
-    if member.tpm.kind == "discrete":
-        if member.parents and not find_open_choices(model, reference.parents(model, node), {}):
-            own: Tensor = answers.distribution(node).logits.double()  # type: ignore[attr-defined]
-            return own
+    evaluator = NodeEvaluator(module, model, {})
+    if spec.tpm.kind == "discrete":
+        if spec.parents and not find_open_choices(model, reference.parents(model, node), {}):
+            log_probs: Tensor = evaluator.distribution(node).logits.double()  # type: ignore[attr-defined]
+            return log_probs
         return joint_posterior(Query(module, model, nodes=(node,))).log()
-    if not member.tpm.is_random:
-        return _average_over_choices(module, model, [node], answers.value(node), len(member.shape))
-    mean = answers.distribution(node).mean
-    return _average_over_choices(module, model, reference.parents(model, node), mean, len(member.shape))
+    if not spec.tpm.is_random:
+        return _average_over_choices(module, model, [node], evaluator.value(node), len(spec.shape))
+    mean = evaluator.distribution(node).mean
+    return _average_over_choices(module, model, reference.parents(model, node), mean, len(spec.shape))
 
 
 def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
-    """The sentence without values that have a row for each state of an open choice.
+    """The model without the set values that have a row for each state of an open choice.
 
-    Such a value is set below a choice that decides no outcome, so it is not above the node that is asked for.
+    Such a value was set below a choice that decides no outcome, so it cannot be an ancestor of the node.
     """
     batched = {
         n for n, v in model.do.items() if v.is_floating_point() and v.dim() > len(locate_node(model, n)[0].shape)
@@ -71,109 +71,122 @@ def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
 def _average_over_choices(
     module: CompiledModule, model: GroundModel, nodes: Sequence[int], value: Tensor, event_dim: int
 ) -> Tensor:
-    """A value `[*states, *shape]` over the choices that decide it, as they are distributed."""
-    free = find_open_choices(model, nodes, {})
-    if not free or value.dim() == event_dim:
+    """The mean of a value `[*states, *shape]` over the open choices that it depends on: `[*shape]`."""
+    open_choices = find_open_choices(model, nodes, {})
+    if not open_choices or value.dim() == event_dim:
         return value
-    share = joint_log_probs(Query(module, model, nodes=tuple(free))).exp().to(value.dtype)
-    found: Tensor = torch.tensordot(share, value, share.dim())
-    return found
+    probs = joint_log_probs(Query(module, model, nodes=tuple(open_choices))).exp().to(value.dtype)
+    mean: Tensor = torch.tensordot(probs, value, probs.dim())
+    return mean
 
 
 @dataclass
 class SequentialSweep:
-    """The sentences that cells make of the corrupt ones, each by surgery, and what some nodes come to in these."""
+    """Compute cells by surgery on the corrupt sentences, one sentence at a time.
+
+    Args:
+        clean: The clean sentences; None for an ablation.
+        corrupt: The corrupt sentences.
+        cells: What each cell sets.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        ablation_value: The value of an ablation, by example and node.
+    """
 
     clean: Examples | None
     corrupt: Examples
     cells: PatchCells
     outcome_nodes: Sequence[int]
     ablation_value: Callable[[int, int], Tensor] | None = None
-    _answers: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
+    _evaluators: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
     _base_outcomes: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def compute_outcomes(self, cell: int) -> list[list[Tensor]]:
-        """The outcomes with a cell set, example by example; where it sets what is there anyway, those of the base."""
-        found = []
-        for n, world in enumerate(self.corrupt.models):
-            done = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
+        """The outcomes with a cell set, by example and node; cached where the cell changes no value."""
+        results = []
+        for n, model in enumerate(self.corrupt.models):
+            interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
             changes = any(
-                isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k)) for k, v in done.items()
+                isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
+                for k, v in interventions.items()
             )
             if changes or n not in self._base_outcomes:
-                made = compute_outcomes(
-                    self.corrupt.module, world.surgery(done) if changes else world, self.outcome_nodes
-                )
+                patched = model.surgery(interventions) if changes else model
+                outcomes = compute_outcomes(self.corrupt.module, patched, self.outcome_nodes)
                 if not changes:
-                    self._base_outcomes[n] = made
-            found.append(made if changes else self._base_outcomes[n])
-        return found
+                    self._base_outcomes[n] = outcomes
+            results.append(outcomes if changes else self._base_outcomes[n])
+        return results
 
     def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
-        found: dict[int, Tensor | AttentionRow] = {}
-        for entries in self.cells.sites:
-            offset = int(self.corrupt.model.ground.offsets[entries.group])
-            for k in (entries.cells == cell).nonzero()[0]:
-                node = offset + int(entries.nodes[k])
-                if not entries.is_attention:
-                    found[node] = (
+        """The values, or rows of attention, that a cell sets in example `n`, by node."""
+        patches: dict[int, Tensor | AttentionRow] = {}
+        for sites in self.cells.sites:
+            offset = int(self.corrupt.model.ground.offsets[sites.group])
+            for k in (sites.cells == cell).nonzero()[0]:
+                node = offset + int(sites.nodes[k])
+                if not sites.is_attention:
+                    patches[node] = (
                         self._get_single_value(True, n, node)
                         if self.ablation_value is None
                         else self.ablation_value(n, node)
                     )
-                elif entries.read_words is None:
-                    found[node] = AttentionRow(self._get_attention_row(True, n, node))
+                elif sites.read_words is None:
+                    patches[node] = AttentionRow(self._get_attention_row(True, n, node))
                 else:
-                    before = found[node].weights if node in found else self._get_attention_row(False, n, node)  # type: ignore[union-attr]
-                    row, j = before.clone(), int(entries.read_words[k])
+                    before = patches[node].weights if node in patches else self._get_attention_row(False, n, node)  # type: ignore[union-attr]
+                    row, j = before.clone(), int(sites.read_words[k])
                     row[j] = self._get_attention_row(True, n, node)[j]
-                    found[node] = AttentionRow(row)
-        return found
+                    patches[node] = AttentionRow(row)
+        return patches
 
     def _resolve_paths(self, cell: int, n: int) -> dict[int, Tensor]:
+        """The values that the paths of a cell carry to their last nodes in example `n`, by node."""
         ends: dict[int, list[tuple[int, ...]]] = {}
         for path in self.cells.paths:
             if path.cell == cell:
                 ends.setdefault(path.nodes[-1], []).append(path.nodes)
-        found = {}
+        patches = {}
         for end, paths in ends.items():
             sent = {path[0]: self._get_single_value(True, n, path[0]) for path in paths}
             for step in range(1, len(paths[0])):
                 child = paths[0][step]
                 sent = {child: self._compute_child(n, child, sent)}
-            found[end] = sent[end]
-        return found
+            patches[end] = sent[end]
+        return patches
 
     def _compute_child(self, n: int, child: int, parent_values: dict[int, Tensor]) -> Tensor:
-        """What a node comes to when its arrows from some parents carry what is sent."""
-        world = self.corrupt.models[n]
-        others = [p for p in reference.parents(world, child) if not locate_node(world, p)[0].tpm.is_random]
-        told = {parent: self._get_single_value(False, n, parent) for parent in others if parent not in parent_values}
-        return NodeEvaluator(self.corrupt.module, world.surgery({**told, **parent_values}), {}).value(child)
+        """The value of a node in the corrupt run with these values of some parents, `[*shape]`."""
+        model = self.corrupt.models[n]
+        parents = [p for p in reference.parents(model, child) if not locate_node(model, p)[0].tpm.is_random]
+        values = {p: self._get_single_value(False, n, p) for p in parents if p not in parent_values}
+        return NodeEvaluator(self.corrupt.module, model.surgery({**values, **parent_values}), {}).value(child)
 
-    def _get_answers(self, is_clean: bool, n: int) -> NodeEvaluator:
-        if (is_clean, n) not in self._answers:
+    def _get_evaluator(self, is_clean: bool, n: int) -> NodeEvaluator:
+        """The cached evaluator of example `n` of the clean or the corrupt sentences."""
+        if (is_clean, n) not in self._evaluators:
             examples = self.clean if is_clean else self.corrupt
             assert examples is not None
-            self._answers[is_clean, n] = NodeEvaluator(examples.module, examples.models[n], {})
-        return self._answers[is_clean, n]
+            self._evaluators[is_clean, n] = NodeEvaluator(examples.module, examples.models[n], {})
+        return self._evaluators[is_clean, n]
 
     def _get_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        """The value of a node in a run as it is; it may have one for each state of a choice."""
-        answers = self._get_answers(is_clean, n)
-        return answers.model.do[node] if node in answers.model.do else answers.value(node)
+        """The value of a node in the clean or the corrupt run, `[*states, *shape]` if it depends on open choices."""
+        evaluator = self._get_evaluator(is_clean, n)
+        return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
 
     def _get_single_value(self, is_clean: bool, n: int, node: int) -> Tensor:
-        found = self._get_value(is_clean, n, node)
-        if found.is_floating_point() and tuple(found.shape) != locate_node(self.corrupt.model, node)[0].shape:
+        """The value of a node, `[*shape]`; an error if it depends on open choices."""
+        value = self._get_value(is_clean, n, node)
+        if value.is_floating_point() and tuple(value.shape) != locate_node(self.corrupt.model, node)[0].shape:
             name = self.corrupt.model.ground.name(node)
             allowed = "do() on the choices that decide it, in both runs"
             raise EvidenceError(name, expected="one value", actual="one for each state of a choice", allowed=allowed)
-        return found
+        return value
 
     def _get_attention_row(self, is_clean: bool, n: int, node: int) -> Tensor:
-        answers = self._get_answers(is_clean, n)
-        member, index = locate_node(answers.model, node)
-        assert member.group.step is not None
-        table = answers.attention(member.group.step, member.group.stem)
+        """The row `P(j | i)` of a node, `[word read]`."""
+        evaluator = self._get_evaluator(is_clean, n)
+        spec, index = locate_node(evaluator.model, node)
+        assert spec.group.step is not None
+        table = evaluator.attention(spec.group.step, spec.group.stem)
         return table[index]

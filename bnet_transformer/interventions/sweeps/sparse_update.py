@@ -1,11 +1,11 @@
-"""Values that a sweep changes, and no others: of each family, the rows (cell, word) that differ from the corrupt run.
+"""Sparse updates: compute only the values that cells change, as rows (cell, word) of each node group.
 
-They descend from what a cell sets, and lead to an outcome. Both are tables of words, `[cell, word]` and `[word]`, for
-each family (one column if it has no words): an arrow carries them along its reach.
+A row is computed if it descends from a patched node and leads to an outcome. Both conditions are masks over the words
+of a group, `[cell, word]` and `[word]`, that are propagated along the reach of the arrows.
 
-A family's changed values lie as `[example, *plates, row, *shape]`, as if the rows were the words of one long sentence:
-TPMs that read their own word alone compute just these. One that reads across words sees each cell's whole sentence,
-`[cell, example, *plates, word, *shape]`, with all that the cell leaves as it was shared between the cells.
+The updated values of a group have the layout `[example, *plates, row, *shape]`, as if the rows were the words of one
+long sentence. A wordwise TPM, in which a word reads only itself, computes just these. A TPM that reads across words is
+given the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes are shared.
 """
 
 from __future__ import annotations
@@ -22,20 +22,27 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm.base import broadcast_shapes
 
 BoolArray = NDArray[np.bool_]
-PEAK_COPIES = 8  # of the widest value of a cell that are there at once
-CELL_AXIS = -1  # stands for the cells among the dims that lead a layout
+PEAK_COPIES = 8  # an upper bound of the copies of a cell's largest value that exist at once
+CELL_AXIS = -1  # the dim of the cells, among the leading dims of a layout
 
 
 @dataclass(frozen=True)
 class RowIndex:
-    """Pairs of a cell and a word, in order: `place[cell, word]` is a row's number, -1 where there is none."""
+    """The rows of an update: pairs of a cell and a word, in order.
+
+    Args:
+        cells: The cell of each row, `[row]`.
+        words: The word of each row, `[row]`.
+        row_ids: The row of each pair, `[cell, word]`; -1 for a pair that has no row.
+    """
 
     cells: Tensor
     words: Tensor
@@ -46,17 +53,17 @@ class RowIndex:
 
     @classmethod
     def from_mask(cls, mask: NDArray[np.bool_]) -> RowIndex:
-        """The rows that a table `[cell, word]` marks."""
+        """The rows that a mask `[cell, word]` marks."""
         marked = torch.from_numpy(np.ascontiguousarray(mask))
         cell, word = marked.nonzero(as_tuple=True)
-        place = torch.full(marked.shape, -1)
-        place[cell, word] = torch.arange(len(cell))
-        return cls(cell, word, place)
+        row_ids = torch.full(marked.shape, -1)
+        row_ids[cell, word] = torch.arange(len(cell))
+        return cls(cell, word, row_ids)
 
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """The rows of a family that differ from the corrupt run, and what they came to."""
+    """The rows of a group that differ from the corrupt run, and their values `[example, *plates, row, *shape]`."""
 
     rows: RowIndex
     values: Tensor
@@ -64,10 +71,16 @@ class GroupUpdate:
 
 @dataclass(frozen=True)
 class GroupPatch:
-    """What cells set in one family: `source[example, *plates, word, *shape]` at `node[k]` for `cell[k]`.
+    """The patch of one node group: cell `cells[k]` sets a node to its value in `source`.
 
-    A node is told by its index along each plate of the layout and its word. With `is_attention` it is `P(j | i)` that is set:
-    `source[example, *plates, word, word read]`. With `is_per_node` each k has a value of its own: `source[example, k, *shape]`.
+    Args:
+        cells: The cells, `[k]`.
+        nodes: The indices of the nodes along each plate of the layout, and their words, `[k]` each.
+        source: The values, `[example, *plates, word, *shape]`; with `is_attention` the rows `P(j | i)`,
+            `[example, *plates, word, word read]`; with `is_per_node` the value for each k, `[example, k, *shape]`.
+        is_attention: Whether cells set attention in place of values.
+        read_words: The word whose `P(j | i)` is set, `[k]`; None for full rows.
+        is_per_node: Whether `source` has a value for each k.
     """
 
     cells: Tensor
@@ -78,20 +91,23 @@ class GroupPatch:
     is_per_node: bool = False
 
     def renumber_cells(self, new_ids: NDArray[np.int64]) -> GroupPatch:
-        """What some cells set, numbered by their place, `place[cell]`; those at -1 are left out."""
-        number = torch.from_numpy(new_ids)[self.cells]
-        keep = number >= 0
-        node = tuple(each[keep] for each in self.nodes)
+        """The patch of the cells with a new id, `new_ids[cell]`; cells whose new id is -1 are dropped."""
+        cells = torch.from_numpy(new_ids)[self.cells]
+        keep = cells >= 0
+        node = tuple(index[keep] for index in self.nodes)
         read = None if self.read_words is None else self.read_words[keep]
         source = self.source[:, keep] if self.is_per_node else self.source
-        return replace(self, cells=number[keep], nodes=node, source=source, read_words=read)
+        return replace(self, cells=cells[keep], nodes=node, source=source, read_words=read)
 
 
 @dataclass
 class SparseUpdate:
-    """What differs from the corrupt run (`base`), family by family, and how a TPM sees it.
+    """The updated rows of each node group, over the values of a base run.
 
-    Of the families in `compact_index`, the base has some words alone: `positions[family][word]` is the place of a word.
+    Args:
+        base: The base run.
+        by_group: The updates that are computed so far.
+        compact_index: Groups of which the base has only some words: the index of each word there, `[word]`.
     """
 
     base: ExecutionState
@@ -99,49 +115,55 @@ class SparseUpdate:
     compact_index: Mapping[int, Tensor] = field(default_factory=dict)
 
     def compute(self, spec: NodeSpec, rows: RowIndex, *, as_distribution: bool = False) -> Tensor:
-        """The rows of a family; with `as_distribution`, of a random one: `log P`, or the mean."""
-        alone = is_wordwise(self.base.network, spec)
-        course, cells = (self._build_row_state(spec, rows), None) if alone else self._build_cell_state(spec, rows)
-        at, parents = gather_parents(course, spec)
-        found = (
-            summarize_distribution(spec, at, parents) if as_distribution else evaluate_tpm(course, spec, at, parents)
-        )
-        own = tuple(found.shape[-1:]) if as_distribution and spec.tpm.kind == "discrete" else spec.shape
-        return course.layout.pad_dims(found, len(own)) if cells is None else self._select_rows(found, rows, cells, own)
+        """Compute some rows of a group, `[1 or N, *plates, row, *shape]`.
+
+        With `as_distribution`, the result is `log P` or the mean of a random group.
+        """
+        wordwise = is_wordwise(self.base.network, spec)
+        state, cells = (self._build_row_state(spec, rows), None) if wordwise else self._build_cell_state(spec, rows)
+        context, parents = gather_parents(state, spec)
+        if as_distribution:
+            values = summarize_distribution(spec, context, parents)
+        else:
+            values = evaluate_tpm(state, spec, context, parents)
+        shape = tuple(values.shape[-1:]) if as_distribution and spec.tpm.kind == "discrete" else spec.shape
+        if cells is not None:
+            return self._select_rows(values, rows, cells, shape)
+        return state.layout.pad_dims(values, len(shape))
 
     def mix_attention(self, spec: NodeSpec, rows: RowIndex, patch: GroupPatch) -> Tensor:
-        """The rows of an attention, some of whose `P(j | i)` are set."""
-        course, cells = self._build_cell_state(spec, rows)
-        weights, parents = compute_attention_weights(course, spec)
-        lead = (len(cells), max(weights.shape[1], patch.source.shape[0]), *get_layout_shape(self.base, spec)[:-1])
-        weights = weights.expand(*lead, *weights.shape[-2:]).clone()
-        there = rows.row_ids[patch.cells, patch.nodes[-1]] >= 0  # what leads to no outcome has no row
-        node = tuple(each[there] for each in patch.nodes) + (
-            () if patch.read_words is None else (patch.read_words[there],)
-        )
+        """Compute some rows of an attention of which a patch sets `P(j | i)`."""
+        state, cells = self._build_cell_state(spec, rows)
+        weights, parents = compute_attention_weights(state, spec)
+        num_examples, plates = max(weights.shape[1], patch.source.shape[0]), get_layout_shape(self.base, spec)[:-1]
+        weights = weights.expand(len(cells), num_examples, *plates, *weights.shape[-2:]).clone()
+        has_row = rows.row_ids[patch.cells, patch.nodes[-1]] >= 0  # a word that leads to no outcome has no row
+        columns = patch.nodes if patch.read_words is None else (*patch.nodes, patch.read_words)
+        nodes = tuple(index[has_row] for index in columns)
         table, source = weights.movedim(1, -1), patch.source.movedim(0, -1)  # examples last
-        table[(torch.searchsorted(cells, patch.cells[there]), *node)] = source[node]
+        table[(torch.searchsorted(cells, patch.cells[has_row]), *nodes)] = source[nodes]
         mix = spec.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
         return self._select_rows(mix, rows, cells, spec.shape)
 
     def gather(self, group: int, rows: RowIndex) -> Tensor:
-        """A family at some rows, changed or as it was: `[1 or N, *plates, row or 1, *shape]`."""
-        member, axis = self.base.network.specs[group], self.base.layout.word_dim
+        """The values of a group at some rows, updated or of the base: `[1 or N, *plates, row or 1, *shape]`."""
+        spec, axis = self.base.network.specs[group], self.base.layout.word_dim
         base, changed = self.base.values[group], self.by_group.get(group)
         if changed is not None and changed.rows is rows:
             return changed.values
-        over_words = member.group.word_stack is not None
+        over_words = spec.group.word_stack is not None
         word = rows.words if over_words else torch.zeros_like(rows.words)
-        there = self.compact_index[group][word] if group in self.compact_index else word
+        base_words = self.compact_index[group][word] if group in self.compact_index else word
         if changed is None:
-            return base.index_select(axis, there) if group in self.compact_index or base.shape[axis] > 1 else base
-        number = changed.rows.row_ids[rows.cells, word]
-        if bool((number >= 0).all()):
-            return changed.values.index_select(axis, number)
-        lead = broadcast_shapes(base.shape[:axis], changed.values.shape[:axis])
-        both = [each.expand(*lead, each.shape[axis], *base.shape[axis + 1 :]) for each in (base, changed.values)]
-        there = there if group in self.compact_index or base.shape[axis] > 1 else torch.zeros_like(word)
-        return torch.cat(both, axis).index_select(axis, torch.where(number >= 0, number + base.shape[axis], there))
+            return base.index_select(axis, base_words) if group in self.compact_index or base.shape[axis] > 1 else base
+        row_ids = changed.rows.row_ids[rows.cells, word]
+        if bool((row_ids >= 0).all()):
+            return changed.values.index_select(axis, row_ids)
+        batch_shape = broadcast_shapes(base.shape[:axis], changed.values.shape[:axis])
+        tables = [v.expand(*batch_shape, v.shape[axis], *base.shape[axis + 1 :]) for v in (base, changed.values)]
+        base_words = base_words if group in self.compact_index or base.shape[axis] > 1 else torch.zeros_like(word)
+        index = torch.where(row_ids >= 0, row_ids + base.shape[axis], base_words)
+        return torch.cat(tables, axis).index_select(axis, index)
 
     @property
     def _cell_layout(self) -> TensorLayout:
@@ -149,17 +171,17 @@ class SparseUpdate:
         return TensorLayout((CELL_AXIS,), self.base.layout.plates)
 
     def _build_row_state(self, spec: NodeSpec, rows: RowIndex) -> ExecutionState:
-        """A course in which the rows are the words."""
-        own = spec.group.word_stack
-        words = dict(self.base.word_counts) if own is None else {**self.base.word_counts, own: len(rows)}
+        """A state in which the rows are the words of the group's stack."""
+        stack = spec.group.word_stack
+        words = dict(self.base.word_counts) if stack is None else {**self.base.word_counts, stack: len(rows)}
         values = {parent: self.gather(parent, rows) for parent in get_parent_groups(self.base.network, spec)}
-        places = {} if own is None else {own: rows.words}
+        positions = {} if stack is None else {stack: rows.words}
         return replace(
-            self.base, word_counts=words, values=values, positions=places, mask_cache={}, attention_weights={}
+            self.base, word_counts=words, values=values, positions=positions, mask_cache={}, attention_weights={}
         )
 
     def _build_cell_state(self, spec: NodeSpec, rows: RowIndex) -> tuple[ExecutionState, Tensor]:
-        """A course in which the cells of these rows lead, and their numbers."""
+        """A state with a leading dim for the cells of these rows, and these cells, `[cell]`."""
         cells = torch.unique_consecutive(rows.cells)
         values = {
             parent: self._gather_all_words(parent, cells) for parent in get_parent_groups(self.base.network, spec)
@@ -167,18 +189,18 @@ class SparseUpdate:
         return replace(self.base, layout=self._cell_layout, values=values, mask_cache={}, attention_weights={}), cells
 
     def _gather_all_words(self, group: int, cells: Tensor) -> Tensor:
-        """All words of a family for some cells: `[cell or 1, N, *plates, word, *shape]`."""
+        """The values of all words of a group in some cells: `[cell or 1, N, *plates, word, *shape]`."""
         axis, changed = self.base.layout.word_dim, self.by_group.get(group)
         if changed is None:
             return self.base.values[group][None]
-        place = changed.rows.row_ids
-        words = torch.arange(place.shape[1])
-        rows = RowIndex(cells.repeat_interleave(len(words)), words.repeat(len(cells)), place)
-        found: Tensor = self.gather(group, rows).unflatten(axis, (len(cells), len(words)))
-        return found.movedim(axis, 0)
+        row_ids = changed.rows.row_ids
+        words = torch.arange(row_ids.shape[1])
+        rows = RowIndex(cells.repeat_interleave(len(words)), words.repeat(len(cells)), row_ids)
+        values: Tensor = self.gather(group, rows).unflatten(axis, (len(cells), len(words)))
+        return values.movedim(axis, 0)
 
     def _select_rows(self, value: Tensor, rows: RowIndex, cells: Tensor, event_shape: tuple[int, ...]) -> Tensor:
-        """The rows of a value `[cell, example, *plates, word, *shape]`."""
+        """Select rows of values `[cell, example, *plates, word, *shape]`: `[example, *plates, row, *shape]`."""
         value = self._cell_layout.pad_dims(value, len(event_shape))
         axis = self.base.layout.word_dim
         cell = torch.searchsorted(cells, rows.cells) if value.shape[0] > 1 else torch.zeros_like(rows.cells)
@@ -187,10 +209,10 @@ class SparseUpdate:
 
 
 def is_wordwise(network: Network, spec: NodeSpec) -> bool:
-    """True where each word of a family reads its own word alone, and what has no words."""
-    for given in spec.parents:
-        words = network.specs[given.index].group.word_stack
-        if WORD in given.over or (words is not None and given.reach.kind != "same"):
+    """True if each word of a group reads only the same word of its parents, and parents without words."""
+    for parent in spec.parents:
+        words = network.specs[parent.index].group.word_stack
+        if WORD in parent.over or (words is not None and parent.reach.kind != "same"):
             return False
         if words is not None and spec.group.word_stack is None:
             return False
@@ -198,12 +220,12 @@ def is_wordwise(network: Network, spec: NodeSpec) -> bool:
 
 
 def get_parent_groups(network: Network, spec: NodeSpec) -> set[int]:
-    """The families that a member reads, its selectors among them."""
-    return {bundle.parent for bundle in network.graph.in_edges[spec.group.index]}
+    """The ids of the groups that a group reads, its selectors included."""
+    return {edge.parent for edge in network.graph.in_edges[spec.group.index]}
 
 
 def summarize_distribution(spec: NodeSpec, context: Any, parents: list[Tensor]) -> Tensor:
-    """What is told of a random node: `log P` of its states, or its mean."""
+    """The outcome of a random group: `log P` of its states, or its mean."""
     if spec.tpm.kind == "discrete":
         logits = spec.tpm.logits(context, *parents)
         return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
@@ -212,40 +234,41 @@ def summarize_distribution(spec: NodeSpec, context: Any, parents: list[Tensor]) 
 
 
 def compute_attention_weights(state: ExecutionState, spec: NodeSpec) -> tuple[Tensor, list[Tensor]]:
-    """The `P(j | i)` of an attention, and what it reads."""
-    at, parents = gather_parents(state, spec)
-    weights = spec.tpm.attention_weights(at, *parents)
+    """The `P(j | i)` of an attention, `[*lead, *plates, word, word read]`, and the values of its parents."""
+    context, parents = gather_parents(state, spec)
+    weights = spec.tpm.attention_weights(context, *parents)
     assert weights is not None  # cell_spec refuses an attention that has none
     return state.layout.pad_dims(weights, 1), parents
 
 
 def get_layout_shape(state: ExecutionState, spec: NodeSpec) -> tuple[int, ...]:
-    """How many nodes a family has along each plate of the layout, and its words; 1 where it has not."""
-    sizes, family = state.network.graph.plate_sizes, spec.group
-    plates = (sizes[plate] if plate in family.plates else 1 for plate in state.layout.plates)
-    return (*plates, 1 if family.word_stack is None else state.word_counts[family.word_stack])
+    """The size of a group along each plate of the layout, and its number of words; 1 for an axis that it lacks."""
+    sizes, group = state.network.graph.plate_sizes, spec.group
+    plates = (sizes[plate] if plate in group.plates else 1 for plate in state.layout.plates)
+    return (*plates, 1 if group.word_stack is None else state.word_counts[group.word_stack])
 
 
 def get_layout_index(state: ExecutionState, spec: NodeSpec, nodes: NDArray[np.int64]) -> tuple[Tensor, ...]:
-    """The index of nodes of a family along each plate of the layout, and their word; 0 where it has not."""
-    sizes, family = state.network.graph.plate_sizes, spec.group
-    own = [sizes[plate] for plate in family.plates]
-    axes = [*family.plates]
-    if family.word_stack is not None:
-        own, axes = [*own, state.word_counts[family.word_stack]], [*axes, WORD]
-    at = dict(zip(axes, np.unravel_index(nodes, own), strict=True)) if own else {}
-    nothing = np.zeros_like(nodes)
-    return tuple(torch.from_numpy(np.asarray(at.get(axis, nothing))) for axis in (*state.layout.plates, WORD))
+    """The index of nodes of a group along each plate of the layout, and their word; 0 for an axis that it lacks."""
+    sizes, group = state.network.graph.plate_sizes, spec.group
+    dims = [sizes[plate] for plate in group.plates]
+    axes = [*group.plates]
+    if group.word_stack is not None:
+        dims, axes = [*dims, state.word_counts[group.word_stack]], [*axes, WORD]
+    index = dict(zip(axes, np.unravel_index(nodes, dims), strict=True)) if dims else {}
+    zeros = np.zeros_like(nodes)
+    return tuple(torch.from_numpy(np.asarray(index.get(axis, zeros))) for axis in (*state.layout.plates, WORD))
 
 
 @dataclass(frozen=True)
 class NeededPositions:
-    """The words of each family that lead to an outcome, and those that `do` has set.
+    """The words of each group that lead to an outcome, and the words that `do` sets.
 
     Args:
         outcome_nodes: Ground ids of the nodes that the metric reads.
-        ancestor_words: Of each family from which an outcome descends, which words lead to it, `[word]`.
-        intervened_words: Of each family of which `do` has set a node, the words of which it has set every node, `[word]`.
+        ancestor_words: For each group with an ancestor of an outcome, the mask of the words that have one, `[word]`.
+        intervened_words: For each group with a node that `do` sets, the mask of the words of which every node is set,
+            `[word]`.
     """
 
     outcome_nodes: tuple[int, ...]
@@ -254,94 +277,99 @@ class NeededPositions:
 
 
 def find_needed_positions(model: GroundModel, outcome_nodes: Iterable[int]) -> NeededPositions:
-    """Mark the ancestors of the outcomes, and of these the words.
+    """Find the words with ancestors of the outcomes.
 
     Args:
         model: The sentence after surgery.
         outcome_nodes: Ground ids of the nodes that the metric reads.
 
     Returns:
-        The words that lead to an outcome, and those that are set.
+        The words that lead to an outcome, and the words that `do` sets.
     """
     outcome_nodes, ground = tuple(outcome_nodes), model.ground
     marks = mark_nodes(ground, outcome_nodes)
-    for index, above in find_reachable(ground, marks, up=True).items():
-        marks[index] = np.asarray(marks[index] | above) if index in marks else above
-    leads = {index: np.any(_reshape_by_word(model, index, mark), axis=0) for index, mark in marks.items()}
-    cut = {
+    for index, reached in find_reachable(ground, marks, up=True).items():
+        marks[index] = np.asarray(marks[index] | reached) if index in marks else reached
+    needed_words = {index: np.any(_reshape_by_word(model, index, mark), axis=0) for index, mark in marks.items()}
+    intervened = {
         index: np.all(_reshape_by_word(model, index, mark), axis=0)
         for index, mark in mark_nodes(ground, model.do).items()
     }
-    return NeededPositions(outcome_nodes, leads, cut)
+    return NeededPositions(outcome_nodes, needed_words, intervened)
 
 
 def _reshape_by_word(model: GroundModel, index: int, marks: BoolArray) -> BoolArray:
-    """The marks of a family's nodes as `[plates, word]`, one word if it has none."""
+    """Reshape the marks of a group's nodes to `[plates, word]`, with one word if it has none."""
     return marks.reshape(-1, count_words(model, index))
 
 
 def find_changed_positions(
     model: GroundModel, needed: NeededPositions, patched_words: Mapping[int, BoolArray], num_cells: int
 ) -> dict[int, tuple[BoolArray, BoolArray]]:
-    """Walk from what cells set down to the outcomes.
+    """Propagate changes from the patched words to the outcomes.
 
     Args:
         model: The sentence after surgery.
-        needed: The words that lead to an outcome; no others are walked.
-        patched_words: Of each family of which cells set nodes, the words in which they do, `[cell, word]`.
+        needed: The words that lead to an outcome; all others are ignored.
+        patched_words: For each patched group, the mask of the words in which cells set nodes, `[cell, word]`.
         num_cells: The number of cells.
 
     Returns:
-        Of each family that changes in a cell, in order: the words that read something changed, `[cell, word]`, and
-        these together with the words in which the cell sets a node.
+        For each group that changes in a cell, in topological order: the mask of the words that read a changed value,
+        `[cell, word]`, and the mask of these together with the words in which the cell sets a node.
     """
+    # A value can differ from the base run only if it is patched or descends from a patched node, and it matters only if
+    # it is an ancestor of an outcome. A word of which `do` sets every node cannot change. Specs are in topological
+    # order, so one pass finds all descendants (cells that change a recurrent group run one at a time). The masks are by
+    # word and not by node: they cover a superset, which costs time and changes no result.
     changed: dict[int, tuple[BoolArray, BoolArray]] = {}
-    for index, member in enumerate(model.network.specs):
-        leads = needed.ancestor_words.get(index)
-        if leads is None or not (index in patched_words or any(given.index in changed for given in member.parents)):
+    for index, spec in enumerate(model.network.specs):
+        needed_words = needed.ancestor_words.get(index)
+        is_reached = index in patched_words or any(parent.index in changed for parent in spec.parents)
+        if needed_words is None or not is_reached:
             continue
-        descends = np.zeros((num_cells, len(leads)), dtype=np.bool_)
-        for given in member.parents:
-            if given.index in changed:
-                above = changed[given.index][1]
-                if given.reach.kind == "same" or model.network.specs[given.index].group.word_stack is None:
-                    descends |= above
+        descends = np.zeros((num_cells, len(needed_words)), dtype=np.bool_)
+        for parent in spec.parents:
+            if parent.index in changed:
+                changed_words = changed[parent.index][1]
+                if parent.reach.kind == "same" or model.network.specs[parent.index].group.word_stack is None:
+                    descends |= changed_words
                     continue
-                reads = given.reach.matrix(len(leads), count_words(model, given.index))  # [word, word read]
-                descends |= (above.astype(np.float32) @ reads.T.astype(np.float32)) > 0
-        descends &= leads & np.logical_not(needed.intervened_words.get(index, False))
-        both = descends | (patched_words[index] & leads) if index in patched_words else descends
-        if both.any():
-            changed[index] = descends, both
+                reads = parent.reach.matrix(len(needed_words), count_words(model, parent.index))  # [word, word read]
+                descends |= (changed_words.astype(np.float32) @ reads.T.astype(np.float32)) > 0
+        descends &= needed_words & np.logical_not(needed.intervened_words.get(index, False))
+        updated = descends | (patched_words[index] & needed_words) if index in patched_words else descends
+        if updated.any():
+            changed[index] = descends, updated
     return changed
 
 
 def count_words(model: GroundModel, index: int) -> int:
-    """The words of a family, 1 if it has none."""
+    """The number of words of a group; 1 if it has none."""
     words = model.network.specs[index].group.word_stack
     return 1 if words is None else model.ground.word_counts[words]
 
 
 def estimate_bytes(model: GroundModel, needed: NeededPositions) -> tuple[int, int]:
-    """What one cell of one example takes while it is computed, and what the run of one example takes that is kept."""
-    most, kept = 1, 1
+    """Estimate memory: the peak bytes of one cell of one example, and the bytes of the stored run of one example."""
+    peak, retained = 1, 1
     for index, table in needed.ancestor_words.items():
-        member, count, shape = model.network.specs[index], int(table.sum()), model.ground.shapes[index]
-        if member.tpm.kind == "input" or member.group.word_stack is None:
+        spec, count, shape = model.network.specs[index], int(table.sum()), model.ground.shapes[index]
+        if spec.tpm.kind == "input" or spec.group.word_stack is None:
             continue
         plates = int(np.prod(shape[:-1], dtype=np.int64))
-        own = count_outcome_values(model, member)
-        inner = max([n for each in member.parameters.values() for n in each.shape[:1]], default=1)
-        stacks = [model.network.specs[given.index].group.word_stack for given in member.parents]
+        num_values = count_outcome_values(model, spec)
+        inner = max([n for parameter in spec.parameters.values() for n in parameter.shape[:1]], default=1)
+        stacks = [model.network.specs[parent.index].group.word_stack for parent in spec.parents]
         read = max([model.ground.word_counts[stack] for stack in stacks if stack is not None], default=1)
-        most = max(most, count * max(plates * own, plates * read, inner))
-        kept += 2 * plates * own * (shape[-1] if table.all() else count)
+        peak = max(peak, count * max(plates * num_values, plates * read, inner))
+        retained += 2 * plates * num_values * (shape[-1] if table.all() else count)
     size = model.network.dtype.itemsize
-    return size * PEAK_COPIES * most, size * kept
+    return size * PEAK_COPIES * peak, size * retained
 
 
 def count_outcome_values(model: GroundModel, spec: NodeSpec) -> int:
-    """How many numbers an outcome of a node has: its value's, or the probabilities of its states."""
+    """The size of a node's outcome: that of its value, or its number of states."""
     if spec.tpm.kind == "discrete":
         return model.network.count_states(spec.group.index, model.ground.word_counts)
     return math.prod(spec.shape)

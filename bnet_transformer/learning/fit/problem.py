@@ -1,9 +1,8 @@
-"""What a fit is asked: the objective, the problem, and the methods as configs, each with the options that are its own.
+"""The objective of a fit, the fit problem, and one config class for each method.
 
-Every fit makes the exact log evidence of the sentences plus the log prior of the parameters large. One set of
-parameters is a mapping from name to tensor; several sets have one more dim in front, and are computed at once
-(`torch.vmap`). To add a method, write its config and its function `config, problem -> Fit`, and add a row to `METHODS`
-in `run.py`.
+Every fit maximises the exact log evidence of the sentences plus the log prior of the parameters. One set of parameters
+is a mapping from name to tensor; several sets have a leading dim and are evaluated together by `torch.vmap`. To add a
+method, write its config and a function `(problem, config) -> Fit`, and add a row to `METHODS` in `methods.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.execution_state import ExecutionState, enumerate_states
+from bnet_transformer.compiler.execution_state import ExecutionState
+from bnet_transformer.compiler.gather import enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
@@ -28,7 +28,7 @@ from bnet_transformer.inference.factors import Factor, build_factors, log_prior,
 from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.reference import ATOL
 
-LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # what the parameters of a fit are judged by
+LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # criteria that choose among restarts and steps
 Parameters = Mapping[str, Tensor]
 A = TypeVar("A")
 FactorFunction = Callable[[ExecutionState, list[Factor]], A]
@@ -36,7 +36,13 @@ FactorFunction = Callable[[ExecutionState, list[Factor]], A]
 
 @dataclass(frozen=True)
 class LearnableParameters:
-    """What a fit learns: tables of log probabilities (with their Dirichlet concentration), and weights."""
+    """The parameters that a fit learns.
+
+    Args:
+        tables: The Dirichlet concentration of the prior of each table of log probabilities.
+        weights: The names of all other learned parameters.
+        spread: The standard deviation of the Normal prior of the weights; None for no prior.
+    """
 
     tables: Mapping[str, float]
     weights: tuple[str, ...]
@@ -44,12 +50,12 @@ class LearnableParameters:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """The names of all learned parameters, tables first."""
         return (*self.tables, *self.weights)
 
 
 def to_parameters(network: Network, samples: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Draws as parameters: the tables, which are probabilities, as their logs."""
+    """Convert samples, in which tables are probabilities, to parameters, in which tables are log probabilities."""
     return {
         name: value.log() if name in network.unconditional_logit_names else value for name, value in samples.items()
     }
@@ -58,25 +64,40 @@ def to_parameters(network: Network, samples: Mapping[str, Tensor]) -> dict[str, 
 def select_learnable(
     network: Network, readouts: tuple[NodeSpec, ...], learn: object, spread: float | None
 ) -> LearnableParameters:
-    """The parameters above the readouts that may be learned, those of `learn` where it names some."""
-    read = {member.param_prefix: member for readout in readouts for member in network.ancestral_specs(readout)}
-    known = [name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in read]
+    """Select the learnable parameters of the readouts and their ancestors, only those that `learn` names if it does.
+
+    Raises:
+        BNetError: If `learn` names a parameter that cannot be learned, or no parameter is left.
+    """
+    ancestors = {spec.param_prefix: spec for readout in readouts for spec in network.ancestral_specs(readout)}
+    learnable = [
+        name for name in network.parameters if name in network.learnable and name.rpartition(".")[0] in ancestors
+    ]
     if learn is not None:
-        asked = check_sequence("learn", learn, str)
-        for name in asked:
-            if name not in known:
-                wanted = "learnable parameters above a readout"
-                raise BNetError("learn", expected=wanted, actual=name, allowed=", ".join(known))
-        known = [name for name in known if name in asked]
-    if not known:
+        requested = check_sequence("learn", learn, str)
+        for name in requested:
+            if name not in learnable:
+                expected = "learnable parameters above a readout"
+                raise BNetError("learn", expected=expected, actual=name, allowed=", ".join(learnable))
+        learnable = [name for name in learnable if name in requested]
+    if not learnable:
         raise BNetError("net", expected="parameters that a fit changes", actual="none")
-    of = {name: read[name.removesuffix(".logits")] for name in known if name in network.unconditional_logit_names}
-    tables = {name: member.tpm.priors().get("logits", 1.0) for name, member in of.items()}
-    return LearnableParameters(tables, tuple(name for name in known if name not in tables), spread)
+    tables = {
+        name: ancestors[name.removesuffix(".logits")].tpm.priors().get("logits", 1.0)
+        for name in learnable
+        if name in network.unconditional_logit_names
+    }
+    return LearnableParameters(tables, tuple(name for name in learnable if name not in tables), spread)
 
 
 class FitObjective(nn.Module):
-    """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several."""
+    """`log P(y | x)` of sentences by exact elimination, for one set of parameters or several.
+
+    Args:
+        network: The net; the parameters of a call replace its learned ones.
+        learned: The learned parameters and their priors.
+        budget: The maximum number of joint states of the choices that elimination may sum.
+    """
 
     def __init__(self, network: Network, learned: LearnableParameters, budget: int) -> None:
         super().__init__()
@@ -90,80 +111,91 @@ class FitObjective(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters lie."""
-        found: torch.device = next(iter(self.module.store.values())).device
-        return found
+        """The device of the parameters."""
+        device: torch.device = next(iter(self.module.store.values())).device
+        return device
 
     @property
     def has_corpus_choice(self) -> bool:
-        """True where a selector is drawn once for all sentences."""
-        return any(member.scope == "corpus" for member in self.network.choices)
+        """True if all sentences share one draw of some selector."""
+        return any(spec.scope == "corpus" for spec in self.network.choices)
 
     def forward(self, corpus: Batch, fn: FactorFunction[Any]) -> Any:
-        """What is asked of the factors of the sentences."""
+        """Apply `fn` to the execution state and the factors of the sentences, under the parameters in the module."""
         if not self.learned.weights and corpus in self._factor_cache:
             return fn(*self._update_tables(*self._factor_cache[corpus]))
         request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
-        course, factors = build_factors(self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget)
-        return fn(course, factors)
+        state, factors = build_factors(self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget)
+        return fn(state, factors)
 
     def cache_factors(self, corpus: Batch) -> None:
-        """Keep the likelihoods of sentences that are asked about again and again, where only tables are learned."""
+        """Cache the factors of sentences that are evaluated repeatedly, if only tables are learned.
+
+        The cached likelihoods stay valid, because they depend on the weights and not on the tables: `P(y | x, c)` has
+        no parameter of `P(c)`. A learned table of an observed choice is a likelihood itself: then nothing is cached.
+        """
         if not self.learned.weights and corpus not in self._factor_cache:
             with torch.no_grad():
-                course, factors = self(corpus, lambda course, factors: (course, factors))
+                state, factors = self(corpus, lambda state, factors: (state, factors))
             if not any(f.evidence is not None and _table_name(f) in self.learned.tables for f in factors):
-                course.values.clear()
-                self._factor_cache[corpus] = course, factors
+                state.values.clear()
+                self._factor_cache[corpus] = state, factors
 
     def _update_tables(self, state: ExecutionState, factors: list[Factor]) -> tuple[ExecutionState, list[Factor]]:
-        """Kept factors, those of tables made anew."""
-        now = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
+        """Recompute the cached factors that are tables, from the current parameters; the likelihoods are reused."""
+        parameters = {name: self.module.store[name.replace(".", "/")] for name in self.network.parameters}
         values = {**state.known, **{i: enumerate_states(state, i) for i in state.layout.enumerated}}
-        state = replace(state, parameters=now, values=values)
+        state = replace(state, parameters=parameters, values=values)
         return state, [
             f if f.evidence is not None else replace(f, table=log_prior(state, f.spec.group.index, f.spec))
             for f in factors
         ]
 
     def log_evidence(self, parameters: Parameters, corpus: Batch) -> Tensor:
-        """The log evidence of each sentence under a set of parameters, `[sentence]`; `[1]` of the whole corpus."""
+        """The log evidence of each sentence under one set of parameters, `[sentence]`.
+
+        If sentences share a draw the result is `[1]`, the log evidence of the corpus.
+        """
         return self._evaluate(parameters, corpus, eliminate_choices)
 
     def _evaluate(self, parameters: Parameters, corpus: Batch, fn: FactorFunction[A]) -> A:
-        """What is asked of the factors of the sentences under a set of parameters."""
+        """Apply `fn` to the execution state and the factors of the sentences under one set of parameters."""
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in parameters.items()}
-        found: A = torch.func.functional_call(self, stored, (corpus, fn))
-        return found
+        result: A = torch.func.functional_call(self, stored, (corpus, fn))
+        return result
 
     def log_joint(self, parameters: Parameters, corpus: Batch, states: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`log P(choices)` and `log P(y | choices)` of each sentence, `[sentence]`, where `states` has all choices.
+        """`log P(choices)` and `log P(y | choices)` of each sentence, both `[sentence]`; `states` has all choices.
 
-        Each choice is evidence on its family, so it is given its parents in the way of every other factor: with their
-        reach, at the entry that is picked, and without absent words.
+        Each choice is passed as evidence on its node group. Its prior is then a factor like any other: parents follow
+        the reach and the pick of the declaration, and absent words contribute nothing.
         """
-        chosen = {name: Evidence(value) for name, value in states.items()}
+        evidence = {name: Evidence(value) for name, value in states.items()}
 
-        def ask(course: ExecutionState, factors: list[Factor]) -> tuple[Tensor, Tensor]:
+        def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[Tensor, Tensor]:
             priors = [factor for factor in factors if factor.spec.group.name in states]
             likelihoods = [factor for factor in factors if factor.spec.group.name not in states]
-            return eliminate_choices(course, priors), eliminate_choices(course, likelihoods)
+            return eliminate_choices(state, priors), eliminate_choices(state, likelihoods)
 
-        together = replace(corpus, evidence={**corpus.evidence, **chosen})
-        return self._evaluate(parameters, together, ask)
+        observed = replace(corpus, evidence={**corpus.evidence, **evidence})
+        return self._evaluate(parameters, observed, evaluate)
 
     def log_evidences(self, sets: Parameters, corpus: Batch) -> Tensor:
-        """The log evidence under several sets of parameters at once, `[set, sentence]`."""
-        return torch.vmap(lambda each: self.log_evidence(each, corpus))(dict(sets))
+        """The log evidence of each sentence under several sets of parameters, `[set, sentence]`."""
+        return torch.vmap(lambda parameters: self.log_evidence(parameters, corpus))(dict(sets))
 
     @property
     def has_prior(self) -> bool:
-        """True where the log prior is more than a constant."""
+        """True if the log prior is not constant."""
         weights = bool(self.learned.weights) and self.learned.spread is not None
         return weights or any(concentration != 1.0 for concentration in self.learned.tables.values())
 
     def log_prior(self, sets: Parameters) -> Tensor:
-        """The log density of the learned parameters, up to a constant, `[set]`: Dirichlet rows, normal weights."""
+        """The log density of the prior of each set, up to a constant, `[set]`: Dirichlet rows, Normal weights.
+
+        The Dirichlet density is with respect to the probabilities, not to the logits: no Jacobian is added, so the
+        maximum is the MAP estimate that the closed-form M step gives too.
+        """
         first = next(iter(sets.values()))
         total = first.new_zeros(len(first))
         for name, concentration in self.learned.tables.items():
@@ -176,53 +208,53 @@ class FitObjective(nn.Module):
         return total
 
     def responsibilities(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
-        """`P(c | x, y)` of a selector, `[sentence, .., head]`: how the log evidence changes with log probabilities."""
-        family = selector.group
+        """`P(c | x, y)` of a selector, `[sentence, ..., head]`."""
+        # The derivative of a log partition function by the log of a factor is the expectation of its indicator: with
+        # Z(t) = sum_c exp(t_c) P(c, y | x), d log Z / d t_c at t = 0 is P(c | x, y) (Darwiche 2003, "A differential
+        # approach to inference in Bayesian networks"). One backward pass of elimination gives all states.
+        group = selector.group
 
-        def ask(course: ExecutionState, factors: list[Factor]) -> Tensor:
-            place = course.layout.enumerated.index(family.index)
-            batch = 1 if selector.scope == "corpus" else get_batch_size(factors, course)
-            shape = get_full_shape(course, family.plates, family.word_stack, batch)
-            shape[place] = course.count_states(family.index)
-            tilt = torch.zeros(shape, dtype=course.log_dtype, device=course.device)
-            share: Tensor
-            share = torch.func.grad(lambda tilt: eliminate_choices(course, [*factors, Factor(selector, tilt)]).sum())(
-                tilt
-            )
-            kept = [
-                shape[k]
-                for k in range(course.layout.batch_dim, course.layout.rank)
-                if has_posterior_dim(course, family, k)
-            ]
-            return share.movedim(place, -1).reshape(*kept, shape[place])
+        def evaluate(state: ExecutionState, factors: list[Factor]) -> Tensor:
+            state_dim = state.layout.enumerated.index(group.index)
+            batch = 1 if selector.scope == "corpus" else get_batch_size(factors, state)
+            shape = get_full_shape(state, group.plates, group.word_stack, batch)
+            shape[state_dim] = state.count_states(group.index)
+            tilt = torch.zeros(shape, dtype=state.log_dtype, device=state.device)
+            evidence = lambda tilt: eliminate_choices(state, [*factors, Factor(selector, tilt)]).sum()  # noqa: E731
+            probs: Tensor = torch.func.grad(evidence)(tilt)
+            dims = [k for k in range(state.layout.batch_dim, state.layout.rank) if has_posterior_dim(state, group, k)]
+            return probs.movedim(state_dim, -1).reshape(*[shape[k] for k in dims], shape[state_dim])
 
-        return self._evaluate(parameters, corpus, ask)
+        return self._evaluate(parameters, corpus, evaluate)
 
     def expected_counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """How often each state of each learned table of choices is expected to have been drawn; the log evidence.
+        """The E step: the expected count of each entry of the learned tables of choices, and the log evidence, `[]`.
 
-        The counts are the derivative of the log evidence by log probabilities (Darwiche 2003), those of states that
-        evidence tells as well, but not of evidence on a choice that is enumerated all the same.
+        States that are observed count too. A choice that is enumerated although it is observed has two factors: its
+        prior is counted, its evidence is not.
         """
+        # The expected count of an entry is the derivative of the log evidence by its log probability (Darwiche 2003;
+        # EM: Dempster, Laird and Rubin 1977): the entry is a factor wherever it is used, and the
+        # derivatives by shared factors add up. The probabilities need not be renormalised for the derivative.
 
-        def ask(course: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
-            summed, tables = course.layout.enumerated, self.learned.tables
-            own = [f.evidence is None or f.spec.group.index not in summed for f in factors]
-            drawn = [k for k, f in enumerate(factors) if own[k] and _table_name(f) in tables]
-            shapes = {_table_name(factors[k]): course.parameters[_table_name(factors[k])].shape for k in drawn}
-            zeros = {name: torch.zeros(s, dtype=course.log_dtype, device=course.device) for name, s in shapes.items()}
+        def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
+            summed, tables = state.layout.enumerated, self.learned.tables
+            is_prior = [f.evidence is None or f.spec.group.index not in summed for f in factors]
+            idx = [k for k, f in enumerate(factors) if is_prior[k] and _table_name(f) in tables]
+            shapes = {_table_name(factors[k]): state.parameters[_table_name(factors[k])].shape for k in idx}
+            zeros = {name: torch.zeros(s, dtype=state.log_dtype, device=state.device) for name, s in shapes.items()}
 
             def total(tilts: dict[str, Tensor]) -> Tensor:
-                tilted, added = replace(course, parameters={**course.parameters, **tilts}), list(factors)
-                for k in drawn:
-                    added[k] = replace(factors[k], table=factors[k].table + select_logits(tilted, factors[k]))
-                return eliminate_choices(course, added).sum()
+                tilted, tilted_factors = replace(state, parameters={**state.parameters, **tilts}), list(factors)
+                for k in idx:
+                    tilted_factors[k] = replace(factors[k], table=factors[k].table + select_logits(tilted, factors[k]))
+                return eliminate_choices(state, tilted_factors).sum()
 
             counts: dict[str, Tensor]
             counts, evidence = torch.func.grad_and_value(total)(zeros)
             return counts, evidence
 
-        return self._evaluate(parameters, corpus, ask)
+        return self._evaluate(parameters, corpus, evaluate)
 
 
 def _table_name(factor: Factor) -> str:
@@ -231,16 +263,16 @@ def _table_name(factor: Factor) -> str:
 
 @dataclass(frozen=True)
 class FitProblem:
-    """What a method is given besides its own options.
+    """The input of a method besides its own options.
 
     Args:
         objective: The log evidence and the log prior of the learned parameters.
-        corpus: The sentences to learn from, on the device of `ranks`.
-        held_out: The sentences that choose among restarts and steps; None where the caller gave none.
-        batch: Sentences of a step; None for the default of the method.
-        seed: The seed of all that the method draws.
-        loop: Measures, checkpoints and the progress bar.
-        settings: What a resumed fit must share with the fit that wrote the checkpoint.
+        corpus: The training sentences, on the device of `ranks`.
+        held_out: The sentences that choose among restarts and steps; None if the caller gave none.
+        batch: The number of sentences of a step; None for the default of the method.
+        seed: The seed of all random numbers of the method.
+        loop: When to evaluate and save, and the progress bar.
+        settings: The settings that a resumed fit must share with the fit that wrote the checkpoint.
         ranks: The processes that share the work.
     """
 
@@ -259,17 +291,17 @@ class Method:
     """A method of `fit` and its options."""
 
     name: ClassVar[str]
-    is_point: ClassVar[bool] = False  # it gives one set of parameters; the others sample a posterior, and need priors
+    is_point: ClassVar[bool] = False  # the result is one set of parameters; other methods sample a posterior
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options that a resumed fit must share with the fit that wrote the checkpoint."""
-        return {"method": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
+        return {"method": self.name, **{option.name: getattr(self, option.name) for option in fields(self)}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class IterativeMethod(Method):
-    """A method that takes steps of Adam up the gradient of a bound."""
+    """A method that maximises a bound by steps of Adam."""
 
     steps: int = 300
     rate: float = 0.05
@@ -283,7 +315,7 @@ class IterativeMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class PointMethod(IterativeMethod):
-    """A method that gives the best of several restarts, which are one batched dimension."""
+    """A method whose result is the best of several restarts, which are computed as one batched dim."""
 
     is_point: ClassVar[bool] = True
 
@@ -297,13 +329,17 @@ class PointMethod(IterativeMethod):
 
     @property
     def pruning_steps(self) -> tuple[int, ...]:
-        """The steps after which the worse half of the restarts is dropped: a quarter and a half of them."""
+        """The steps after which the worse half of the restarts is dropped: at 25% and at 50% of all steps.
+
+        This is successive halving (Jamieson and Talwalkar 2016) with two rungs: restarts that end in a poor local
+        optimum are usually behind early, so half of the work of each rung goes to the better half.
+        """
         return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MAP(PointMethod):
-    """The greatest posterior density, by Adam on the log evidence plus the log prior.
+    """The maximum of the posterior density, by Adam on the log evidence plus the log prior.
 
     Args:
         steps: Steps of Adam.
@@ -313,7 +349,7 @@ class MAP(PointMethod):
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
     Raises:
-        BNetError: Where an option is out of its range.
+        BNetError: If an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> bt.MAP(restarts=4, steps=40).pruning_steps
@@ -325,10 +361,10 @@ class MAP(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EM(PointMethod):
-    """Expectation maximisation: tables in closed form from expected counts, weights by Adam between.
+    """Expectation maximisation: tables in closed form from expected counts, weights by Adam in between.
 
-    Where tables alone are learned every step is the closed form of all sentences: then `rate`, `clip` and `inner`, and
-    the `batch` of `fit`, are refused.
+    If only tables are learned, every step is a closed-form M step on all sentences: `rate`, `clip` and `inner`, and the
+    `batch` of `fit`, then raise an error.
 
     Args:
         inner: Steps of the weights from one closed form of the tables to the next.
@@ -339,7 +375,7 @@ class EM(PointMethod):
         prune: True drops the worse half of the restarts after a quarter and after a half of the steps.
 
     Raises:
-        BNetError: Where an option is out of its range.
+        BNetError: If an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> bt.EM(inner=5).settings["method"]
@@ -357,8 +393,8 @@ class EM(PointMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SVI(IterativeMethod):
-    """Stochastic variational inference by a mean-field guide: a Dirichlet for each row of a table, a Normal for each
-    weight. The exact log evidence is a factor of the model; the spread of the posterior comes out too small.
+    """Stochastic variational inference with a mean-field guide: a Dirichlet for each row of a table, a Normal for each
+    weight. The exact log evidence is a factor of the model. A mean-field guide underestimates the posterior spread.
 
     Args:
         steps: Steps of Adam.
@@ -371,7 +407,7 @@ class SVI(IterativeMethod):
             None for 1 throughout.
 
     Raises:
-        BNetError: Where an option is out of its range, or `anneal` is set with exact choices.
+        BNetError: If an option is out of range, or `anneal` is set with exact choices.
 
     >>> import bnet_transformer as bt
     >>> bt.SVI(choices="sampled", anneal=0.01).steps
@@ -390,8 +426,8 @@ class SVI(IterativeMethod):
         set_frozen(self, draws=check_int("draws", self.draws))
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
-            wanted = "the power from which likelihoods of sampled choices rise to 1, a share"
-            raise BNetError("anneal", expected=wanted, actual=self.anneal, allowed="choices='sampled'")
+            expected = "the power from which likelihoods of sampled choices rise to 1, a share"
+            raise BNetError("anneal", expected=expected, actual=self.anneal, allowed="choices='sampled'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +440,7 @@ class NUTS(Method):
         warmup: Steps of each chain before its draws, in which step size and mass matrix are adapted.
 
     Raises:
-        BNetError: Where an option is out of its range.
+        BNetError: If an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> bt.NUTS(chains=2, draws=100).warmup

@@ -1,8 +1,8 @@
-"""`map` and `em`, and what they share with `svi`: restarts that learn at once, step by step.
+"""`map` and `em`, and the optimizer of several restarts that they share with `svi`.
 
-A method says by `bound_and_grad` what a step makes large; `optimize` takes the steps, with minibatches, Adam, bounds,
-measures and checkpoints. `map` and `em` give the best of several restarts, judged by the log posterior density or by
-held-out sentences.
+A subclass of `RestartOptimizer` defines the objective of a step by `bound_and_grad`; `optimize` runs the steps, with
+minibatches, Adam, evaluation, pruning and checkpoints. The result of `map` and `em` is the restart with the highest log
+evidence of held-out sentences, or the highest log posterior density.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from bnet_transformer.declare.network import declare
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.adam import EPS, ParameterSets, adam_step, squared_grad_norm
 from bnet_transformer.learning.fit.problem import (
     EM,
     LOG_EVIDENCE,
@@ -43,100 +44,36 @@ from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training.configs import LoopConfig, create_schedule, defer_interrupt
 
 TRAINING_SENTENCES = "the sentences learned from"
-DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, where none is told
+DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
 FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
-DIVERGENCE_FACTOR = 100.0  # how far below its start, in its own measure, a bound may fall before it counts as diverged
-BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # of Adam: how long its means last, and what keeps division sound
-GRADIENT_OPTIONS = ("rate", "clip", "inner")  # of EM, for the weights alone
-FINAL_RATE_FACTOR = 0.2  # of the rate, when the best restart goes on with all sentences
-VALIDATION_FRACTION, MAX_VALIDATION = (
-    0.1,
-    1000,
-)  # of the sentences that are held out to choose among restarts, where none are given
-
-
-@dataclass
-class ParameterSets:
-    """The learned parameters of each restart that is still followed, and the moments of Adam, one restart in front."""
-
-    values: dict[str, Tensor]
-    first_moments: dict[str, Tensor]
-    second_moments: dict[str, Tensor]
-    restart_ids: list[int]
-
-    @classmethod
-    def create(cls, values: dict[str, Tensor]) -> ParameterSets:
-        """Sets of parameters before the first step, whose moments are 0."""
-        first, second = ({name: torch.zeros_like(value) for name, value in values.items()} for _ in range(2))
-        return cls(values, first, second, list(range(len(next(iter(values.values()))))))
-
-    def select(self, indices: list[int]) -> None:
-        """Follow only some."""
-        for part in (self.values, self.first_moments, self.second_moments):
-            for name, value in part.items():
-                part[name] = value[indices]
-        self.restart_ids = [self.restart_ids[place] for place in indices]
-
-    def get(self, index: int) -> dict[str, Tensor]:
-        """The parameters of one."""
-        return {name: value[index].detach().clone() for name, value in self.values.items()}
+DIVERGENCE_FACTOR = 100.0  # a bound this many times |start| below its start has diverged
+GRADIENT_OPTIONS = ("rate", "clip", "inner")  # options of EM that apply to weights only
+FINAL_RATE_FACTOR = 0.2  # of the learning rate, when the best restart continues on all sentences
+VALIDATION_FRACTION, MAX_VALIDATION = 0.1, 1000  # held-out sentences that choose among restarts, if none are given
 
 
 def init_restarts(
     network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device
 ) -> ParameterSets:
-    """The net's own parameters for the first restart, newly drawn ones for the others; logits of -inf for all."""
-    own = [{name: network.parameters[name] for name in names}]
-    for r in range(1, restarts):
-        drawn = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
-        new = {name: drawn[name].to(own[0][name]) for name in names}
-        own.append({name: value.where(own[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
-    return ParameterSets.create({name: torch.stack([each[name].detach().to(device) for each in own]) for name in names})
+    """The initial parameters of all restarts: those of the net for the first, random ones for the others.
 
-
-def adam_step(
-    sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, rate: float, clip: float | None
-) -> Tensor:
-    """One step of Adam (Kingma and Ba 2015) up the gradient, for each set by itself.
-
-    `torch.optim` would clip and refuse the gradient of all sets as one: here a set whose gradient is not finite stands
-    still, and the others go on.
-
-    Args:
-        sets: The parameters, `[set, *shape]`, and their moments; they are replaced.
-        gradients: The gradient by parameter, `[set, *shape]`; a parameter without one is left as it is.
-        step: The number of the step, from 1.
-        rate: The rate.
-        clip: The greatest length of the gradient of a set; None for any.
-
-    Returns:
-        Which sets have a finite gradient, `[set]`.
+    Logits of -inf in the net are -inf in all restarts.
     """
-    square = squared_grad_norm(gradients)
-    is_finite = square.isfinite()
-    factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
-    for name, g in gradients.items():
-        wide = (-1, *[1] * (g.dim() - 1))
-        g = torch.where(is_finite.reshape(wide), g * factor.reshape(wide).to(g.dtype), 0.0)
-        m = sets.first_moments[name] = BETA1 * sets.first_moments[name] + (1 - BETA1) * g
-        s = sets.second_moments[name] = BETA2 * sets.second_moments[name] + (1 - BETA2) * g.square()
-        m, s = m / (1 - BETA1**step), s / (1 - BETA2**step)
-        sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + EPS)
-    return is_finite
-
-
-def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
-    """The square of the length of each set's gradient, `[set]`."""
-    return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradients.values()]).sum(0)
+    sets = [{name: network.parameters[name] for name in names}]
+    for r in range(1, restarts):
+        init = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
+        new = {name: init[name].to(sets[0][name]) for name in names}
+        sets.append({name: value.where(sets[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
+    return ParameterSets.create({name: torch.stack([s[name].detach().to(device) for s in sets]) for name in names})
 
 
 class RestartOptimizer(ABC):
-    """The steps of a fit: every restart's parameters, what was measured of them, the best so far.
+    """The state of a fit: the parameters of all active restarts, their scores, and the best parameters so far.
 
     Args:
-        problem: What is fitted.
+        problem: The fit problem.
         method: The options of the steps.
-        restarts: Sets of parameters that are followed at once.
+        restarts: The number of restarts.
     """
 
     has_summed_choices: ClassVar[bool] = True
@@ -151,52 +88,51 @@ class RestartOptimizer(ABC):
         self.settings = {**problem.settings, "judged_by": self.criterion}
         self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
         self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
-        self.step = 0  # how many steps are done
+        self.step = 0  # the number of completed steps
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
         self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.get(0))
-        self.checkpoint_path: Path | None = None  # of the checkpoint
-        self.saved_step: int | None = None  # the step of the checkpoint in the folder
+        self.checkpoint_path: Path | None = None  # where checkpoints are written
+        self.saved_step: int | None = None  # the step of the checkpoint on disk
         self.corpus_parts = self.split_full_pass(corpus)
-        self.validation_parts = (
-            self.corpus_parts if self.validation is corpus else self.split_full_pass(self.validation)
-        )
+        held_out = problem.held_out
+        self.validation_parts = self.corpus_parts if held_out is None else self.split_full_pass(held_out)
         for part in (corpus, self.validation):
             if part.mask is not None:
                 objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
-        objective.check_values = False  # all else was looked at when it became a corpus
+        objective.check_values = False  # the rest was checked when the corpus was created
         for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
             objective.cache_factors(part)
-        self.batch_size = (
-            len(corpus) if objective.has_corpus_choice else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-        )
+        batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
+        self.batch_size = min(batch, len(corpus))
 
     @abstractmethod
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The bound of each restart on the sentences of a step, `[set]`, and the gradient that it follows.
+        """The bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
 
         Args:
-            step: The number of the step, from 0; it decides the minibatch and the seed of draws.
+            step: The number of the step, from 0; it determines the minibatch and the seed of random draws.
 
         Returns:
-            The bounds, and the gradient by parameter; an empty one where the step set parameters in closed form.
+            The bounds, and the gradient by parameter; it is empty if the step set the parameters in closed form.
         """
 
     def minibatch_indices(self, step: int) -> Tensor | None:
-        """The places of the sentences of a step; None for all of them."""
+        """The indices of the sentences of a step, `[sentence]`; None for all sentences."""
         size, count = self.batch_size, len(self.corpus)
         if size >= count:
             return None
-        epoch, place = divmod(step, -(-count // size))
+        epoch, i = divmod(step, -(-count // size))
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
         order = torch.randperm(count, generator=generator)
-        return send_to_device(order[place * size : (place + 1) * size].clone(), self.ranks.device)
+        return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
 
     def advance(self) -> None:
-        """Take one step of every restart, and drop those whose bound or gradient is not finite, or far too low.
+        """Take one step of every restart; drop restarts with a bound or gradient that is not finite, or a bound far
+        below its start.
 
         Raises:
-            BNetError: Where no restart is left.
+            BNetError: If no restart is left.
         """
         bound, gradient = self.bound_and_grad(self.step)
         is_valid = self.valid_bounds(bound)
@@ -212,7 +148,7 @@ class RestartOptimizer(ABC):
         self.step += 1
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
-        """Which bounds are numbers of sentences that can be, and not far below the start, `[set]`."""
+        """Whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
         is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
         if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
             return is_valid
@@ -220,7 +156,10 @@ class RestartOptimizer(ABC):
         return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
 
     def check_next_step(self) -> None:
-        """Look at the next step without taking it; where no restart has a valid one the fit has diverged."""
+        """Compute the next step without taking it; raise an error if no restart has a valid one.
+
+        A bound is computed before its step changes the parameters, so the last step is checked only here.
+        """
         before = self.sets
         self.sets = ParameterSets(
             dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
@@ -232,21 +171,21 @@ class RestartOptimizer(ABC):
             raise self.divergence_error("a last step to where no bound is")
 
     def divergence_error(self, received: str) -> BNetError:
-        """The error of a fit that diverged, with the checkpoint that is left and what to change."""
-        step, wanted = len(self.bounds) + 1, "a finite bound, not far below its start"
-        ways = f"a rate= below {self.schedule(step):g}, clip=1.0, a prior (spread=)"
-        return checkpoint.divergence_error(step, wanted, received, ways, self.checkpoint_path, self.saved_step)
+        """The error of a fit that diverged, with the last checkpoint and the remedies."""
+        step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
+        remedies = f"a rate= below {self.schedule(step):g}, clip=1.0, a prior (spread=)"
+        return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
 
     @property
     def criterion(self) -> str:
-        """What `scores` measures. Without a prior on what is learned the log posterior density is the log evidence."""
+        """The name of the quantity in `scores`. Without a prior the log posterior density equals the log evidence."""
         return LOG_POSTERIOR if self.validation is self.corpus and self.objective.has_prior else LOG_EVIDENCE
 
     def scores(self) -> list[float]:
-        """What each restart is judged by, per sentence of those that judge.
+        """The criterion of each restart, per validation sentence.
 
-        On the sentences learned from it is what the method maximises: by their likelihood alone, the best step would be
-        the one that disregards the prior most. Held-out sentences judge what prior and likelihood make together.
+        On the training sentences it is the objective itself, with the prior: the likelihood alone would prefer the step
+        that overfits most. On held-out sentences it is the log evidence, which measures prior and data together.
         """
         total = torch.zeros(len(self.sets.restart_ids), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
@@ -258,25 +197,26 @@ class RestartOptimizer(ABC):
         return [float(score) for score in total / len(self.validation)]
 
     def split_full_pass(self, corpus: Batch) -> list[Batch]:
-        """This process's share of a corpus, in the parts of a full pass; one part where sentences share a draw."""
+        """Split this process's shard of a corpus into the parts of a full pass; one part if sentences share a draw."""
         if self.objective.has_corpus_choice:
             return [corpus]
-        mine = self.ranks.shard(corpus)
-        return mine.parts(FULL_PASS_SIZE) if len(mine) else []
+        shard = self.ranks.shard(corpus)
+        return shard.parts(FULL_PASS_SIZE) if len(shard) else []
 
     def evaluate_restarts(self) -> None:
-        """Judge every restart and remember the best parameters; at a pruning step, drop the worse half."""
+        """Score every restart and keep the best parameters; at a pruning step, drop the worse half."""
+        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
         scores = self.scores()
-        for place, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
+        for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
             self.measured.append((self.step, restart, score))
             if score > self.best[0]:
-                self.best = score, restart, self.sets.get(place)
+                self.best = score, restart, self.sets.get(i)
         if self.step in self.pruning_steps:
-            order = sorted(range(len(scores)), key=lambda place: -scores[place])
+            order = sorted(range(len(scores)), key=lambda i: -scores[i])
             self.sets.select(sorted(order[: -(-len(order) // 2)]))
 
     def snapshot(self) -> checkpoint.Checkpoint:
-        """A checkpoint of where the fit stands."""
+        """A checkpoint of the current state."""
         network, (score, restart, best) = self.objective.network, self.best
         tensors = {f"net/{name}": value for name, value in network.parameters.items()}
         tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
@@ -293,7 +233,7 @@ class RestartOptimizer(ABC):
         return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
 
     def save(self, state: checkpoint.Checkpoint) -> None:
-        """Write a checkpoint whose next bound was valid."""
+        """Write a checkpoint; call it after the bound of its parameters was valid."""
         assert self.checkpoint_path is not None
         if self.ranks.is_main_process:
             checkpoint.write_checkpoint(self.checkpoint_path, self.objective.network, state)
@@ -301,7 +241,7 @@ class RestartOptimizer(ABC):
         self.ranks.barrier()
 
     def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
-        """Go on from a checkpoint; settings that are `changeable` may be others than those that it was made with."""
+        """Load the state of a checkpoint; the `changeable` settings may differ from those in it."""
         state = checkpoint.read_checkpoint(path, self.objective.network)
         checkpoint.check_settings(path, state, self.settings, changeable)
         with wrap_read_errors(path, checkpoint.EXPECTED):
@@ -324,75 +264,80 @@ class RestartOptimizer(ABC):
 
 
 def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
-    """Take the steps that are left, with measures and checkpoints.
+    """Run the remaining steps, with evaluation and checkpoints.
 
-    A checkpoint waits until the bound of the next step has shown that its parameters are good.
+    A checkpoint is written only after the next bound has shown that its parameters are valid.
 
     Args:
-        optimizer: The restarts; a checkpoint that there is replaces their state.
-        loop: When it is measured and saved.
+        optimizer: The restarts; an existing checkpoint replaces their state.
+        loop: When to evaluate and save.
 
     Returns:
-        False where Ctrl-C ended the steps early.
+        False if Ctrl-C ended the run early.
 
     Raises:
-        BNetError: Where every restart diverged.
-        FileError: Where there is a checkpoint that the run is not to go on from.
+        BNetError: If every restart diverged.
+        FileError: If there is a checkpoint and the run does not resume.
     """
     if loop.checkpoints is not None:
         optimizer.checkpoint_path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
             optimizer.restore(optimizer.checkpoint_path, loop.checkpoints.changeable)
     optimizer.ranks.barrier()
-    steps, before, stop = optimizer.method.steps, optimizer.step, False
-    waiting: checkpoint.Checkpoint | None = None
-    with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as asked:
+    steps, start, stop = optimizer.method.steps, optimizer.step, False
+    pending: checkpoint.Checkpoint | None = None
+    with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as interrupts:
         while optimizer.step < steps and not stop:
             optimizer.advance()
-            stop = optimizer.ranks.any(bool(asked))
-            pause = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
-            if waiting is not None:
-                optimizer.save(waiting)
-                waiting = None
+            stop = optimizer.ranks.any(bool(interrupts))
+            is_due = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
+            if pending is not None:
+                optimizer.save(pending)
+                pending = None
             bar.update()
             bar.set_postfix(
                 bound=f"{optimizer.bounds[-1]:.4f}", restarts=len(optimizer.sets.restart_ids), refresh=False
             )
-            if pause:
+            if is_due:
                 optimizer.evaluate_restarts()
-            if optimizer.checkpoint_path is not None and (pause or stop):
-                waiting = optimizer.snapshot()
-            if stop and not pause:
-                optimizer.evaluate_restarts()  # after the checkpoint: a resumed fit is as if it had never stopped
-        bar.refresh()  # a quick fit shows how it ended, too
-        if optimizer.step > before:
+            if optimizer.checkpoint_path is not None and (is_due or stop):
+                pending = optimizer.snapshot()
+            if stop and not is_due:
+                optimizer.evaluate_restarts()  # after the checkpoint: a resumed fit equals one without a stop
+        bar.refresh()  # a short fit shows its last state too
+        if optimizer.step > start:
             optimizer.check_next_step()
-        if waiting is not None:
-            optimizer.save(waiting)
+        if pending is not None:
+            optimizer.save(pending)
     return not stop
 
 
 class PointOptimizer(RestartOptimizer):
-    """`map`: every learned parameter follows the gradient of a minibatch. `em`: the tables of choices in closed form
-    every `inner` steps, the weights by gradient between; of tables alone every step is an M step of all sentences."""
+    """The optimizer of `map` and `em`.
+
+    `map` follows the gradient of a minibatch for all parameters. `em` updates the tables of choices in closed form
+    every `inner` steps, and the weights by gradient in between; if only tables are learned, every step is an M step on
+    all sentences.
+    """
 
     def __init__(self, problem: FitProblem, method: MAP | EM) -> None:
         learned = problem.objective.learned
         self.inner = method.inner if isinstance(method, EM) else None
         if isinstance(method, EM) and not learned.weights:
-            self.inner, wanted = 1, "no option of steps by gradient: EM of tables alone has none"
+            self.inner, expected = 1, "no option of steps by gradient: EM of tables alone has none"
             given = {name: getattr(method, name) for name in GRADIENT_OPTIONS} | {"batch": problem.batch}
             for name, value in given.items():
                 if value != getattr(EM(), name, None):
-                    got, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
-                    raise BNetError(name, expected=wanted, actual=got, allowed=allowed)
+                    actual, allowed = f"{name}={value!r}", "bt.MAP(), or weights in learn="
+                    raise BNetError(name, expected=expected, actual=actual, allowed=allowed)
         super().__init__(problem, method, method.restarts)
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The M step where it is due; then the mean over sentences of `log P(y) + log P(parameters) / sentences` of
-        each restart, and its gradient by what is not in closed form. Of an M step alone, the bound before it.
+        """Run the M step if it is due; then return the bound of each restart and its gradient.
 
-        Under torchrun each process takes its share of the sentences, and all get the sum.
+        The bound is `mean over sentences of log P(y | x) + log P(parameters) / number of sentences`, so the minibatch
+        estimate is unbiased. The gradient leaves out parameters in closed form. If only tables are learned, the bound
+        is that before the M step. Under torchrun each process computes its shard, and the results are summed.
         """
         objective, ranks = self.objective, self.ranks
         if self.inner is not None and step % self.inner == 0:
@@ -400,65 +345,68 @@ class PointOptimizer(RestartOptimizer):
             evidence = m_step(objective, self.sets, self.corpus_parts, ranks)
             if not objective.learned.weights:
                 return (evidence + prior) / len(self.corpus), {}
-        which = self.minibatch_indices(step)
-        part = self.corpus if which is None else self.corpus.take(which)
-        size, own = len(part), ranks.shard(part)
+        indices = self.minibatch_indices(step)
+        part = self.corpus if indices is None else self.corpus.take(indices)
+        size, shard = len(part), ranks.shard(part)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
-        if len(own):
-            bound = bound + objective.log_evidences(leaves, own).sum(1) / size
+        if len(shard):
+            bound = bound + objective.log_evidences(leaves, shard).sum(1) / size
         closed = () if self.inner is None else objective.learned.tables
         open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
         gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
-        whole = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
-        return ranks.all_reduce(bound.detach()), whole
+        reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
+        return ranks.all_reduce(bound.detach()), reduced
 
 
 def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
-    """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables that choose.
+    """The M step in closed form: `theta = (counts + concentration - 1) / sum`, for the tables of choices.
 
     Args:
-        objective: The log evidence, whose expected counts are the E step.
-        sets: The parameters of each restart; their tables are replaced.
-        parts: All sentences; under torchrun this process's share of them.
+        objective: The log evidence; its expected counts are the E step.
+        sets: The parameters of each restart; the function replaces their tables.
+        parts: All sentences; under torchrun the shard of this process.
         ranks: The processes.
 
     Returns:
         The log evidence of all sentences before the step, `[set]`.
     """
+    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
+    # the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and Rubin 1977; Bishop
+    # 2006, section 9.4). A step never decreases the posterior density. Impossible states (-inf) stay impossible.
     totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
     bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
     for part in parts:
-        counts, evidence = torch.vmap(lambda one, part=part: objective.expected_counts(one, part))(sets.values)
+        counts, evidence = torch.vmap(lambda values, part=part: objective.expected_counts(values, part))(sets.values)
         bound = bound + evidence
         for name, count in counts.items():
             totals[name] = totals[name] + count
     for name, count in totals.items():
-        share = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=EPS)
-        share = share.where(sets.values[name] > -torch.inf, 0.0)
-        sets.values[name] = (share / share.sum(-1, keepdim=True)).log()
+        probs = (ranks.all_reduce(count) + objective.learned.tables[name] - 1).clamp(min=EPS)
+        probs = probs.where(sets.values[name] > -torch.inf, 0.0)
+        sets.values[name] = (probs / probs.sum(-1, keepdim=True)).log()
     return ranks.all_reduce(bound)
 
 
 def fit_point(problem: FitProblem, method: MAP | EM) -> Fit[Network]:
-    """A fit by `map` or `em`: all restarts, then the best of them with the sentences that chose it as well.
+    """Fit by `map` or `em`: all restarts on the training sentences, then the best one on all sentences.
 
     Args:
-        problem: What is fitted.
+        problem: The fit problem.
         method: The options.
 
     Returns:
-        The fit, whose net has the best parameters that were measured.
+        The fit; its net has the parameters with the best score.
     """
-    chosen, judged_on = _split_validation(problem, method)
-    run = PointOptimizer(chosen, method)
-    is_finished = optimize(run, problem.loop)
-    (_, restart, best), bounds = run.best, run.bounds
-    if len(chosen.corpus) < len(problem.corpus) and is_finished:
+    split, evaluated_on = _split_validation(problem, method)
+    optimizer = PointOptimizer(split, method)
+    is_finished = optimize(optimizer, problem.loop)
+    (_, restart, best), bounds = optimizer.best, optimizer.bounds
+    if len(split.corpus) < len(problem.corpus) and is_finished:
         last, is_finished = _continue_on_all(problem, method, best)
         best, bounds = last.best[2], [*bounds, *last.bounds]
-    found = {"bounds": tuple(bounds), "measured": tuple(run.measured), "judged_by": run.criterion}
-    return build_fit(problem, method, best, judged_on, restart=restart, finished=is_finished, **found)
+    fields = {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "criterion": optimizer.criterion}
+    return build_fit(problem, method, best, evaluated_on, restart=restart, finished=is_finished, **fields)
 
 
 def build_fit(
@@ -468,26 +416,26 @@ def build_fit(
     evaluated_on: str = TRAINING_SENTENCES,
     **fields: Any,
 ) -> Fit[Network]:
-    """What a method found: the net with these parameters, what was asked, and the fields of a fit in `fields`."""
+    """Create the fit of a method: the net with these parameters, the method, and further `fields` of `Fit`."""
     objective, count = problem.objective, len(problem.corpus)
     net, learned = replace_learned(objective.network, parameters), objective.learned.names
     return Fit(net, method.name, count, evaluated_on, learned=learned, budget=objective.budget, **fields)
 
 
 def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
-    """The net with learned parameters, each on the device where the net had it."""
+    """The net with the learned parameters, each on the device of the parameter that it replaces."""
     return network.with_parameters({**network.parameters, **to_network_devices(network, learned)})
 
 
 def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Values of parameters, or draws of them, each on the device where the net has it."""
+    """Move values or draws of parameters to the devices of the parameters of the net."""
     return {name: value.to(network.parameters[name].device) for name, value in values.items()}
 
 
 def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProblem, str]:
-    """The problem with sentences by which restarts are judged, and what they are.
+    """The problem with validation sentences that choose among restarts, and a description of them.
 
-    One restart, and a selector of the corpus, are judged by the sentences that they learn from.
+    One restart, and nets with a selector of the corpus, are scored on the training sentences.
     """
     corpus = problem.corpus
     if problem.held_out is not None:
@@ -504,28 +452,26 @@ def _split_validation(problem: FitProblem, method: PointMethod) -> tuple[FitProb
 def _continue_on_all(
     problem: FitProblem, method: MAP | EM, best: Mapping[str, Tensor]
 ) -> tuple[RestartOptimizer, bool]:
-    """Go on from the best restart with all sentences, for a quarter of the steps and at a lower rate."""
+    """Continue from the best restart on all sentences, for 25% of the steps and at a lower learning rate."""
     objective, ranks = problem.objective, problem.ranks
-    again = FitObjective(replace_learned(objective.network, best), objective.learned, objective.budget).to(ranks.device)
-    slower = replace(method, restarts=1, steps=max(1, method.steps // 4))
+    network = replace_learned(objective.network, best)
+    final_objective = FitObjective(network, objective.learned, objective.budget).to(ranks.device)
+    final_method = replace(method, restarts=1, steps=max(1, method.steps // 4))
     if isinstance(method, MAP) or objective.learned.weights:
-        slower = replace(slower, rate=method.rate * FINAL_RATE_FACTOR)
-    start = {"again": "with all sentences", "parameters": compute_digest(again.network.parameters)}
+        final_method = replace(final_method, rate=method.rate * FINAL_RATE_FACTOR)
+    settings = {"again": "with all sentences", "parameters": compute_digest(network.parameters)}
     loop = problem.loop
     if loop.checkpoints is not None:
         loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
-    rest = replace(problem, objective=again, loop=loop, settings={**problem.settings, **start})
-    last = PointOptimizer(rest, slower)
+    problem = replace(problem, objective=final_objective, loop=loop, settings={**problem.settings, **settings})
+    optimizer = PointOptimizer(problem, final_method)
     with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
-            path = (
-                loop.checkpoints.create_path()
-            )  # one that began where another first phase had ended is none of this fit
-            if (
-                path.exists()
-                and checkpoint.read_checkpoint(path, again.network).settings.get("parameters") != start["parameters"]
-            ):
-                path.unlink()
+            path = loop.checkpoints.create_path()
+            if path.exists():  # a checkpoint that started from another first phase is not of this fit
+                saved = checkpoint.read_checkpoint(path, network).settings
+                if saved.get("parameters") != settings["parameters"]:
+                    path.unlink()
         ranks.barrier()
-        last.evaluate_restarts()  # where it begins may be better than where its steps lead
-        return last, optimize(last, loop)
+        optimizer.evaluate_restarts()  # the initial parameters may be better than those after the steps
+        return optimizer, optimize(optimizer, loop)

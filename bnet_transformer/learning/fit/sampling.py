@@ -1,7 +1,7 @@
-"""`svi` and `nuts`: samples of the posterior, of one density.
+"""`svi` and `nuts`: posterior samples of the learned parameters, by one model (`ParameterModel`).
 
-`svi` has a guide with choices summed out, or (`SampledChoicesOptimizer`) drawn. `nuts` is Pyro's No-U-Turn sampler, by chains that go on
-side by side, a draw each.
+`svi` fits a mean-field guide with the choices summed out (`VariationalOptimizer`) or sampled
+(`SampledChoicesOptimizer`). `nuts` runs Pyro's No-U-Turn sampler; its chains take one draw each in turn.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.head_summary import align_heads, find_representative
+from bnet_transformer.learning.fit.adam import ParameterSets
+from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.head_summary import find_representative
 from bnet_transformer.learning.fit.problem import NUTS, SVI, FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
-    ParameterSets,
     RestartOptimizer,
     build_fit,
     optimize,
@@ -42,48 +43,53 @@ from bnet_transformer.learning.training.configs import defer_interrupt
 SIMPLEX = constraints.simplex
 MEAN_FIELD_NOTE = "mean-field: the posterior is taken as independent by parameter, and its spread comes out too small"
 SAMPLED_CHOICES_NOTE = "; choices are drawn, not summed, and taken as independent of each other given the sentence"
-CHOICE_SAMPLES = 8  # of the choices of each sentence, for one gradient
-MAX_INIT_TRIES = 100  # draws of the prior among which a start with a finite density is looked for
-INIT_JITTER = 0.1  # by how much the first chain's start lies off the net's own parameters
+CHOICE_SAMPLES = 8  # samples of the choices of each sentence for one gradient
+MAX_INIT_TRIES = 100  # draws of the prior that are tried as a start with finite density
+INIT_JITTER = 0.1  # standard deviation of the first chain's start around the parameters of the net
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted in the warmup: nothing is drawn yet, and the net is the likeliest that was come to"
 
 
 class ParameterModel:
-    """The model: Dirichlet tables, Normal weights, and the log evidence of sentences."""
+    """The joint density of parameters and data: Dirichlet tables, Normal weights, exact log evidence of sentences."""
 
     def __init__(self, objective: FitObjective) -> None:
         self.objective, self.learned, self.network = objective, objective.learned, objective.network
         self.device = objective.device
 
     def prior(self, name: str) -> Any:
-        """The prior of one parameter; tables as probabilities."""
+        """The prior distribution of one parameter; tables are probabilities."""
         like = self.network.parameters[name].detach().to(self.device)
         if name in self.learned.tables:
-            found = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
-            return found.to_event(like.dim() - 1)
+            prior = dist.Dirichlet(torch.full_like(like, self.learned.tables[name]))
+            return prior.to_event(like.dim() - 1)
         return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
 
     def potential(self, corpus: Batch, z: dict[str, Tensor]) -> Tensor:
-        """Minus the log density of parameters told without constraints."""
-        drawn, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
+        """Minus the log density of the unconstrained parameters `z`, by site, for NUTS."""
+        # NUTS moves in R^n, so a probability vector is mapped by the stick-breaking bijection (Stan Reference Manual,
+        # "Unit simplex"). The density of z is the density of the parameters times |d parameters / d z|.
+        values, total = {}, torch.zeros((), dtype=self.network.dtype, device=self.device)
         for name in self.learned.names:
-            drawn[name] = value = z[to_site_name(name)]
+            values[name] = value = z[to_site_name(name)]
             if name in self.learned.tables:
                 to = biject_to(SIMPLEX)
-                drawn[name] = to(value)
-                total = total + to.log_abs_det_jacobian(value, drawn[name]).sum()
-            total = total + self.prior(name).log_prob(drawn[name])
-        return -(total + self.objective.log_evidence(to_parameters(self.network, drawn), corpus).sum())
+                values[name] = to(value)
+                total = total + to.log_abs_det_jacobian(value, values[name]).sum()
+            total = total + self.prior(name).log_prob(values[name])
+        return -(total + self.objective.log_evidence(to_parameters(self.network, values), corpus).sum())
 
 
 def to_site_name(name: str) -> str:
-    """The name of a parameter as Pyro has it."""
+    """The name of the Pyro site of a parameter."""
     return name.replace(".", "_")
 
 
 class VariationalOptimizer(RestartOptimizer):
-    """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight."""
+    """A fit by a mean-field guide: a Dirichlet for each row of a table, a Normal for each weight.
+
+    The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/` with the name of the parameter.
+    """
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
@@ -91,7 +97,7 @@ class VariationalOptimizer(RestartOptimizer):
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
             if name in self.model.learned.tables:
-                rows = value[0].numel() // value.shape[-1]  # as if each sentence had told one row its state
+                rows = value[0].numel() // value.shape[-1]  # as if each sentence had observed one row once
                 values[f"log_concentration/{name}"] = (value.softmax(-1) * len(self.corpus) / rows + 1.0).log()
             else:
                 values[f"mean/{name}"] = value.clone()
@@ -99,62 +105,65 @@ class VariationalOptimizer(RestartOptimizer):
         self.initialize(values)
 
     def initialize(self, values: dict[str, Tensor]) -> None:
-        """Learn these numbers, from these values."""
+        """Set the parameters of the guide and reset the optimizer."""
         self.sets = ParameterSets.create(values)
         self.best = self.best[0], 0, self.sets.get(0)
 
     def guide(self, guide_parameters: dict[str, Tensor]) -> dict[str, Any]:
-        """The distribution of each parameter, told by what is learned of it."""
-        found = {}
+        """The distribution of each parameter, given the parameters of the guide."""
+        distributions = {}
         for name in self.model.learned.names:
             if name in self.model.learned.tables:
                 concentration = guide_parameters[f"log_concentration/{name}"].exp()
-                found[name] = dist.Dirichlet(concentration).to_event(concentration.dim() - 1)
+                distributions[name] = dist.Dirichlet(concentration).to_event(concentration.dim() - 1)
             else:
                 mean = guide_parameters[f"mean/{name}"]
-                found[name] = dist.Normal(mean, guide_parameters[f"log_spread/{name}"].exp()).to_event(mean.dim())
-        return found
+                spread = guide_parameters[f"log_spread/{name}"].exp()
+                distributions[name] = dist.Normal(mean, spread).to_event(mean.dim())
+        return distributions
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The evidence lower bound per sentence, by one draw of the parameters, and its gradient.
+        """The evidence lower bound per sentence, from one draw of the parameters, `[1]`, and its gradient.
 
-        Under torchrun all ranks draw the same; each has the likelihood of its share of the sentences, and its part of
-        the divergence from the prior, which is one part in so many.
+        Under torchrun all ranks draw the same parameters; each adds the likelihood of its shard and an equal part of
+        the KL divergence from the prior.
         """
+        # ELBO = E_q[log P(y | x, theta)] - KL(q || prior). Both guides have reparameterised draws, Normal and Dirichlet
+        # (Kingma and Welling 2014; Figurnov, Mohamed and Mnih 2018), and the KL is exact, so one draw is enough.
         seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        told = {name: value[0] for name, value in leaves.items()}
-        with pyro.validation_enabled(False):  # a number that is none shows in the bound
-            guide = self.guide(told)
-            drawn = {name: of.rsample() for name, of in guide.items()}
-            kl = torch.stack([kl_divergence(of, self.model.prior(name)).sum() for name, of in guide.items()]).sum()
+        guide_parameters = {name: value[0] for name, value in leaves.items()}
+        with pyro.validation_enabled(False):  # NaN shows in the bound
+            guide = self.guide(guide_parameters)
+            draws = {name: q.rsample() for name, q in guide.items()}
+            kl = torch.stack([kl_divergence(q, self.model.prior(name)).sum() for name, q in guide.items()]).sum()
             kl = kl / len(self.corpus) / self.ranks.world_size
-            likelihood, climbed = self.likelihood(to_parameters(self.network, drawn), told, step)
-        gradients = torch.autograd.grad(climbed - kl, list(leaves.values()))
-        whole = {name: self.ranks.all_reduce(each) for name, each in zip(leaves, gradients, strict=True)}
-        return self.ranks.all_reduce((likelihood - kl).detach()[None]), whole
+            likelihood, surrogate = self.likelihood(to_parameters(self.network, draws), guide_parameters, step)
+        gradients = torch.autograd.grad(surrogate - kl, list(leaves.values()))
+        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
+        return self.ranks.all_reduce((likelihood - kl).detach()[None]), reduced
 
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the mean log evidence of the sentences of a step, and what has the gradient to follow."""
-        which = self.minibatch_indices(step)
-        if which is None and len(self.corpus_parts) == 1:
-            part = self.corpus_parts[0]  # whose likelihoods may be kept
+        """This rank's part of the mean log evidence of the sentences of a step, and a surrogate with its gradient."""
+        indices = self.minibatch_indices(step)
+        if indices is None and len(self.corpus_parts) == 1:
+            part = self.corpus_parts[0]  # whose factors may be cached
         else:
-            part = self.ranks.shard(self.corpus if which is None else self.corpus.take(which))
-        nothing = next(iter(parameters.values())).new_zeros(())
-        evidence = self.objective.log_evidence(parameters, part).sum() if len(part) else nothing
-        mean = evidence / (len(self.corpus) if which is None else len(which))
+            part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
+        zero = next(iter(parameters.values())).new_zeros(())
+        evidence = self.objective.log_evidence(parameters, part).sum() if len(part) else zero
+        mean = evidence / (len(self.corpus) if indices is None else len(indices))
         return mean, mean
 
     @property
     def criterion(self) -> str:
-        """What `scores` measures."""
+        """The name of the quantity in `scores`."""
         return "log evidence at the mean of the guide"
 
     def scores(self) -> list[float]:
-        """The mean log evidence of a sentence at the mean of the guide."""
+        """The log evidence per sentence at the mean of the guide, one value."""
         means = self.mean()
         total = torch.zeros((), dtype=self.network.dtype, device=self.ranks.device)
         with torch.no_grad():
@@ -163,15 +172,15 @@ class VariationalOptimizer(RestartOptimizer):
         return [float(self.ranks.all_reduce(total)) / len(self.validation)]
 
     def mean(self) -> dict[str, Tensor]:
-        """The mean of the guide, as parameters."""
-        means = {name: of.mean for name, of in self.guide(self.sets.get(0)).items()}
+        """The mean of the guide, as parameters of the net."""
+        means = {name: q.mean for name, q in self.guide(self.sets.get(0)).items()}
         return to_parameters(self.network, means)
 
 
 class SampledChoicesOptimizer(VariationalOptimizer):
-    """The same where choices are too many to be summed: they are drawn, each from a table of its own.
+    """A mean-field guide that samples the choices, for nets whose choices are too many to be summed.
 
-    The gradient of the tables is the score function's, each draw measured against the mean of the others.
+    Each choice of each sentence and word has a table of logits in the guide, `choice/...`.
     """
 
     has_summed_choices = False
@@ -179,110 +188,113 @@ class SampledChoicesOptimizer(VariationalOptimizer):
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
         self.anneal = 1.0 if method.anneal is None else method.anneal
-        names = [member.group.name for member in self.network.choices]
+        names = [spec.group.name for spec in self.network.choices]
         observed = [name for name in names if name in self.corpus.evidence]
         if observed:
-            got = f"'sampled', with {', '.join(observed)} observed"
-            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", actual=got)
+            actual = f"'sampled', with {', '.join(observed)} observed"
+            raise BNetError("choices", expected="'exact': a choice that is observed is not drawn", actual=actual)
         words = {stack: value.shape[1] for stack, value in self.corpus.x.items()}
         values = dict(self.sets.values)
-        for member in self.network.choices:
-            name = member.group.name
-            if member.tpm.states is None or member.scope == "corpus":
-                kind = "drawn for the corpus" if member.scope == "corpus" else "a word that is read"
-                wanted = "choices of sentences or words, each with a fixed number of states"
-                raise BNetError("choices", expected=wanted, actual=f"{name}, {kind}", allowed="exact")
-            shape = (1, len(self.corpus), *get_plate_sizes(self.network, member, words), member.tpm.states)
+        for spec in self.network.choices:
+            name = spec.group.name
+            if spec.tpm.states is None or spec.scope == "corpus":
+                kind = "drawn for the corpus" if spec.scope == "corpus" else "a word that is read"
+                expected = "choices of sentences or words, each with a fixed number of states"
+                raise BNetError("choices", expected=expected, actual=f"{name}, {kind}", allowed="exact")
+            shape = (1, len(self.corpus), *get_plate_sizes(self.network, spec, words), spec.tpm.states)
             values[f"choice/{name}"] = torch.zeros(shape, dtype=self.network.dtype, device=self.ranks.device)
         self.initialize(values)
 
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the mean bound of the sentences of a step, by a few draws of their choices."""
-        which = self.minibatch_indices(step)
-        which = torch.arange(len(self.corpus), device=self.ranks.device) if which is None else which
+        """This rank's part of the mean bound of the sentences of a step, from a few samples of their choices."""
+        # Discrete samples have no reparameterised gradient: the surrogate has the score function gradient,
+        # E[(f - baseline) grad log q], with the mean of the other samples as baseline. A baseline that does not depend
+        # on the sample keeps the estimate unbiased and reduces its variance (Kool, van Hoof and Welling 2019, RLOO).
+        indices = self.minibatch_indices(step)
+        indices = torch.arange(len(self.corpus), device=self.ranks.device) if indices is None else indices
         power = min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.method.steps)
-        joint, guess = self._sample_log_probs(parameters, guide_parameters, which, power)
-        signal = (joint - guess).detach()
-        others = (signal.sum(0) - signal) / (CHOICE_SAMPLES - 1)
-        count = CHOICE_SAMPLES * len(which)
-        return signal.sum() / count, (joint + (signal - others) * guess).sum() / count
+        joint, log_q = self._sample_log_probs(parameters, guide_parameters, indices, power)
+        signal = (joint - log_q).detach()
+        baseline = (signal.sum(0) - signal) / (CHOICE_SAMPLES - 1)
+        count = CHOICE_SAMPLES * len(indices)
+        return signal.sum() / count, (joint + (signal - baseline) * log_q).sum() / count
 
     @property
     def criterion(self) -> str:
-        """What `scores` measures."""
+        """The name of the quantity in `scores`."""
         return "lower bound on the log evidence at the mean of the guide"
 
     def scores(self) -> list[float]:
-        """The mean of the bound of a sentence at the mean of the guide, by the same draws every time."""
+        """The bound per sentence at the mean of the guide, one value; the seed is fixed, so that steps compare."""
         seed_rngs(derive_seed(self.seed, "judge"), self.ranks.device)
         with torch.no_grad():
-            places = torch.arange(len(self.corpus), device=self.ranks.device).split(DEFAULT_BATCH_SIZE)
-            means, told = self.mean(), self.sets.get(0)
-            parts = [torch.sub(*self._sample_log_probs(means, told, which)).mean(0) for which in places]
+            batches = torch.arange(len(self.corpus), device=self.ranks.device).split(DEFAULT_BATCH_SIZE)
+            means, guide_parameters = self.mean(), self.sets.get(0)
+            parts = [torch.sub(*self._sample_log_probs(means, guide_parameters, idx)).mean(0) for idx in batches]
         return [float(self.ranks.all_reduce(torch.cat(parts).sum())) / len(self.corpus)]
 
     def _sample_log_probs(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], indices: Tensor, power: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """`log P(y, choices)` and `log q(choices)` of a few draws for some sentences, `[draw, sentence]`.
+        """`log P(y, choices)` and `log q(choices)` of samples for some sentences, both `[draw, sentence]`.
 
-        Under torchrun all ranks draw for all of these sentences, and each tells of its share.
+        Under torchrun all ranks draw the samples of all these sentences, and each returns its shard.
         """
-        share = self.ranks.shard(indices)
-        part = self.corpus.take(share)
+        shard = self.ranks.shard(indices)
+        part = self.corpus.take(shard)
         states: dict[str, Tensor] = {}
-        guess = torch.zeros(CHOICE_SAMPLES, len(share), dtype=self.network.dtype, device=indices.device)
-        for family in (member.group for member in self.network.choices):
-            logits = guide_parameters[f"choice/{family.name}"]
+        log_q_sum = torch.zeros(CHOICE_SAMPLES, len(shard), dtype=self.network.dtype, device=indices.device)
+        for group in (spec.group for spec in self.network.choices):
+            logits = guide_parameters[f"choice/{group.name}"]
             s = Categorical(logits=logits[indices], validate_args=False).sample((CHOICE_SAMPLES,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
-            log_q = Categorical(logits=logits[share], validate_args=False).log_prob(s)
-            present = None if part.mask is None or family.word_stack is None else part.mask.get(family.word_stack)
-            if present is not None:  # log P(choices) has no terms of absent words; with theirs, log q is too low
-                log_q = log_q * present[:, *[None] * len(family.plates)]
-            guess = guess + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
-            states[family.name] = s.flatten(0, 1)
-        if not len(share):
-            return guess, guess
-        repeated = self.corpus.take(share.repeat(CHOICE_SAMPLES))
+            log_q = Categorical(logits=logits[shard], validate_args=False).log_prob(s)
+            present = None if part.mask is None or group.word_stack is None else part.mask.get(group.word_stack)
+            if present is not None:  # log P(choices) has no terms of absent words, so log q must have none
+                log_q = log_q * present[:, *[None] * len(group.plates)]
+            log_q_sum = log_q_sum + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
+            states[group.name] = s.flatten(0, 1)
+        if not len(shard):
+            return log_q_sum, log_q_sum
+        repeated = self.corpus.take(shard.repeat(CHOICE_SAMPLES))
         prior, likelihood = self.objective.log_joint(parameters, repeated, states)
-        return (prior + power * likelihood).reshape(CHOICE_SAMPLES, -1), guess
+        return (prior + power * likelihood).reshape(CHOICE_SAMPLES, -1), log_q_sum
 
 
 def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
-    """A fit by a mean-field guide.
+    """Fit a mean-field guide.
 
     Args:
-        problem: What is fitted.
+        problem: The fit problem.
         method: The options.
 
     Returns:
-        The fit, with draws of the guide as samples.
+        The fit, with draws from the guide as samples.
     """
-    network, is_drawn = problem.objective.network, method.choices == "sampled"
-    run = (SampledChoicesOptimizer if is_drawn else VariationalOptimizer)(problem, method)
-    is_finished = optimize(run, problem.loop)
+    network, is_sampled = problem.objective.network, method.choices == "sampled"
+    optimizer = (SampledChoicesOptimizer if is_sampled else VariationalOptimizer)(problem, method)
+    is_finished = optimize(optimizer, problem.loop)
     seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
-    learned = run.sets.get(0)
-    samples = {name: of.sample((1, method.draws)) for name, of in run.guide(learned).items()}
+    learned = optimizer.sets.get(0)
+    samples = {name: q.sample((1, method.draws)) for name, q in optimizer.guide(learned).items()}
     return build_fit(
         problem,
         method,
-        run.mean(),
+        optimizer.mean(),
         finished=is_finished,
-        approximate=MEAN_FIELD_NOTE + (SAMPLED_CHOICES_NOTE if is_drawn else ""),
-        bounds=tuple(run.bounds),
-        measured=tuple(run.measured),
+        approximate=MEAN_FIELD_NOTE + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
+        bounds=tuple(optimizer.bounds),
+        measured=tuple(optimizer.measured),
         samples=to_network_devices(network, samples),
         choices={name[7:]: v.softmax(-1) for name, v in learned.items() if name.startswith("choice/")},
-        judged_by=run.criterion,
+        criterion=optimizer.criterion,
     )
 
 
 class NUTSChain:
-    """One chain: NUTS with random numbers of its own, what it drew after the warmup, and what is known of each draw."""
+    """One chain of NUTS: its random state, its samples after the warmup, and the statistics of each sample."""
 
     def __init__(self, model: ParameterModel, problem: FitProblem, warmup: int, index: int) -> None:
         self.model, self.corpus, self.warmup, self.index = model, problem.corpus, warmup, index
@@ -298,8 +310,8 @@ class NUTSChain:
             self.kernel.setup(warmup)
 
     def advance(self) -> None:
-        """One step of the warmup, or one draw."""
-        # Pyro tells of the acceptance rate by its running mean alone, which it keeps to itself.
+        """Run one step of the warmup, or one draw."""
+        # Pyro exposes the acceptance rate only as a private running mean m: that of draw n is n m_n - (n - 1) m_(n-1).
         before, mean = self.num_evaluations, self.kernel._mean_accept_prob
         with self._use_rng_state():
             self.z = self.kernel.sample(self.z)
@@ -312,17 +324,17 @@ class NUTSChain:
         acceptance = min(1.0, max(0.0, mean + count * (self.kernel._mean_accept_prob - mean)))
         divergences = len(self.kernel.diagnostics()["divergences"])
         diverging, self.num_divergences = float(divergences > self.num_divergences), divergences
-        depth = steps.bit_length()  # a tree of depth d takes from 2^(d-1) to 2^d - 1 steps
+        depth = steps.bit_length()  # a tree of depth d has from 2^(d-1) to 2^d - 1 leapfrog steps
         self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.log_density()))
         self.samples.append(self.parameters())
 
     def log_density(self) -> float:
-        """The log density where the chain stands, of parameters without constraints."""
+        """The log density of the current state, of the unconstrained parameters."""
         with torch.no_grad():
             return -float(self.model.potential(self.corpus, self.z))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Where the chain stands, tables as probabilities."""
+        """The current state as parameters, with tables as probabilities."""
         values = {name: self.z[to_site_name(name)].detach() for name in self.model.learned.names}
         return {k: biject_to(SIMPLEX)(v) if k in self.model.learned.tables else v for k, v in values.items()}
 
@@ -341,18 +353,21 @@ class NUTSChain:
 
 
 def _get_rng_state(device: torch.device) -> list[Tensor]:
-    """The state of the random numbers: of the processor, and of the device where that is another."""
+    """The states of the random generators: of the CPU, and of the device if it is a GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Tensor]:
-    """Where a chain begins: the first near the net's own parameters, the others at draws of the prior."""
+    """The unconstrained start of a chain: near the parameters of the net for the first, a prior draw for the others.
+
+    Dispersed starts let R-hat detect chains that have not mixed (Gelman and Rubin 1992).
+    """
     for _ in range(MAX_INIT_TRIES):
         z = {}
         for name in model.learned.names:
-            own = model.objective.network.parameters[name].detach().to(model.device)
+            initial = model.objective.network.parameters[name].detach().to(model.device)
             is_table = name in model.learned.tables
-            value = model.prior(name).sample() if index else own.softmax(-1) if is_table else own
+            value = model.prior(name).sample() if index else initial.softmax(-1) if is_table else initial
             if is_table:
                 value = biject_to(SIMPLEX).inv(0.9 * value + 0.1 / value.shape[-1])
             z[to_site_name(name)] = value if index else value + INIT_JITTER * torch.randn_like(value)
@@ -368,73 +383,72 @@ def init_chain(model: ParameterModel, corpus: Batch, index: int) -> dict[str, Te
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
-    """A fit by NUTS: a draw of each chain in turn, so that all chains have as many draws whenever they end.
+    """Fit by NUTS. The chains draw in turn, so all have the same number of draws after an interrupt.
 
-    Under torchrun each rank follows every so many-th chain, on all sentences.
+    Under torchrun the chains are distributed over the ranks; each chain uses all sentences.
 
     Args:
-        problem: What is fitted.
+        problem: The fit problem.
         method: The options.
 
     Returns:
-        The fit; without samples where it was interrupted in the warmup.
+        The fit; without samples if it was interrupted in the warmup.
 
     Raises:
-        BNetError: Where `batch` is less than all sentences.
+        BNetError: If `batch` is smaller than the number of sentences.
     """
-    objective, corpus = problem.objective, problem.corpus
-    network = objective.network
+    objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
     if problem.batch is not None and problem.batch < len(corpus):
-        wanted = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
-        raise BNetError("batch", expected=wanted, actual=problem.batch, allowed="svi")
+        expected = f"None or all {len(corpus)} sentences: NUTS needs the whole likelihood"
+        raise BNetError("batch", expected=expected, actual=problem.batch, allowed="svi")
     chains, is_finished = _run_chains(problem, method)
-    drawn, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
-    found: dict[str, Any] = {"approximate": WARMUP_NOTE}
-    shown = to_parameters(network, best)
-    if drawn:
-        samples = {name: torch.stack([each[name] for each in drawn]) for name in objective.learned.names}
+    draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
+    fields: dict[str, Any] = {"approximate": WARMUP_NOTE}
+    parameters = to_parameters(network, best)
+    if draws:
+        samples = {name: torch.stack([chain[name] for chain in draws]) for name in objective.learned.names}
         statistics = dict(zip(STATISTICS, torch.stack(statistics_by_chain).unbind(-1), strict=True))
         samples, matched = align_heads(objective, corpus, samples, statistics["lp"])
         divergent = tuple(int(count) for count in statistics["diverging"].sum(1))
-        found = {"divergent": divergent, "statistics": statistics, "matched": matched}
-        found["samples"], shown = to_network_devices(network, samples), find_representative(network, samples)
-    return build_fit(problem, method, shown, finished=is_finished, **found)
+        fields = {"divergent": divergent, "statistics": statistics, "matched": matched}
+        fields["samples"], parameters = to_network_devices(network, samples), find_representative(network, samples)
+    return build_fit(problem, method, parameters, finished=is_finished, **fields)
 
 
 def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], bool]:
-    """The chains of this rank after their draws, and whether they came to the end."""
+    """Run the chains of this rank; also return whether they finished."""
     ranks = problem.ranks
     problem.objective.cache_factors(problem.corpus)
     model, steps, done, stop = ParameterModel(problem.objective), method.warmup + method.draws, 0, False
-    with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as asked:
-        warnings.simplefilter("ignore", UserWarning)  # Pyro's own, of torch interfaces that go away
+    with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as interrupts:
+        warnings.simplefilter("ignore", UserWarning)  # warnings of Pyro about deprecated functions of torch
         chains = [NUTSChain(model, problem, method.warmup, number) for number in ranks.shard(range(method.chains))]
         with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
             while done < steps and not stop:
                 for chain in chains:
                     chain.advance()
                 done += 1
-                stop = ranks.any(bool(asked))
+                stop = ranks.any(bool(interrupts))
                 bar.update()
                 bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
-            bar.refresh()  # a quick fit shows how it ended, too
+            bar.refresh()  # a short fit shows its last state too
     return chains, done == steps
 
 
 def _gather_chains(
     chains: list[NUTSChain], count: int, ranks: DistributedContext
 ) -> tuple[list[dict[str, Tensor]], list[Tensor], dict[str, Tensor]]:
-    """The draws and statistics of the chains of all ranks, by their numbers, and where the densest of them stands."""
-    own: dict[int, Any] = {}
+    """Gather the draws and statistics of all chains, in the order of the chains, and the state of highest density."""
+    local: dict[int, Any] = {}
     for chain in chains:
-        drawn = {k: torch.stack([each[k] for each in chain.samples]).cpu() for k in (chain.samples or [{}])[0]}
-        stands = {name: value.cpu() for name, value in chain.parameters().items()}
-        own[chain.index] = drawn, torch.tensor(chain.statistics, dtype=torch.float64), chain.log_density(), stands
-    by_number = {number: each for part in ranks.all_gather_object(own) for number, each in part.items()}
-    every = [by_number[number] for number in range(count)]
-    _, _, _, best = max(every, key=lambda each: each[2])
+        draws = {k: torch.stack([draw[k] for draw in chain.samples]).cpu() for k in (chain.samples or [{}])[0]}
+        current = {name: value.cpu() for name, value in chain.parameters().items()}
+        local[chain.index] = draws, torch.tensor(chain.statistics, dtype=torch.float64), chain.log_density(), current
+    by_number = {number: chain for part in ranks.all_gather_object(local) for number, chain in part.items()}
+    ordered = [by_number[number] for number in range(count)]
+    _, _, _, best = max(ordered, key=lambda chain: chain[2])
 
-    def here(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_device(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(ranks.device) for name, value in values.items()}
 
-    return [here(drawn) for drawn, *_ in every if drawn], [rows for _, rows, *_ in every], here(best)
+    return [to_device(draws) for draws, *_ in ordered if draws], [rows for _, rows, *_ in ordered], to_device(best)

@@ -1,14 +1,15 @@
-"""Training by gradient, decoding and rollout: `train`, `generate` and `iterate`.
+"""Training by gradient, text generation and forecasts: `train`, `generate` and `iterate`, for any declaration.
 
-Both work on any declaration. `configs` has the options that belong together, `run` the objective and a step, `loop`
-the steps and checkpoints; `incremental` computes one word at a time, and `generate` chooses it.
+`configs` has the options, `trainer` the loss and one step, `loop` (`train`) all steps with evaluation and checkpoints.
+`incremental_decoding` computes one word at a time with a KV cache; `generate` chooses the words. `forecast` (`iterate`)
+continues series of real-valued words.
 """
 
 from bnet_transformer._core.distributed import single_process
 from bnet_transformer.learning.training.configs import AdamW, EarlyStopping, Execution
 from bnet_transformer.learning.training.forecast import iterate, windows
 from bnet_transformer.learning.training.generate import Generated, generate
-from bnet_transformer.learning.training.loop import Trained, kept, train
+from bnet_transformer.learning.training.loop import Trained, load_checkpoint, train
 
 __all__ = [
     "AdamW",
@@ -18,7 +19,7 @@ __all__ = [
     "Trained",
     "generate",
     "iterate",
-    "kept",
+    "load_checkpoint",
     "single_process",
     "train",
     "windows",

@@ -1,4 +1,4 @@
-"""The options of runs that belong together: the optimizer, early stopping, how a step is executed, and the loop."""
+"""Configs of a run: the optimizer and its schedule, early stopping, execution of a step, and the loop."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": to
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW and the schedule of its rate.
+    """AdamW and the schedule of its learning rate.
 
     Args:
         rate: The highest rate, 0.001 where it is None; with the schedule `"noam"` a factor, 1 where it is None.
         schedule: `"constant"`, `"cosine"` (to 0 at the last step) or `"noam"`.
         warmup: Steps in which the rate rises.
         dim: The width of the states, for `"noam"`; None for that of the net.
-        betas: How long the two moments last.
-        eps: What keeps the division by the second moment finite.
+        betas: The decay rates of the first and second moment.
+        eps: A term added to the denominator, which keeps the division finite.
         weight_decay: The decay of matrices and tables; biases and gains do not decay.
         clip: The greatest length of the gradient; None for any.
 
     Raises:
-        BNetError: Where an option is out of its range.
+        BNetError: If an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> bt.AdamW(0.01, schedule="cosine").highest_rate
@@ -64,32 +64,30 @@ class AdamW:
         set_frozen(self, warmup=check_int("warmup", self.warmup, minimum=0))
         if self.dim is not None:
             set_frozen(self, dim=check_int("dim", self.dim))
-        pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
-        if not pair or not all(0 <= check_float("betas", beta) < 1 for beta in self.betas):
+        is_pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        if not is_pair or not all(0 <= check_float("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", actual=self.betas)
-        set_frozen(
-            self,
-            betas=tuple(map(float, self.betas)),
-            weight_decay=check_float("weight_decay", self.weight_decay, minimum=0),
-        )
+        decay = check_float("weight_decay", self.weight_decay, minimum=0)
+        set_frozen(self, betas=tuple(map(float, self.betas)), weight_decay=decay)
 
     @property
     def highest_rate(self) -> float:
-        """The highest rate, or the factor of Noam's schedule."""
+        """The peak learning rate, or the factor of the Noam schedule."""
         return self.rate or (1.0 if self.schedule == "noam" else 1e-3)
 
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When training ends before its steps.
+    """When training stops early.
 
     Args:
         patience: Held-out losses that are not better than the best one after which training ends; the net of the best
             one is the result. None for all steps. It needs `held_out`.
-        bound: The loss above which training ends with an error, as it does for one that is not finite; None for any.
+        bound: The loss above which training stops with an error, as it does for a loss that is not finite; None for no
+            bound.
 
     Raises:
-        BNetError: Where an option is out of its range.
+        BNetError: If an option is out of range.
 
     >>> import bnet_transformer as bt
     >>> bt.EarlyStopping(patience=3).is_valid(2.0)
@@ -105,22 +103,22 @@ class EarlyStopping:
         if self.bound is not None:
             set_frozen(self, bound=check_float("bound", self.bound))
 
-    def is_valid(self, loss: float, length: float = 0.0) -> bool:
-        """True for a loss, with the length of its gradient, that training may go on from."""
-        return math.isfinite(loss + length) and (self.bound is None or loss <= self.bound)
+    def is_valid(self, loss: float, grad_norm: float = 0.0) -> bool:
+        """True if training may continue after this loss and gradient norm."""
+        return math.isfinite(loss + grad_norm) and (self.bound is None or loss <= self.bound)
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How a step is executed; but for rounding, it comes to the same.
+    """How a step is executed; results are equal up to rounding.
 
     Args:
-        precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's own
-            floating type is accepted as well.
-        compile: True has torch.compile make code of the net and its loss.
+        precision: None for that of the net, or `"bfloat16"` for products in bfloat16. The name of the net's dtype is
+            accepted too.
+        compile: True compiles the net and its loss by torch.compile.
 
     Raises:
-        BNetError: Where an option is none of its values.
+        BNetError: If an option has no such value.
 
     >>> import bnet_transformer as bt
     >>> bt.Execution(precision="bfloat16").compile
@@ -137,7 +135,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a net is trained: with the same config, net and data a run has the same losses."""
+    """The options of `train` that determine its losses, given the net and the data."""
 
     batch: int = 32
     smoothing: float = 0.0
@@ -159,23 +157,23 @@ class TrainConfig:
                 raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", actual=getattr(self, option))
 
     def check(self, task: Task) -> None:
-        """Refuse what does not go with the net."""
+        """Raise an error for an option that does not apply to the net."""
         if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
             raise BNetError("smoothing", expected="0, for a readout is real-valued", actual=self.smoothing)
-        precision, own = self.execution.precision, task.network.dtype
-        wanted = PRECISIONS.get(precision or "")
-        if wanted not in (None, torch.bfloat16, own):
-            allowed = f"net.to({wanted}), or precision='bfloat16'"
-            raise BNetError("precision", expected=f"that of the net, {own}", actual=precision, allowed=allowed)
+        precision, dtype = self.execution.precision, task.network.dtype
+        requested = PRECISIONS.get(precision or "")
+        if requested not in (None, torch.bfloat16, dtype):
+            allowed = f"net.to({requested}), or precision='bfloat16'"
+            raise BNetError("precision", expected=f"that of the net, {dtype}", actual=precision, allowed=allowed)
 
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What happens around the steps of a run.
+    """Evaluation, checkpoints and the progress bar of a run.
 
     Args:
-        every: Steps from one measure, and checkpoint, to the next; None for ten in a run.
-        checkpoints: Where checkpoints go; None for none.
+        every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a run.
+        checkpoints: The folder of checkpoints; None for no checkpoints.
         progress: True for a progress bar, False for none, None for one in a terminal.
     """
 
@@ -190,62 +188,63 @@ class LoopConfig:
 
     @property
     def shared_settings(self) -> tuple[object, ...]:
-        """What several processes must have in common, for at a pause they wait for each other."""
+        """The settings that all ranks must share, because they wait for each other at an evaluation."""
         return self.every, None if self.checkpoints is None else self.checkpoints.resume
 
     @property
     def has_checkpoint(self) -> bool:
-        """True where there is a checkpoint to go on from."""
+        """True if there is a checkpoint to resume from."""
         return self.checkpoints is not None and self.checkpoints.create_path().exists()
 
     def is_evaluation_step(self, step: int, steps: int) -> bool:
-        """True after the steps at which the run is measured and saved, the last one among them."""
+        """True if the run evaluates and saves after this step; always after the last step."""
         return step % (self.every or max(1, steps // 10)) == 0 or step == steps
 
     def progress_bar(self, ranks: DistributedContext, steps: int, initial: int, unit: str = "step") -> Any:
-        """The progress bar of a run, which the first of several processes shows."""
+        """The progress bar of a run; only the main process shows it."""
         hide = True if not ranks.is_main_process or self.progress is False else False if self.progress else None
         return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
 
 
 @contextmanager
 def defer_interrupt() -> Iterator[list[int]]:
-    """Whether Ctrl-C came: the step is finished first. A second one is not waited for."""
-    asked: list[int] = []
+    """Record Ctrl-C in the yielded list, so that the step finishes first; a second Ctrl-C interrupts at once."""
+    interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield interrupts
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(number)
+        interrupts.append(number)
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield asked
+        yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
-    """The rate of each step, counted from 1.
+    """The learning rate as a function of the step, counted from 1.
 
     >>> noam = create_schedule("noam", None, 400, 1000, 512)
     >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
     2.0
     """
     factor = AdamW(rate, kind).highest_rate
-    if kind == "noam":
+    if kind == "noam":  # Vaswani et al. 2017, equation 3
         if warmup < 1 or dim is None:
-            got = f"warmup={warmup}, dim={dim}"
-            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=got)
+            actual = f"warmup={warmup}, dim={dim}"
+            raise BNetError("schedule='noam'", expected="warmup= of at least 1, and the width dim=", actual=actual)
         return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
-    def followed(step: int) -> float:
-        risen = min(1.0, step / warmup) if warmup else 1.0
+    def schedule(step: int) -> float:
+        warmup_factor = min(1.0, step / warmup) if warmup else 1.0
         if kind == "constant" or step <= warmup:
-            return factor * risen
+            return factor * warmup_factor
+        # Loshchilov and Hutter 2017, equation 5, without restarts
         return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
 
-    return followed
+    return schedule

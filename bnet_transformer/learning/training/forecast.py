@@ -1,4 +1,4 @@
-"""`iterate`: a net of real-valued words goes on from a window, reading its own predictions; `windows` of a series."""
+"""`iterate`: autoregressive forecasts of a net with real-valued words; `windows` of a series, to train it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
 from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.execution_state import gather_parents
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.data.encode import split_by_stack
 from bnet_transformer.data.task import Task, check_has_words, find_noncausal_arrow, infer_task
@@ -37,15 +37,27 @@ def iterate(
     seed: int = 0,
     module: CompiledModule | None = None,
 ) -> Tensor:
-    """The next `steps` words after a window of real-valued words, `[..., steps, dim]`.
+    """Forecast the next `steps` words after a window of real-valued words.
 
-    The window is `[..., word, dim]`; the leading dims are a batch. Each word's output tells the word `ahead` further
-    on, so the last `ahead` outputs are new words, and the net reads them next. By default that is 1 where no word
-    reads a later one, and otherwise the number of words in the window. The net reads as many of the last words as the
-    window has; with `grow` all words from the first. A net of two stacks reads the window in the one and
-    goes on in the other, from the last word of the window, or from the words that a mapping from stack says. A
-    Normal readout goes on with its mean, or with `sample` with what is drawn of it, by `seed`. `module` is one of this
-    net in evaluation, where there is one already.
+    The output of each word predicts the word `ahead` positions later, so the last `ahead` outputs are new words; the
+    net reads them in the next pass.
+
+    Args:
+        network: A net with one real-valued readout or state.
+        window: The first words, `[..., word, dim]`; leading dims are a batch. A net with two stacks reads the window in
+            one stack and continues in the other, from the last word of the window; a mapping from stack to words
+            gives both.
+        steps: The number of new words.
+        ahead: How many positions later the predicted word is; None for 1 in a causal net, and otherwise the number of
+            words of the window.
+        grow: True reads all words from the first, False as many of the last words as the window has; None for the
+            default of the net.
+        sample: True samples a Normal readout, False continues with its mean.
+        seed: The seed of the samples.
+        module: A compiled module of this net in evaluation mode, if there is one already.
+
+    Returns:
+        The new words, `[..., steps, dim]`.
 
     >>> import torch
     >>> import bnet_transformer as bt
@@ -58,61 +70,69 @@ def iterate(
     check_seed(seed)
     if seed and not sample:
         raise BNetError("seed", expected="0: without sample=True nothing is drawn", actual=seed)
-    if module is not None and (
-        not isinstance(module, CompiledModule) or module.network is not network or module.training
-    ):
-        raise BNetError(
-            "module", expected="net.module().eval() of this very net, or None", actual=type(module).__name__
-        )
-    steps, teller = check_int("steps", steps), find_forecast_output(network)
-    if sample and teller.spec.tpm.kind != "continuous":
-        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {teller.spec.group.name}",
+    is_usable = isinstance(module, CompiledModule) and module.network is network and not module.training
+    if module is not None and not is_usable:
+        expected = "net.module().eval() of this very net, or None"
+        raise BNetError("module", expected=expected, actual=type(module).__name__)
+    steps, output = check_int("steps", steps), find_forecast_output(network)
+    if sample and output.spec.tpm.kind != "continuous":
+        raise BNetError("sample", expected="a net with a Normal readout", actual=f"the state {output.spec.group.name}",
                         allowed="sample=False")  # fmt: skip
-    x, lead = _read_window(teller, window)
-    begun, size = x[teller.stack].shape[1], math.prod((*lead, steps, *teller.spec.shape))
-    check_memory("steps", 2 * size * x[teller.stack].element_size(), "fewer steps=")  # told, and looked through
-    new, grow = teller.resolve_ahead(begun, ahead), teller.should_grow(grow)
-    longest = begun + new * ((steps - 1) // new) if grow else begun
-    teller.task.encoders[teller.stack].check_length(longest)
-    module, tell = module or CompiledModule(network).eval(), _sample_words if sample else _predict_mean
-    words = x[teller.stack]
-    told = words.new_empty(len(words), steps, *teller.spec.shape)
+    x, dims = _read_window(output, window)
+    num_read, size = x[output.stack].shape[1], math.prod((*dims, steps, *output.spec.shape))
+    # Twice: the forecast, and the check that it is finite.
+    check_memory("steps", 2 * size * x[output.stack].element_size(), "fewer steps=")
+    ahead, grow = output.resolve_ahead(num_read, ahead), output.should_grow(grow)
+    longest = num_read + ahead * ((steps - 1) // ahead) if grow else num_read
+    output.task.encoders[output.stack].check_length(longest)
+    module, predict = module or CompiledModule(network).eval(), _sample_words if sample else _predict_mean
+    words = x[output.stack]
+    forecast = words.new_empty(len(words), steps, *output.spec.shape)
     with torch.no_grad(), fork_torch_rng(words.device) if sample else nullcontext():
         if sample:
             seed_rngs(seed, words.device)
-        for step in range(0, steps, new):
-            found = tell(module, teller, {**x, teller.stack: words})[:, -new:]
-            told[:, step : step + new] = found[:, : steps - step]
-            words = torch.cat([words, found], 1)
-            words = words if grow else words[:, -begun:]
-        _check_finite(told)
-    return told.reshape(*lead, steps, *teller.spec.shape)
+        for step in range(0, steps, ahead):
+            new_words = predict(module, output, {**x, output.stack: words})[:, -ahead:]
+            forecast[:, step : step + ahead] = new_words[:, : steps - step]
+            words = torch.cat([words, new_words], 1)
+            words = words if grow else words[:, -num_read:]
+        _check_finite(forecast)
+    return forecast.reshape(*dims, steps, *output.spec.shape)
 
 
 def windows(series: object, words: int, ahead: int) -> tuple[Tensor, Tensor]:
-    """All windows of a series `[..., word, dim]`, and of each word the one `ahead` further on: `[window, word, dim]`.
+    """All windows of a series, and the words `ahead` positions later, both `[window, word, dim]`.
 
-    It is a pair of arrays for `train`, after which `iterate` with the same `ahead` goes on with the series: that is 1
-    where no word reads a later one, and otherwise `words`, unless `iterate` is told.
+    The pair is data for `train`; `iterate` with the same `ahead` then continues the series. The default `ahead` of
+    `iterate` is 1 for a causal net, and otherwise `words`.
+
+    Args:
+        series: The series, `[..., word, dim]`.
+        words: The number of words of a window.
+        ahead: How many positions later the target of a word is.
 
     >>> x, y = windows([[0.0], [1.0], [2.0], [3.0]], words=2, ahead=1)
     >>> x.tolist(), y.tolist()
     ([[[0.0], [1.0]], [[1.0], [2.0]]], [[[1.0], [2.0]], [[2.0], [3.0]]])
     """
-    found = to_reals("series", series)
+    values = to_reals("series", series)
     words, ahead = check_int("words", words), check_int("ahead", ahead)
-    if found.dim() < 2 or found.shape[-2] < words + ahead:
-        wanted = f"[..., word, dim], at least {words + ahead} words: {words} and {ahead} further on"
-        raise BNetError("series", expected=wanted, actual=f"shape {tuple(found.shape)}")
-    cut = found.unfold(-2, words, 1).movedim(-1, -2)  # [..., window, word, dim]
-    many = found.shape[-2] - words - ahead + 1
-    x, y = cut[..., :many, :, :], cut[..., ahead : ahead + many, :, :]
+    if values.dim() < 2 or values.shape[-2] < words + ahead:
+        expected = f"[..., word, dim], at least {words + ahead} words: {words} and {ahead} further on"
+        raise BNetError("series", expected=expected, actual=f"shape {tuple(values.shape)}")
+    cut = values.unfold(-2, words, 1).movedim(-1, -2)  # [..., window, word, dim]
+    count = values.shape[-2] - words - ahead + 1
+    x, y = cut[..., :count, :, :], cut[..., ahead : ahead + count, :, :]
     return x.reshape(-1, *x.shape[-2:]), y.reshape(-1, *y.shape[-2:])
 
 
 @dataclass(frozen=True)
 class ForecastOutput:
-    """The output of a net that is a new word: its family, the stack that it goes on in, and what it reads of later."""
+    """The output of a net that predicts words.
+
+    `spec` is the node, `stack` the stack that it continues, and `later_arrow` an arrow by which a word reads a later
+    one; None for a causal net.
+    """
 
     task: Task
     spec: NodeSpec
@@ -120,19 +140,18 @@ class ForecastOutput:
     later_arrow: str | None
 
     def resolve_ahead(self, num_read: int, requested: int | None) -> int:
-        """How many words further on an output tells, where so many words are read."""
+        """The number of positions between a word and the word that it predicts, if `num_read` words are read."""
         pooled, name = self.spec.group.word_stack is None, self.spec.group.name
         if requested is None:
             return 1 if pooled or self.later_arrow is None else num_read
         if check_int("ahead", requested) > (1 if pooled else num_read):
-            expected = (
-                f"1, for {name} is one for all words" if pooled else f"at most the {num_read} words of the window"
-            )
+            expected = f"at most the {num_read} words of the window"
+            expected = f"1, for {name} is one for all words" if pooled else expected
             raise BNetError("ahead", expected=expected, actual=requested)
         return requested
 
     def should_grow(self, requested: bool | None) -> bool:
-        """True where all words from the first are read, and not as many as there were at first."""
+        """True if all words from the first are read, not only as many as the window has."""
         check_choice("grow", requested, (True, False, None))
         if requested and self.later_arrow is not None and self.spec.group.word_stack is not None:
             expected = "a net in which no word reads a later one"
@@ -141,42 +160,42 @@ class ForecastOutput:
 
 
 def find_forecast_output(network: Network) -> ForecastOutput:
-    """What a net goes on with, or the error that says why it cannot."""
+    """Find the output that predicts words; raise an error that says why if there is none."""
     network.check_single_dtype()
     check_has_words(network, "iterate")
     task = infer_task(network)
     names = [readout.group.name for readout in task.readouts] or [find_default_output(network)]
-    member = network.get_spec(names[0])
-    family, name = member.group, member.group.name
-    home = (
-        family.word_stack if family.word_stack is not None else family.stack if len(task.stacks) > 1 else task.stacks[0]
-    )
-    if len(names) > 1 or family.plates or member.tpm.kind == "discrete" or home not in task.encoders:
-        wanted = "a net with one real-valued readout, or state, that tells a word"
-        told = ", ".join(f"{each} ({type(network.get_spec(each).tpm).__name__})" for each in names)
-        raise BNetError("iterate", expected=wanted, actual=told, allowed="generate, for words of a vocabulary")
-    needed = network.ancestral_specs(member)
+    spec = network.get_spec(names[0])
+    group, name = spec.group, spec.group.name
+    stack = group.word_stack
+    if stack is None:
+        stack = group.stack if len(task.stacks) > 1 else task.stacks[0]
+    if len(names) > 1 or group.plates or spec.tpm.kind == "discrete" or stack not in task.encoders:
+        expected = "a net with one real-valued readout, or state, that tells a word"
+        actual = ", ".join(f"{name} ({type(network.get_spec(name).tpm).__name__})" for name in names)
+        raise BNetError("iterate", expected=expected, actual=actual, allowed="generate, for words of a vocabulary")
+    needed = network.ancestral_specs(spec)
     _check_inputs(task, needed)
-    if member.shape != task.encoders[home].spec.shape:
-        expected = f"words of shape {task.encoders[home].spec.shape}, as are read"
-        raise BNetError("iterate", expected=expected, actual=f"{name} of shape {member.shape}")
-    if task.encoders[home].spec not in needed:
+    if spec.shape != task.encoders[stack].spec.shape:
+        expected = f"words of shape {task.encoders[stack].spec.shape}, as are read"
+        raise BNetError("iterate", expected=expected, actual=f"{name} of shape {spec.shape}")
+    if task.encoders[stack].spec not in needed:
         raise BNetError("iterate", expected="an output that follows from the words", actual=name)
-    return ForecastOutput(task, member, home, find_noncausal_arrow(network, member, home))
+    return ForecastOutput(task, spec, stack, find_noncausal_arrow(network, spec, stack))
 
 
 def _check_inputs(task: Task, specs: list[NodeSpec]) -> None:
-    """Refuse what cannot be known of the words to come: choices, words of a vocabulary, further given nodes."""
-    main = {of.spec.group.index for of in task.encoders.values()}
-    for each in specs:
-        name, tpm = each.group.name, each.tpm
+    """Raise an error for nodes whose value is unknown at new words: choices, words of a vocabulary, other inputs."""
+    word_inputs = {encoder.spec.group.index for encoder in task.encoders.values()}
+    for spec in specs:
+        name, tpm = spec.group.name, spec.tpm
         if tpm.kind == "input":
             if tpm.default is None and tpm.states is not None:
-                got = f"{name}, one of {tpm.states} states"
-                raise BNetError("iterate", expected="words that are vectors", actual=got, allowed="generate")
-            if tpm.default is None and each.group.index not in main:
+                actual = f"{name}, one of {tpm.states} states"
+                raise BNetError("iterate", expected="words that are vectors", actual=actual, allowed="generate")
+            if tpm.default is None and spec.group.index not in word_inputs:
                 raise BNetError("iterate", expected="no given nodes but the words", actual=name)
-        elif tpm.is_random and each is not specs[-1]:
+        elif tpm.is_random and spec is not specs[-1]:
             expected = "no random choice beneath what is told"
             raise BNetError("iterate", expected=expected, actual=name, allowed="combine='concat'")
 
@@ -184,42 +203,42 @@ def _check_inputs(task: Task, specs: list[NodeSpec]) -> None:
 def _read_window(output: ForecastOutput, window: object) -> tuple[dict[str, Tensor], tuple[int, ...]]:
     """The words of every stack as `[batch, word, dim]`, and the leading dims of the batch."""
     task, stack = output.task, output.stack
-    others = [name for name in task.stacks if name != stack]
-    said = split_by_stack("window", window, task.stacks, stack)
-    for name in others:
-        if name not in said:
-            raise BNetError(
-                "window", expected=f"words of stack {name!r}", actual=f"only {', '.join(said) or 'nothing'}"
-            )
-    found = {name: _to_vectors(output, name, value) for name, value in said.items()}
-    if stack not in found:
-        found[stack] = _get_start_word(output, found[others[0]])
-    leads = {name: tuple(value.shape[: -1 - len(task.encoders[name].spec.shape)]) for name, value in found.items()}
-    lead = leads[stack]
-    if any(other != lead for other in leads.values()):
-        raise BNetError("window", expected="the same leading dims in every stack", actual=leads)
-    for name in others:
-        task.encoders[name].check_length(found[name].shape[len(lead)])
-    return {name: value.reshape(-1, *value.shape[len(lead) :]) for name, value in found.items()}, lead
+    other_stacks = [name for name in task.stacks if name != stack]
+    given = split_by_stack("window", window, task.stacks, stack)
+    for name in other_stacks:
+        if name not in given:
+            actual = f"only {', '.join(given) or 'nothing'}"
+            raise BNetError("window", expected=f"words of stack {name!r}", actual=actual)
+    vectors = {name: _to_vectors(output, name, value) for name, value in given.items()}
+    if stack not in vectors:
+        vectors[stack] = _get_start_word(output, vectors[other_stacks[0]])
+    ranks = {name: 1 + len(task.encoders[name].spec.shape) for name in vectors}
+    dims_by_stack = {name: tuple(value.shape[: -ranks[name]]) for name, value in vectors.items()}
+    dims = dims_by_stack[stack]
+    if any(other_dims != dims for other_dims in dims_by_stack.values()):
+        raise BNetError("window", expected="the same leading dims in every stack", actual=dims_by_stack)
+    for name in other_stacks:
+        task.encoders[name].check_length(vectors[name].shape[len(dims)])
+    return {name: value.reshape(-1, *value.shape[len(dims) :]) for name, value in vectors.items()}, dims
 
 
 def _to_vectors(output: ForecastOutput, stack: str, window: object) -> Tensor:
-    """A window as a tensor of the net's type, on its device."""
-    what = f"window of stack {stack!r}" if len(output.task.stacks) > 1 else "window"
-    shape, value = output.task.encoders[stack].spec.shape, to_reals(what, window)
+    """Convert a window to a tensor with the dtype and device of the net."""
+    subject = f"window of stack {stack!r}" if len(output.task.stacks) > 1 else "window"
+    shape, value = output.task.encoders[stack].spec.shape, to_reals(subject, window)
     rank = 1 + len(shape)
     if value.dim() < rank or tuple(value.shape[value.dim() - len(shape) :]) != shape or not value.numel():
-        wanted = f"[..., word, {', '.join(map(str, shape))}], at least one word"
-        raise BNetError(what, expected=wanted, actual=f"shape {tuple(value.shape)}")
+        expected = f"[..., word, {', '.join(map(str, shape))}], at least one word"
+        raise BNetError(subject, expected=expected, actual=f"shape {tuple(value.shape)}")
     if not bool(value.isfinite().all()):
         *row, word = (~value.isfinite())[..., None].flatten(value.dim() - len(shape)).any(-1).nonzero()[0].tolist()
         where = f" of the window {row if len(row) > 1 else row[0]}" if row else ""
-        raise BNetError(what, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}{where}")
+        raise BNetError(subject, expected="finite numbers", actual=f"a NaN or an infinite one at word {word}{where}")
     return value.to(output.task.network.device, output.task.network.dtype)
 
 
 def _get_start_word(output: ForecastOutput, window: Tensor) -> Tensor:
-    """The word that a second stack begins with: the last one of the window."""
+    """The first word of the second stack: the last one of the window."""
     shape = output.task.encoders[output.stack].spec.shape
     last = window.narrow(window.dim() - 1 - len(shape), -1, 1)
     if tuple(last.shape[last.dim() - len(shape) :]) != shape:
@@ -230,30 +249,30 @@ def _get_start_word(output: ForecastOutput, window: Tensor) -> Tensor:
 
 
 def _predict_mean(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
-    """The words that are told, `[batch, word, dim]`; one, of a readout of all words."""
+    """The means of the predicted words, `[batch, word, dim]`; one word for a readout without words."""
     name = output.spec.group.name
-    found: Tensor = module(x, want=[name])[name]
-    found = found.unsqueeze(1) if output.spec.group.word_stack is None else found
-    return found.expand(len(x[output.stack]), *found.shape[1:])
+    words: Tensor = module(x, want=[name])[name]
+    words = words.unsqueeze(1) if output.spec.group.word_stack is None else words
+    return words.expand(len(x[output.stack]), *words.shape[1:])
 
 
 def _sample_words(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
-    """The words that are told, drawn from their distributions."""
-    member = output.spec
-    course, _ = module.run(ExecutionRequest((member.group.name,), x))
-    at, parents = gather_parents(course, member)
-    distribution = member.tpm.distribution(at, *parents)
-    lead = [len(x[output.stack]), *[1] * (course.layout.rank - 1)]  # no open choices: the batch leads
-    lead[course.layout.word_dim] = 1 if member.group.word_stack is None else x[output.stack].shape[1]
-    drawn: Tensor = distribution.expand(torch.Size(lead)).sample()
-    return drawn.reshape(lead[0], -1, *member.shape)
+    """The predicted words, sampled from their distributions, `[batch, word, dim]`."""
+    spec = output.spec
+    state, _ = module.run(ExecutionRequest((spec.group.name,), x))
+    context, parents = gather_parents(state, spec)
+    distribution = spec.tpm.distribution(context, *parents)
+    dims = [len(x[output.stack]), *[1] * (state.layout.rank - 1)]  # no open choices: the batch leads
+    dims[state.layout.word_dim] = 1 if spec.group.word_stack is None else x[output.stack].shape[1]
+    words: Tensor = distribution.expand(torch.Size(dims)).sample()
+    return words.reshape(dims[0], -1, *spec.shape)
 
 
 def _check_finite(forecast: Tensor) -> None:
-    """Refuse a rollout that left the finite numbers, with the first step and window where it did."""
+    """Raise an error if a forecast has a number that is not finite, with its first step and window."""
     off = ~forecast.reshape(*forecast.shape[:2], -1).isfinite().all(-1)
     if bool(off.any()):
         step = int(off.any(0).nonzero()[0])
-        got = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
+        actual = f"a NaN or an infinite one at step {step + 1} of window {int(off[:, step].nonzero()[0])}"
         allowed = f"at most steps={step}" if step else None
-        raise BNetError("iterate", expected="a rollout of finite numbers", actual=got, allowed=allowed)
+        raise BNetError("iterate", expected="a rollout of finite numbers", actual=actual, allowed=allowed)

@@ -1,4 +1,4 @@
-"""`generate`: prompts in, words out, chosen one by one: greedy, by sampling, by beams."""
+"""`generate`: new words after prompts, by greedy decoding, sampling or beam search."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DECODING_METHODS = ("greedy", "beam", "sample")
-MIN_TEMPERATURE = (
-    1e-37  # colder, the likeliest word is certain in every floating type; hotter than 1 / COLD all are equal
-)
+MIN_TEMPERATURE = 1e-37  # below it the likeliest word is certain in every dtype; above its inverse all words are equal
 Sampler = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was generated after each prompt, the stop word left out: ids, words, their log probability."""
+    """The new words after each prompt, without the stop word: ids, words, and their log probability (`scores`)."""
 
     ids: tuple[tuple[int, ...], ...]
     words: tuple[tuple[str, ...], ...]
@@ -52,7 +50,7 @@ class Generated:
         return "\n".join(self.texts)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each prompt: `text`, `words` (how many), `score`."""
+        """One row for each prompt: `text`, `words` (their number), `score`."""
         import pandas as pd
 
         return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
@@ -81,12 +79,28 @@ def generate(
     stop: object = None,
     seed: int = 0,
 ) -> Generated:
-    """At most `length` new words after each prompt, up to the word `stop`.
+    """Generate new words after each prompt.
 
-    A prompt is text, a list of ids, or an array; a list of these (strings are texts) is a batch. A net of two stacks
-    takes its sources, and `start`, or a mapping from stack. `method` is "greedy", "sample" (by `temperature`, 1 by
-    default, among the `top_k` likeliest, or the fewest that have a share of `top_p`) or "beam" (of width `beams`, 4 by
-    default, with the length `penalty` of Wu et al., 0.6).
+    Args:
+        network: A net whose readout predicts the next word.
+        prompt: Text, a list of ids, or an array; a list of these (strings are texts) is a batch. For a net with two
+            stacks the source sentences, or a mapping from stack to words; None to begin with `start`.
+        method: `"greedy"`, `"sample"` or `"beam"`.
+        length: The maximum number of new words.
+        beams: The beam width, 4 by default.
+        penalty: The length penalty of beam search (Wu et al. 2016), 0.6 by default.
+        temperature: The temperature of sampling, 1 by default.
+        top_k: Sample from the `top_k` likeliest words only.
+        top_p: Sample from the smallest set of likeliest words with a probability of at least `top_p` (nucleus).
+        start: A word before each prompt.
+        stop: The word that ends a row.
+        seed: The seed of sampling.
+
+    Returns:
+        The new words of each prompt, and their log probability.
+
+    Raises:
+        BNetError: If an option is out of range or of another method, or the net cannot generate.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -96,39 +110,37 @@ def generate(
     """
     network = as_network(network)
     network.check_single_dtype()
-    places = sorted({str(value.device) for value in network.parameters.values()})
-    if len(places) > 1:
-        raise BNetError("generate", expected="a net on one device", actual=", ".join(places))
+    devices = sorted({str(value.device) for value in network.parameters.values()})
+    if len(devices) > 1:
+        raise BNetError("generate", expected="a net on one device", actual=", ".join(devices))
     check_choice("method", method, DECODING_METHODS)
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
-    temperature, top_p, penalty = (None if each is None else float(each) for each in (temperature, top_p, penalty))
+    temperature, top_p, penalty = (None if x is None else float(x) for x in (temperature, top_p, penalty))
     seed = check_seed(seed)
     check_has_words(network, "generate")
     task = infer_trainable_task(network, is_generation=True)
     _, stack = find_next_word_readout(task)
     x, mask, prompts = _encode_prompts(task, stack, prompt, check_int("length", length), start, stop)
     task.encoders[stack].check_length(prompts.max_length, is_prefix=True)
-    told = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
-    check_memory("generate", 8 * told * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
-    place = network.device
+    rows = len(prompts.ids) * (check_int("beams", beams or 4) if method == "beam" else 1)
+    check_memory("generate", 8 * rows * prompts.max_length, "fewer or shorter prompts, a smaller length= or beams=")
+    device = network.device
     with torch.inference_mode():
         module = CompiledModule(network).eval()
-        begun = {name: value.to(place) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
-        speaker = IncrementalDecoder(module, task, begun, mask, prompts.max_length)
+        prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
+        decoder = IncrementalDecoder(module, task, prefix, mask, prompts.max_length)
         if method == "beam":
-            ids, scores = beam_search(speaker, prompts, beams or 4, 0.6 if penalty is None else penalty)
+            ids, scores = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
-            pick = (
-                sample_greedily if method == "greedy" else create_sampler(temperature or 1.0, top_k, top_p, seed, place)
-            )
-            ids, scores = decode_words(speaker, prompts, pick)
+            sampler = create_sampler(temperature or 1.0, top_k, top_p, seed, device)
+            ids, scores = decode_words(decoder, prompts, sample_greedily if method == "greedy" else sampler)
     words = tuple(task.encoders[stack].decode(row) for row in ids)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()))
 
 
 def _check_options(method: str, options: Mapping[str, object]) -> None:
-    """Refuse options of another method, and numbers that are none."""
+    """Raise an error for options of another method, and for values out of range."""
     for name, value in options.items():
         if value is None:
             continue
@@ -138,42 +150,43 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
             check_float(name, value, minimum=0)
         elif check_float(name, value, above=0) > 1 and name == "top_p":
             raise BNetError(name, expected="a share above 0, at most 1", actual=value)
-        wanted = "beam" if name in ("beams", "penalty") else "sample"
-        if method != wanted:
-            allowed = f"method={wanted!r}"
+        required = "beam" if name in ("beams", "penalty") else "sample"
+        if method != required:
+            allowed = f"method={required!r}"
             raise BNetError(name, expected=f"None: method={method!r} has no use for it", actual=value, allowed=allowed)
 
 
 def _encode_prompts(
     task: Task, stack: str, prompt: object, length: int, start: object, stop: object
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None, Prompts]:
-    """The words of every stack as a batch, and the prompts of the one that is told."""
-    others = [name for name in task.stacks if name != stack]
+    """The words of the other stacks as a batch with its mask, and the prompts of `stack`."""
+    other_stacks = [name for name in task.stacks if name != stack]
     prompts = {} if prompt is None else split_by_stack("prompt", prompt, task.stacks, stack)
-    said = {name: _to_batch(value) for name, value in prompts.items()}
-    of = task.encoders[stack]
-    batch = max((len(rows) for rows in said.values()), default=1)
-    if start is None and stack not in said and task.network.tokenizer is not None:
-        start = task.network.tokenizer.start_token_id  # where the model says with which word its outputs start
-    begin = [] if start is None else [of.id(start)]
-    rows = [[*begin, *of.encode(row).tolist()] for row in said.get(stack, [])] or [begin]
+    batches = {name: _to_batch(value) for name, value in prompts.items()}
+    encoder = task.encoders[stack]
+    batch = max((len(rows) for rows in batches.values()), default=1)
+    if start is None and stack not in batches and task.network.tokenizer is not None:
+        start = task.network.tokenizer.start_token_id  # the start word of the model
+    begin = [] if start is None else [encoder.id(start)]
+    rows = [[*begin, *encoder.encode(row).tolist()] for row in batches.get(stack, [])] or [begin]
     if not rows[0]:
         raise BNetError("prompt", expected=f"words to begin with in stack {stack!r}, or start=", actual="none")
     rows = rows * batch if len(rows) == 1 else rows
-    for name in others:
-        if len(said.get(name, [])) != batch or len(rows) != batch:
-            got = {name: len(said.get(name, [])), stack: len(rows)}
-            raise BNetError("prompt", expected="as many sentences in every stack", actual=got)
-    words = {name: [task.encoders[name].encode(row) for row in said[name]] for name in others}
-    for name in others:
+    for name in other_stacks:
+        if len(batches.get(name, [])) != batch or len(rows) != batch:
+            actual = {name: len(batches.get(name, [])), stack: len(rows)}
+            raise BNetError("prompt", expected="as many sentences in every stack", actual=actual)
+    words = {name: [task.encoders[name].encode(row) for row in batches[name]] for name in other_stacks}
+    for name in other_stacks:
         task.encoders[name].check_length(max(len(row) for row in words[name]))
-    told = [torch.tensor(row) for row in rows]
-    made = pad_examples(task, [Example({n: words[n][k] for n in others} | {stack: told[k]}, {}) for k in range(batch)])
+    prompt_ids = [torch.tensor(row) for row in rows]
+    examples = [Example({n: words[n][k] for n in other_stacks} | {stack: prompt_ids[k]}, {}) for k in range(batch)]
+    padded = pad_examples(task, examples)
     device = task.network.device
-    mask = {name: value.to(device) for name, value in (made.mask or {}).items() if name != stack}
-    end = None if stop is None else of.id(stop)
-    ids, lengths = made.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
-    return {name: made.x[name] for name in others}, mask or None, Prompts(ids, lengths, length, end)
+    mask = {name: value.to(device) for name, value in (padded.mask or {}).items() if name != stack}
+    end = None if stop is None else encoder.id(stop)
+    ids, lengths = padded.x[stack].to(device), torch.tensor([len(row) for row in rows], device=device)
+    return {name: padded.x[name] for name in other_stacks}, mask or None, Prompts(ids, lengths, length, end)
 
 
 def _to_batch(value: object) -> Sequence[object]:
@@ -189,7 +202,7 @@ def _to_batch(value: object) -> Sequence[object]:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Where words are to be chosen: the prompts `[batch, word]`, their lengths, how many new words, which one ends."""
+    """The prompts `[batch, word]`, padded, their lengths, the maximum number of new words, and the stop word."""
 
     ids: Tensor
     lengths: Tensor
@@ -198,47 +211,50 @@ class Prompts:
 
     @property
     def min_length(self) -> int:
-        """The words that all prompts have."""
+        """The length of the shortest prompt."""
         return int(self.lengths.min())
 
     @property
     def max_length(self) -> int:
-        """The words that the longest row may come to."""
+        """The maximum length of a row, with its new words."""
         return int(self.lengths.max()) + self.max_new_words
 
     def force_prompt_words(self, log_probs: Tensor, position: int) -> Tensor:
-        """Within a prompt its own word is certain; `[batch, ..., states]`."""
+        """Replace the distribution of words inside a prompt: the word of the prompt is certain; `[batch, ..., states]`.
+
+        Rows start to generate at the shortest prompt, so longer prompts are decoded as if their words were chosen.
+        """
         inside = position < self.lengths
         if not bool(inside.any()):
             return log_probs
         column = self.ids[:, min(position, self.ids.shape[1] - 1)]
-        own = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
-        own.scatter_(1, column[:, None], 0.0)
-        shape = (-1, *[1] * (log_probs.dim() - 1))
-        return torch.where(inside.reshape(shape), own.reshape(len(own), *[1] * (log_probs.dim() - 2), -1), log_probs)
+        forced = torch.full((len(column), log_probs.shape[-1]), -torch.inf, dtype=log_probs.dtype, device=column.device)
+        forced.scatter_(1, column[:, None], 0.0)
+        dims = [1] * (log_probs.dim() - 2)
+        return torch.where(inside.reshape(-1, *dims, 1), forced.reshape(len(forced), *dims, -1), log_probs)
 
     def is_stop_word(self, words: Tensor, position: int) -> Tensor:
-        """Where the stop word, chosen at a place, ends a row: `words` are the words chosen."""
+        """Whether the words chosen at a position are stop words that end their rows; those of a prompt do not."""
         if self.stop_id is None:
             return torch.zeros_like(words, dtype=torch.bool)
         return (words == self.stop_id) & (position >= self.lengths)
 
 
 def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sampler) -> tuple[list[list[int]], Tensor]:
-    """Each word picked from its distribution; the new words of each row, and their log probability."""
+    """Choose words one by one with `sample_word`; return the new words of each row and their log probability."""
     batch = len(prompts.ids)
     score = torch.zeros(batch, dtype=decoder.log_probs.dtype, device=prompts.ids.device)
     done = torch.zeros(batch, dtype=torch.bool, device=prompts.ids.device)
     length = torch.full_like(prompts.lengths, prompts.max_new_words)
     chosen: list[Tensor] = []
-    for place in range(prompts.min_length, prompts.max_length):
-        log_probs = prompts.force_prompt_words(decoder.log_probs, place)
+    for position in range(prompts.min_length, prompts.max_length):
+        log_probs = prompts.force_prompt_words(decoder.log_probs, position)
         word = sample_word(log_probs)
         score = score + torch.where(done, 0.0, log_probs.gather(1, word[:, None])[:, 0])
         chosen.append(word)
-        said = prompts.is_stop_word(word, place) & ~done
-        length = torch.where(said, place - prompts.lengths, length)
-        done = done | said | (place - prompts.lengths + 1 >= prompts.max_new_words)
+        has_stopped = prompts.is_stop_word(word, position) & ~done
+        length = torch.where(has_stopped, position - prompts.lengths, length)
+        done = done | has_stopped | (position - prompts.lengths + 1 >= prompts.max_new_words)
         if bool(done.all()):
             break
         decoder.step(word)
@@ -248,10 +264,10 @@ def decode_words(decoder: IncrementalDecoder, prompts: Prompts, sample_word: Sam
 def beam_search(
     decoder: IncrementalDecoder, prompts: Prompts, beams: int, penalty: float
 ) -> tuple[list[list[int]], Tensor]:
-    """The likeliest words among `beams` for each row, by `log P / ((5 + n) / 6)^penalty` of n words (Wu et al. 2016).
-
-    A row ends when no live beam can come to a better score than its best ended one.
-    """
+    """Beam search: the best new words of each row by `log P / ((5 + n) / 6)^penalty` of n words, and their `log P`."""
+    # Wu et al. 2016, equation 14. log P only decreases with more words and the penalty only increases, so the score of
+    # a live beam is at most log P / penalty(max_new_words): if that is not above the best ended beam, the row is done.
+    # At the first step all beams of a row are equal, so only beam 0 has a finite score.
     batch, states = decoder.log_probs.shape
     decoder.repeat(beams)
     device, first = prompts.ids.device, prompts.min_length
@@ -264,7 +280,7 @@ def beam_search(
     start = torch.arange(batch, device=device)[:, None] * beams
 
     def offer(rows: Tensor, scores: Tensor, texts: Tensor, n: Tensor, stop_length: int) -> None:
-        """Take ended beams `[batch, beams]` of n words where they are better than the best so far."""
+        """Update the best ended beam of each row with ended beams `[batch, beams]` of n words."""
         nonlocal best, ended, total, length
         value, beam = (scores / _length_penalty(n, penalty)[:, None]).max(1)
         better = rows & (value > best)
@@ -273,24 +289,21 @@ def beam_search(
         ended = torch.where(better[:, None], texts[torch.arange(batch, device=device), beam], ended)
         length = torch.where(better, n - stop_length, length)
 
-    for place in range(first, prompts.max_length):
-        n = place - prompts.lengths + 1
+    for position in range(first, prompts.max_length):
+        n = position - prompts.lengths + 1
         live = ~done & (n >= 1)
-        found = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), place)
-        reached = score[:, :, None] + found
+        log_probs = prompts.force_prompt_words(decoder.log_probs.reshape(batch, beams, states), position)
+        reached = score[:, :, None] + log_probs
         if prompts.stop_id is not None:
             offer(live, reached[:, :, prompts.stop_id], words, n, 1)
             reached[:, :, prompts.stop_id].masked_fill_((n >= 1)[:, None], -torch.inf)
         score, flat = reached.flatten(1).topk(beams, 1)
         parent, word = flat // states, flat % states
         words = words.gather(1, parent[:, :, None].expand_as(words))
-        words[:, :, place - first] = word
+        words[:, :, position - first] = word
         offer(live & (n == prompts.max_new_words), score, words, n, 0)
-        done = (
-            done
-            | (n >= prompts.max_new_words)
-            | (score[:, 0] / _length_penalty(n.clamp(min=prompts.max_new_words), penalty) <= best)
-        )
+        bound = score[:, 0] / _length_penalty(n.clamp(min=prompts.max_new_words), penalty)
+        done = done | (n >= prompts.max_new_words) | (bound <= best)
         if bool(done.all()):
             break
         rows = (start + parent).flatten()
@@ -306,7 +319,7 @@ def _length_penalty(n: Tensor, penalty: float) -> Tensor:
 
 
 def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list[list[int]]:
-    """The new words of each row, of all that were chosen from the shortest prompt on."""
+    """The new words of each row, out of those chosen after the shortest prompt."""
     skip = (prompts.lengths - prompts.min_length).tolist()
     return [row[a : a + n] for row, a, n in zip(chosen.tolist(), skip, length.tolist(), strict=True)]
 
@@ -314,25 +327,27 @@ def _extract_new_words(chosen: Tensor, prompts: Prompts, length: Tensor) -> list
 def create_sampler(
     temperature: float, top_k: int | None, top_p: float | None, seed: int, device: torch.device
 ) -> Sampler:
-    """A word drawn from `P^(1/temperature)`, of the `top_k` likeliest, of the fewest with a share of `top_p`."""
+    """A function that samples a word from `P^(1/temperature)`, restricted by `top_k` and `top_p`."""
+    # Nucleus sampling (Holtzman et al. 2020): keep the smallest set of likeliest words with probability >= top_p, so a
+    # word is removed if the words before it already have top_p.
     temperature = min(max(temperature, MIN_TEMPERATURE), 1 / MIN_TEMPERATURE)
     generator = torch.Generator(device).manual_seed(seed)
 
     def sample_word(log_probs: Tensor) -> Tensor:
         tempered = ((log_probs - log_probs.amax(-1, keepdim=True)) / temperature).log_softmax(-1)
         if top_k is not None and top_k < tempered.shape[-1]:
-            least = tempered.topk(top_k, -1).values[:, -1:]
-            tempered = tempered.masked_fill(tempered < least, -torch.inf).log_softmax(-1)
+            kth = tempered.topk(top_k, -1).values[:, -1:]
+            tempered = tempered.masked_fill(tempered < kth, -torch.inf).log_softmax(-1)
         if top_p is not None:
-            ordered, places = tempered.sort(-1, descending=True)
+            ordered, order = tempered.sort(-1, descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
-            past = (before >= top_p) & (before > 0)  # never the likeliest, however small the share
-            tempered = tempered.masked_fill(past.gather(1, places.argsort(-1)), -torch.inf)
+            past = (before >= top_p) & (before > 0)  # never the likeliest word, however small top_p is
+            tempered = tempered.masked_fill(past.gather(1, order.argsort(-1)), -torch.inf)
         return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
 
     return sample_word
 
 
 def sample_greedily(log_probs: Tensor) -> Tensor:
-    """The likeliest word."""
+    """The likeliest word of each row."""
     return log_probs.argmax(-1)

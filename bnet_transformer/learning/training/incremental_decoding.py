@@ -1,8 +1,10 @@
-"""One word at a time: the readout of each new word, with what later words read of it kept (for attention, k and v).
+"""Incremental decoding: the readout of one new word after another, with a KV cache.
 
-What is kept follows from the declaration: the families of the stack that a word reads at other words than itself.
-Everything else is computed for the new word alone; what no word of the stack decides is computed once.
+The cache follows from the declaration: it holds the node groups of the stack that a word reads at other words (k and v
+of attention). All other groups are computed for the new word only; those that no word of the stack decides, once.
 """
+# Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
+# A step computes the groups of one word from cached values, O(n) for attention, where a full pass takes O(n^2).
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.execution_state import ExecutionRequest, build_context, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest
+from bnet_transformer.compiler.gather import build_context, gather_parents
 from bnet_transformer.data.task import Task, find_deciding_stacks, find_noncausal_arrow
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
@@ -24,7 +27,7 @@ from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Li
 
 @dataclass
 class DecodingState:
-    """What is there while one word is computed: its index, its values, and what is kept of the words before it."""
+    """The state of a step: the index of the word, its values, and the cache `[rows, ..., max_length, ...]` by group."""
 
     max_length: int
     word: int = 0
@@ -37,9 +40,10 @@ Reader = Callable[[DecodingState], Tensor]
 
 
 class IncrementalDecoder:
-    """Evaluates the readout of one new word after another, for a batch of rows.
+    """Computes the readout of one new word after another, for a batch of rows.
 
-    It begins with a prompt `[batch, word]`, all its words at once; `log_probs` is `[rows, states]` of the last word.
+    The constructor runs the compiled net once on the prompts `[batch, word]`, which fills the cache. `log_probs`,
+    `[rows, states]`, are those of the word after the last one.
     """
 
     def __init__(
@@ -55,31 +59,30 @@ class IncrementalDecoder:
         needed = self.network.ancestral_specs(self.readout)
         decided = find_deciding_stacks(self.network, needed)
         self.per_word_specs = [m for m in needed if self.stack in decided[m.group.index]]
-        self.per_word_indices = {member.group.index for member in self.per_word_specs}
+        self.per_word_indices = {spec.group.index for spec in self.per_word_specs}
         _check_incremental(self.per_word_specs, self.stack, self.per_word_indices, self.network.specs)
         self.input_index = next(m.group.index for m in self.per_word_specs if m.tpm.kind == "input")
-        inputs = [(member, given) for member in self.per_word_specs for given in member.parents]
-        self.cached_indices = {
-            g.index for _, g in inputs if g.index in self.per_word_indices and g.reach.kind != "same"
-        }
-        fixed = {given.index for _, given in inputs if given.index not in self.per_word_indices}
-        want = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
+        inputs = [parent for spec in self.per_word_specs for parent in spec.parents]
+        self.cached_indices = {p.index for p in inputs if p.reach.kind != "same"} & self.per_word_indices
+        fixed = {parent.index for parent in inputs} - self.per_word_indices
+        names = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
-        course, _ = module.run(ExecutionRequest((*want, self.readout.group.name), x, mask))
-        self.execution, self.layout = course, course.layout
-        at, parents = gather_parents(course, self.readout)
-        self.log_probs = _log_softmax(self.readout.tpm.logits(at, *parents).select(self.layout.word_dim, words - 1))
+        execution, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask))
+        self.execution, self.layout = execution, execution.layout
+        context, parents = gather_parents(execution, self.readout)
+        logits = self.readout.tpm.logits(context, *parents)
+        self.log_probs = _log_softmax(logits.select(self.layout.word_dim, words - 1))
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
-        self.static_values = {index: course.values[index] for index in fixed}
+        self.static_values = {index: execution.values[index] for index in fixed}
         for index in self.cached_indices:
-            self._write_cache(index, course.values[index], 0)
-        self.positions = torch.arange(self.state.max_length, device=course.device)
-        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=course.device)
+            self._write_cache(index, execution.values[index], 0)
+        self.positions = torch.arange(self.state.max_length, device=execution.device)
+        self.full_mask = torch.ones(1, self.state.max_length, dtype=torch.bool, device=execution.device)
         self._operations: list[Operation] | None = None
 
     def repeat(self, times: int) -> None:
-        """Each row `times` times, one after the other."""
+        """Repeat each row `times` times, for beam search: row r becomes rows `r * times` to `(r + 1) * times - 1`."""
         self.static_values |= {
             i: value.repeat_interleave(times, 0) for i, value in self.static_values.items() if value.shape[0] > 1
         }
@@ -90,14 +93,14 @@ class IncrementalDecoder:
         self.batch_size, self._operations = self.batch_size * times, None
 
     def reorder(self, rows: Tensor) -> None:
-        """Row r becomes what row `rows[r]` was."""
-        axis, there = self.layout.word_dim, self.state.word + 1
+        """Replace row r by row `rows[r]`."""
+        axis, length = self.layout.word_dim, self.state.word + 1
         for value in self.state.kv_cache.values():
-            part = value.narrow(axis, 0, there)
+            part = value.narrow(axis, 0, length)
             part.copy_(part.index_select(0, rows))
 
     def step(self, ids: Tensor) -> Tensor:
-        """The log probabilities of the readout of a new word, `[rows]` ids."""
+        """Append a word, `ids` is `[rows]`; return the log probabilities of the next one, `[rows, states]`."""
         if self._operations is None:
             self._operations = self._compile_operations()
         state = self.state
@@ -116,91 +119,85 @@ class IncrementalDecoder:
             caches[index] = value.new_zeros(shape)
         caches[index].narrow(axis, word, value.shape[axis]).copy_(value)
 
-    # the operations of a step
+    # The operations of a step.
 
     def _compile_operations(self) -> list[Operation]:
-        """One operation for each family, or for several maps of one vector."""
+        """The operations of a step, in topological order: one for each node group, or for all maps of one vector."""
         done: set[int] = set()
-        found: list[Operation] = []
-        for member in self.per_word_specs:
-            index = member.group.index
-            if index in done or member.tpm.kind == "input":
+        operations: list[Operation] = []
+        for spec in self.per_word_specs:
+            index = spec.group.index
+            if index in done or spec.tpm.kind == "input":
                 continue
-            together = self._find_sibling_maps(member) if self._is_linear_map(member) else []
-            if together:
-                found.append(self._fuse_maps(together))
-                done |= {each.group.index for each in together}
+            siblings = self._find_sibling_maps(spec) if self._is_linear_map(spec) else []
+            if siblings:
+                operations.append(self._fuse_maps(siblings))
+                done |= {sibling.group.index for sibling in siblings}
             else:
-                found.append(self._create_operation(member))
-            for each in together or [member]:
-                if each.group.index in self.cached_indices:
-                    found.append(self._create_cache_operation(each.group.index))
-        return (
-            [self._create_cache_operation(self.input_index), *found]
-            if self.input_index in self.cached_indices
-            else found
-        )
+                operations.append(self._create_operation(spec))
+            for sibling in siblings or [spec]:
+                if sibling.group.index in self.cached_indices:
+                    operations.append(self._create_cache_operation(sibling.group.index))
+        if self.input_index in self.cached_indices:
+            operations.insert(0, self._create_cache_operation(self.input_index))
+        return operations
 
     def _create_cache_operation(self, index: int) -> Operation:
         return lambda state: self._write_cache(index, state.values[index], state.word)
 
     def _create_operation(self, spec: NodeSpec) -> Operation:
         index, tpm = spec.group.index, spec.tpm
-        readers = [self._create_reader(given) for given in spec.parents]
+        readers = [self._create_reader(parent) for parent in spec.parents]
         fast = self._fuse_attention(spec) or self._fuse_concat(spec)
         if fast is not None:
             return lambda state: state.values.update({index: fast(state, readers)})
         parameters = build_context(self.execution, spec).parameters
         fixed = {g.slot: self._static_read_indices(g) for g in spec.parents if g.over and not self._is_growing(g)}
-        grow = [given.slot for given in spec.parents if self._is_growing(given)]
+        grow = [parent.slot for parent in spec.parents if self._is_growing(parent)]
         dtype, rank = self.execution.dtype, self.layout.rank + len(spec.shape)
         make = tpm.logits if tpm.kind == "discrete" else tpm.value
         rank += tpm.kind == "discrete"
 
         def operation(state: DecodingState) -> None:
-            read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(
-                grow, self.positions[: state.word + 1]
-            )
+            known = self.positions[: state.word + 1]
+            read = {slot: pair[0] for slot, pair in fixed.items()} | dict.fromkeys(grow, known)
             mask = {slot: pair[1] for slot, pair in fixed.items()}
-            for given in spec.parents:
-                if given.slot in grow:
-                    mask[given.slot] = self._growing_mask(given, state.word)
-            place = self.positions[state.word : state.word + 1]
-            value = make(
-                EvalContext(parameters, place, read, mask, False, dtype), *[reader(state) for reader in readers]
-            )
+            for parent in spec.parents:
+                if parent.slot in grow:
+                    mask[parent.slot] = self._growing_mask(parent, state.word)
+            position = self.positions[state.word : state.word + 1]
+            context = EvalContext(parameters, position, read, mask, False, dtype)
+            value = make(context, *[reader(state) for reader in readers])
             state.values[index] = value.reshape(*[1] * (rank - value.dim()), *value.shape)
 
         return operation
 
     def _growing_mask(self, parent: ParentSpec, word: int) -> Tensor:
-        """Who is read among the words up to this one."""
-        places, reach = self.positions[None, : word + 1], parent.reach
+        """The mask of the words up to this one that are read, `[1, word + 1]`."""
+        positions, reach = self.positions[None, : word + 1], parent.reach
         if reach.kind == "mask":
-            return torch.tensor([reach.table[word][: word + 1]], device=places.device)
-        return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, places, word + 1)
+            return torch.tensor([reach.table[word][: word + 1]], device=positions.device)
+        return self.full_mask[:, : word + 1] if reach.kind == "causal" else reach.has_arrow(word, positions, word + 1)
 
     def _is_growing(self, parent: ParentSpec) -> bool:
         return WORD in parent.over and parent.index in self.per_word_indices
 
     def _create_reader(self, parent: ParentSpec) -> Reader:
-        """How the value in a slot is found, aligned with the word's own."""
+        """A function that returns the value in a slot, aligned with the values of the new word."""
         axis, index, reach = self.layout.word_dim, parent.index, parent.reach.kind
         if index not in self.per_word_indices:
             value = self._align_static(parent, self.static_values[index])
             return lambda state: value
-        if reach in ("same", "rest"):  # the first word is never a new one
+        if reach in ("same", "rest"):  # a new word is never the first one
             return lambda state: self._align_plates(parent, state.values[index])
         if reach == "first":
             return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, 0, 1))
         if reach == "before":
             return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, state.word - 1, 1))
-        return lambda state: self._align_plates(
-            parent, state.kv_cache[index].narrow(axis, 0, state.word + 1).unsqueeze(axis)
-        )
+        return lambda s: self._align_plates(parent, s.kv_cache[index].narrow(axis, 0, s.word + 1).unsqueeze(axis))
 
     def _align_static(self, parent: ParentSpec, value: Tensor) -> Tensor:
-        """A value that no word of the stack decides: of the first word, of all words, or as it is."""
+        """Align a value that no word of the stack decides: that of the first word, of all words, or without words."""
         axis = self.layout.word_dim
         if parent.reach.kind == "first":
             value = value.narrow(axis, 0, 1)
@@ -215,68 +212,67 @@ class IncrementalDecoder:
         return value
 
     def _static_read_indices(self, parent: ParentSpec) -> tuple[Tensor, Tensor]:
-        """Who is read, of a collection that does not grow."""
+        """The indices and the mask of the entries that are read, for a dim that does not grow."""
         if WORD not in parent.over:
             size = self.network.graph.plate_sizes[parent.over[-1]]
             return torch.arange(size, device=self.execution.device), self.full_mask.new_ones(size)
         stack = self.network.specs[parent.index].group.word_stack or ""
-        many = self.execution.word_counts[stack]
-        mask = self.full_mask.new_ones(1, many)
+        count = self.execution.word_counts[stack]
+        mask = self.full_mask.new_ones(1, count)
         if stack in self.execution.present:
             present = self.execution.present[stack]
-            mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, many)
-        return torch.arange(many, device=self.execution.device), mask
+            mask = present.reshape(len(present), *[1] * len(self.layout.plates), 1, count)
+        return torch.arange(count, device=self.execution.device), mask
 
-    # fewer and larger products, where a family's TPM is one of the package's
+    # Fusions for TPMs of the package: a step has one word, so its time goes to launching small products; fewer and
+    # larger ones give the same numbers.
 
     def _is_linear_map(self, spec: NodeSpec) -> bool:
         if not isinstance(spec.tpm, Linear | Affine) or spec.tpm.dim is not None or len(spec.parents) != 2:
             return False
         W, x = spec.parents
-        alone = W.index not in self.per_word_indices and self.static_values[W.index].shape[0] == 1 and not W.over
-        return alone and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
+        is_static = W.index not in self.per_word_indices and self.static_values[W.index].shape[0] == 1 and not W.over
+        return is_static and x.index in self.per_word_indices and x.reach.kind == "same" and not x.over
 
     def _find_sibling_maps(self, spec: NodeSpec) -> list[NodeSpec]:
-        """The maps of the same vector, whose plates it has not."""
+        """All linear maps of the same vector; none if the vector has plates."""
         source = spec.parents[1].index
-        plates = self.network.specs[source].group.plates
-        beside = [
-            other for other in self.per_word_specs if self._is_linear_map(other) and other.parents[1].index == source
-        ]
-        return beside if not plates else []
+        if self.network.specs[source].group.plates:
+            return []
+        return [s for s in self.per_word_specs if self._is_linear_map(s) and s.parents[1].index == source]
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
-        """`[W_q W_k W_v] x` as one product, the weights put together once."""
-        spread, biases = [], []
-        for member in specs:
-            W = self.static_values[member.parents[0].index]
-            lead = [self.network.graph.plate_sizes[p] if p in member.group.plates else 1 for p in self.layout.plates]
-            spread.append(W.expand(1, *lead, 1, *W.shape[-2:]))
-            held, shape = build_context(self.execution, member).parameters.get("bias"), spread[-1].shape[:-1]
-            biases.append(W.new_zeros(shape) if held is None else held.expand(shape))
-        W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in spread])
+        """`[W_q W_k W_v] x` as one product; the weights are concatenated once."""
+        weights, biases, sizes_by_plate = [], [], self.network.graph.plate_sizes
+        for spec in specs:
+            W = self.static_values[spec.parents[0].index]
+            plate_sizes = [sizes_by_plate[p] if p in spec.group.plates else 1 for p in self.layout.plates]
+            weights.append(W.expand(1, *plate_sizes, 1, *W.shape[-2:]))
+            bias, shape = build_context(self.execution, spec).parameters.get("bias"), weights[-1].shape[:-1]
+            biases.append(W.new_zeros(shape) if bias is None else bias.expand(shape))
+        W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in weights])
         b_all = torch.cat([b.reshape(-1) for b in biases])
-        plain = all(not isinstance(member.tpm, Affine) for member in specs)
-        sizes = [W.shape[:-1].numel() for W in spread]
-        shapes = [(-1, *W.shape[1:-1]) for W in spread]
-        indices = [member.group.index for member in specs]
+        is_linear = all(not isinstance(spec.tpm, Affine) for spec in specs)
+        sizes = [W.shape[:-1].numel() for W in weights]
+        shapes = [(-1, *W.shape[1:-1]) for W in weights]
+        indices = [spec.group.index for spec in specs]
         source = specs[0].parents[1].index
 
         def operation(state: DecodingState) -> None:
             x = state.values[source]
-            made = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if plain else b_all)
-            for index, part, shape in zip(indices, made.split(sizes, -1), shapes, strict=True):
+            outputs = functional.linear(x.reshape(-1, x.shape[-1]), W_all, None if is_linear else b_all)
+            for index, part, shape in zip(indices, outputs.split(sizes, -1), shapes, strict=True):
                 state.values[index] = part.reshape(shape)
 
         return operation
 
     def _fuse_attention(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`softmax(q k) v` of the words so far; None for attention with more to it."""
+        """`softmax(q k) v` over the words so far; None for attention with other options."""
         tpm = spec.tpm
         if not isinstance(tpm, Attention) or not isinstance(tpm.score, Dot) or tpm.score.rotary is not None:
             return None
-        plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
-        if not plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in spec.parents[1:3]):
+        is_plain = tpm.bias is None and tpm.over == "keys" and tpm.normaliser.kind == "softmax"
+        if not is_plain or any(g.over != (WORD,) or g.reach.kind not in ("causal", "every") for g in spec.parents[1:3]):
             return None
         key = spec.parents[1]
         mask = None if self._is_growing(key) else self._static_read_indices(key)[1]
@@ -295,14 +291,14 @@ class IncrementalDecoder:
         return value
 
     def _fuse_concat(self, spec: NodeSpec) -> Callable[[DecodingState, list[Reader]], Tensor] | None:
-        """`W_o [a^1 a^2 ...]`, the matrices put side by side once; None for another TPM."""
+        """`W_o [a^1 a^2 ...]` as one product; the matrices are concatenated once. None for another TPM."""
         tpm = spec.tpm
         if not isinstance(tpm, Concat) or not tpm.mapped or spec.group.plates:
             return None
-        held = spec.parents[0].index
-        if held in self.per_word_indices or self.static_values[held].shape[0] != 1:
+        weight_index = spec.parents[0].index
+        if weight_index in self.per_word_indices or self.static_values[weight_index].shape[0] != 1:
             return None
-        W_o = tpm.concat_weights(self._align_plates(spec.parents[0], self.static_values[held]))
+        W_o = tpm.concat_weights(self._align_plates(spec.parents[0], self.static_values[weight_index]))
         W = W_o.reshape(W_o.shape[-2:])
         bias = build_context(self.execution, spec).parameters["bias"] if tpm.bias else None
 
@@ -314,45 +310,46 @@ class IncrementalDecoder:
 
 
 def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
-    """The readout that tells the next word, and its stack; or the error that says why there is none."""
-    wanted = "a net whose one readout tells the next word, so that words can be chosen one by one"
+    """Find the readout that predicts the next word, and its stack; raise an error that says why if there is none."""
+    expected = "a net whose one readout tells the next word, so that words can be chosen one by one"
     if task.next_word is not None and task.encoders[task.next_word].states is not None:
         return task.readouts[0], task.next_word
     for readout in task.readouts:
-        stack, told = readout.group.word_stack, readout.tpm.states
+        stack, states = readout.group.word_stack, readout.tpm.states
         arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
-        if stack is not None and arrow is not None and told is not None and told == task.encoders[stack].states:
-            raise BNetError("generate", expected=wanted, actual=f"one that reads later words: {arrow}",
+        if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
+            raise BNetError("generate", expected=expected, actual=f"one that reads later words: {arrow}",
                             allowed="mask='causal'")  # fmt: skip
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
-    got = f"the readouts {names}" if names else "no readout"
-    raise BNetError("generate", expected=wanted, actual=got, allowed="iterate, of a net whose words are vectors")
+    actual = f"the readouts {names}" if names else "no readout"
+    raise BNetError("generate", expected=expected, actual=actual, allowed="iterate, of a net whose words are vectors")
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
-    """Words `[row, word]` up to the number that a table asks for: no earlier word reads those behind it."""
+    """Pad words `[row, word]` to the length that a table requires: no earlier word reads the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
 
 
 def _check_incremental(
     per_word_specs: list[NodeSpec], stack: str, per_word_indices: set[int], specs: tuple[NodeSpec, ...]
 ) -> None:
-    """Refuse what cannot be computed word by word."""
-    for member in per_word_specs:
-        name = member.group.name
-        if member.tpm.kind == "input" and not member.tpm.is_index_valued:
+    """Raise an error for a net that cannot be computed word by word."""
+    for spec in per_word_specs:
+        name = spec.group.name
+        if spec.tpm.kind == "input" and not spec.tpm.is_index_valued:
             raise BNetError(name, expected="words of a vocabulary, to choose from", actual="vectors that are given")
-        for given in member.parents:
-            read = specs[given.index].group
-            if given.pick:
+        for parent in spec.parents:
+            read = specs[parent.index].group
+            if parent.pick:
                 raise BNetError(name, expected="no choice that picks, word by word", actual=f"pick of {read.name}")
-            apart = given.index not in per_word_indices and read.word_stack is not None
-            if apart and not (given.reach.kind == "first" or (given.reach.kind == "every" and WORD in given.over)):
-                wanted = "every word of the other stack to be read, or its first"
-                raise BNetError(name, expected=wanted, actual=f"{read.name} by reach {given.reach}")
-            if given.reach.kind == "earlier" and not member.tpm.can_read_empty:
+            is_other = parent.index not in per_word_indices and read.word_stack is not None
+            kind = parent.reach.kind
+            if is_other and not (kind == "first" or (kind == "every" and WORD in parent.over)):
+                expected = "every word of the other stack to be read, or its first"
+                raise BNetError(name, expected=expected, actual=f"{read.name} by reach {parent.reach}")
+            if parent.reach.kind == "earlier" and not spec.tpm.can_read_empty:
                 raise BNetError(name, expected="a word to read for word 0", actual=f"{read.name} by reach earlier")
-    if sum(member.tpm.kind == "input" for member in per_word_specs) != 1:
+    if sum(spec.tpm.kind == "input" for spec in per_word_specs) != 1:
         raise BNetError("generate", expected=f"one given node over the words of {stack!r}", actual="several")
 
 

@@ -1,4 +1,4 @@
-"""`train`: the loop over minibatches, with held-out losses, early stop, checkpoints and resume; what it gives back."""
+"""`train`: the loop over minibatches, with held-out losses, early stopping, checkpoints and resume; and its result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Trained(Generic[N]):
     steps: int
 
     def to_dataframe(self) -> pd.DataFrame:
-        """One row for each step: `loss`, and `held_out` where it was measured."""
+        """One row for each step: `loss`, and `held_out` at the steps with an evaluation."""
         import pandas as pd
 
         rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
@@ -98,10 +98,10 @@ def train(
     device: str | torch.device | None = None,
     progress: bool | None = None,
 ) -> Trained[N]:
-    """Train a net on the log probability of its readouts by AdamW; the net that came in stays as it is.
+    """Train a net on the log probability of its readouts by AdamW; `net` itself does not change.
 
-    Where the readout predicts the next word, targets follow from the words. Ctrl-C finishes the step, writes a
-    checkpoint and raises KeyboardInterrupt. Under torchrun each process takes its share of each batch.
+    If the readout predicts the next word, the targets are the words themselves. Ctrl-C finishes the step, writes a
+    checkpoint and raises KeyboardInterrupt. Under torchrun each process computes a shard of each batch.
 
     Args:
         net: A net with a readout, or any net with a `loss`.
@@ -110,16 +110,16 @@ def train(
         steps: Steps in all; exactly one of `steps` and `epochs`.
         epochs: How many times each example is in a batch.
         batch: Examples of a step, over all processes.
-        loss: A function `loss(module, batch)` that gives a mean, in place of the likelihood.
+        loss: A function `loss(module, batch)` that returns a mean, instead of the negative log likelihood.
         smoothing: The share of each label that is spread over all states.
         optimizer: The optimizer and its schedule.
         words: Words of a window, where data is one stream of tokens.
         start: A word before each sentence, where next words are predicted.
         stop: A word behind each sentence, where next words are predicted.
-        held_out: Data in the forms of `data`, whose loss is measured.
+        held_out: Data in the forms of `data`, for the held-out loss.
         every: Steps from one held-out loss, and checkpoint, to the next; None for ten in a run.
         early_stopping: When training ends before its steps.
-        checkpoints: Where checkpoints go, and whether the run goes on from one; a folder alone begins a new run.
+        checkpoints: The folder of checkpoints, and whether the run resumes from one; a path alone starts a new run.
         execution: Precision and compilation of a step.
         seed: The seed of the order of examples and of dropout.
         device: Where to train; None for where the net is.
@@ -129,7 +129,7 @@ def train(
         The trained net, its losses and its held-out losses.
 
     Raises:
-        BNetError: Where an option is out of its range or does not go with the net, or the loss diverged.
+        BNetError: If an option is out of range or does not apply to the net, or the loss diverged.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
@@ -145,59 +145,70 @@ def train(
         raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
     check_has_words(network, "train", "bt.fit")
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
-    given = read_dataset(reader, data, batch, seed, words)
-    held = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
-    total = _count_steps(steps, epochs, given)
-    measured = [] if held is None else held.in_order()
+    dataset = read_dataset(reader, data, batch, seed, words)
+    validation = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
+    total = _count_steps(steps, epochs, dataset)
+    validation_batches = [] if validation is None else validation.in_order()
     patience = early_stopping.patience
-    if patience is not None and not measured:
+    if patience is not None and not validation_batches:
         raise BNetError("patience", expected="held_out= data to measure", actual="none")
-    settings, place = get_resume_settings(config, reader, given, held, loss, total), resolve_device(device, network)
+    settings = get_resume_settings(config, reader, dataset, validation, loss, total)
     with (
         translate_memory_errors("train"),
-        distributed_context(place) as here,
-        fork_torch_rng(here.device),
-        lock_checkpoints(loop.checkpoints, here.is_main_process),
+        distributed_context(resolve_device(device, network)) as ranks,
+        fork_torch_rng(ranks.device),
+        lock_checkpoints(loop.checkpoints, ranks.is_main_process),
     ):
-        if here.world_size > 1:
-            first = given(0)
-            alike = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
-            here.assert_same(
-                "train", **alike, steps=total, loop=(loop.shared_settings, early_stopping), execution=execution
-            )
-        run = Trainer(reader.task, config, total, here, loss, settings)
-        _run_steps(run, given, measured, loop, total)
-        found = run.best if patience is not None and run.best else run.parameters()
-    return _build_result(net, found, run.losses, run.held_out, run.step)
+        if ranks.world_size > 1:
+            first = dataset(0)
+            shared = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
+            around = (loop.shared_settings, early_stopping)
+            ranks.assert_same("train", **shared, steps=total, loop=around, execution=execution)
+        trainer = Trainer(reader.task, config, total, ranks, loss, settings)
+        _run_steps(trainer, dataset, validation_batches, loop, total)
+        parameters = trainer.best if patience is not None and trainer.best else trainer.parameters()
+    return _build_result(net, parameters, trainer.losses, trainer.held_out, trainer.step)
 
 
-def kept(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
-    """What the checkpoint in a folder holds: the net as it was then, or the `best` by its held-out loss; the losses."""
+def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
+    """Load the result of a run from its checkpoint.
+
+    Args:
+        net: The net that was trained, or one of the same declaration.
+        folder: The folder of the checkpoint, or its file.
+        best: True for the parameters with the lowest held-out loss, False for those of the last step.
+
+    Returns:
+        The net with the parameters of the checkpoint, and the losses up to it.
+
+    Raises:
+        FileError: If there is no checkpoint of this net.
+    """
     network, path = as_network(net), as_path(folder)
     check_choice("best", best, (True, False))
-    found = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
-    parameters = found.get_tensors("best" if best else "net")
+    saved = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
+    parameters = saved.get_tensors("best" if best else "net")
     if not parameters:
         raise BNetError("best", expected="a checkpoint of a run with patience=", actual="one of a run without")
-    return _build_result(net, parameters, found.losses, found.held_out, found.step)
+    return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
 
 
 def _build_result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
-    """The result with its net as the caller holds it, the parameters on the devices where they were."""
+    """Create the result, with a net of the caller's type and the parameters on the devices of that net."""
     network = as_network(net)
-    home = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
-    made = network.with_parameters(home)
-    held = made if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(made)
-    return Trained(cast(N, held), tuple(losses), tuple(held_out), steps)
+    values = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    trained = network.with_parameters(values)
+    trained_net = trained if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(trained)
+    return Trained(cast(N, trained_net), tuple(losses), tuple(held_out), steps)
 
 
 def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:
-    """How many steps there are in all."""
+    """The total number of steps."""
     if (steps is None) == (epochs is None):
-        got = f"steps={steps}, epochs={epochs}"
-        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=got)
+        actual = f"steps={steps}, epochs={epochs}"
+        raise BNetError("steps", expected="steps= or epochs=, one of them", actual=actual)
     if steps is not None:
         return check_int("steps", steps)
     if dataset.epoch is None:
@@ -206,22 +217,24 @@ def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int
 
 
 def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
-    """The steps that are left."""
+    """Run the remaining steps."""
+    # Step n: gradient and loss at the parameters after n - 1 updates, then the update. A checkpoint of these parameters
+    # is written between the two, once their loss is known to be valid (`due`), so no checkpoint holds diverged ones.
     path = None
     if loop.checkpoints is not None:
         path, has_checkpoint = loop.checkpoints.prepare()
         if has_checkpoint:
             trainer.restore(path, changeable=loop.checkpoints.changeable)
         if trainer.step > steps:
-            got, allowed = f"{steps}", "training.kept(net, folder), for the net of the checkpoint"
-            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=got, allowed=allowed)
+            actual, allowed = f"{steps}", "training.load_checkpoint(net, folder), for the net of the checkpoint"
+            raise BNetError("steps", expected=f"at least the {trainer.step} of {path}", actual=actual, allowed=allowed)
     trainer.ranks.barrier()
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
-    batch, due, stop = None, False, False  # due: a checkpoint that waits for the next loss of its parameters
-    with bar, defer_interrupt() as asked:
+    batch, due, stop = None, False, False  # due: a checkpoint waits for the loss of its parameters
+    with bar, defer_interrupt() as interrupts:
         while trainer.step < steps and not stop and not _should_stop_early(trainer):
             batch = dataset(trainer.step)
-            trainer.compute_gradients(trainer.prepare_batch(batch, bool(asked)))
+            trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
             stop = _drain_losses(trainer, path, all=path is not None and due)
             if path is not None and due:
                 trainer.save(path)
@@ -229,15 +242,13 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
             bar.update()
             if not bar.disable and trainer.losses:
                 bar.set_postfix(loss=f"{trainer.losses[-1]:.4f}", refresh=False)
-            stop, due = (
-                stop or (trainer.ranks.world_size == 1 and bool(asked)),
-                loop.is_evaluation_step(trainer.step, steps),
-            )
+            stop = stop or (trainer.ranks.world_size == 1 and bool(interrupts))
+            due = loop.is_evaluation_step(trainer.step, steps)
             if held_out and not stop and due:
                 _drain_losses(trainer, path, all=True)
                 _evaluate_held_out(trainer, held_out)
         _drain_losses(trainer, path, all=True)
-        if batch is not None:  # the last parameters are saved if they are good on the batch that made them
+        if batch is not None:  # the last parameters are saved if their loss on the last batch is valid
             loss = trainer.evaluate([batch])
             if not trainer.config.early_stopping.is_valid(loss):
                 raise _divergence_error(trainer, f"loss {loss:g} on the batch of step {trainer.step}", path)
@@ -248,17 +259,17 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
 
 
 def _drain_losses(trainer: Trainer, path: Path | None, *, all: bool = False) -> bool:
-    """Read the losses that are there, or `all`; a bad one ends the run. True where some process is to stop."""
+    """Read the finished losses, or `all`; raise an error for an invalid one. True if some process must stop."""
     stop = False
-    for loss, length, asked in trainer.drain_losses(all=all):
-        if not trainer.config.early_stopping.is_valid(loss, length):
-            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {length:g}", path)
-        stop = stop or asked
+    for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
+        if not trainer.config.early_stopping.is_valid(loss, grad_norm):
+            raise _divergence_error(trainer, f"loss {loss:g}, a gradient of length {grad_norm:g}", path)
+        stop = stop or should_stop
     return stop
 
 
 def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
-    """The held-out loss; with patience, remember the parameters where it is the best."""
+    """Compute the held-out loss; with patience, keep the parameters with the lowest one."""
     loss = trainer.evaluate(held_out)
     best = min((loss for _, loss in trainer.held_out), default=math.inf)
     trainer.held_out.append((trainer.step, loss))
@@ -267,7 +278,7 @@ def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
 
 
 def _should_stop_early(trainer: Trainer) -> bool:
-    """True after `patience` held-out losses that were not better than the best before them."""
+    """True after `patience` held-out losses without an improvement."""
     losses, patience = [loss for _, loss in trainer.held_out], trainer.config.early_stopping.patience
     if patience is None or not losses:
         return False
@@ -275,9 +286,9 @@ def _should_stop_early(trainer: Trainer) -> bool:
 
 
 def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
-    """The error of a loss that is not valid, with the checkpoint that is left and what to change."""
+    """The error of an invalid loss, with the last checkpoint and the remedies."""
     bound = trainer.config.early_stopping.bound
-    wanted = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
+    expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
     rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
-    ways = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
-    return divergence_error(len(trainer.losses) + 1, wanted, received, ways, path, trainer.saved_step)
+    remedies = f"{rate}, a longer warmup=, clip=1.0, float32 for bfloat16"
+    return divergence_error(len(trainer.losses) + 1, expected, received, remedies, path, trainer.saved_step)

@@ -1,4 +1,4 @@
-"""One run of training: its objective, its state, one step of it, and its checkpoints."""
+"""The loss of training, and the state of a run: one step, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.hashing import derive_seed, describe_code
 from bnet_transformer._core.torch_context import DeferredScalars, seed_rngs
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNOBSERVED, is_observed
@@ -31,7 +32,7 @@ Loss = Callable[[CompiledModule, Batch], Tensor]
 
 
 class TrainingLoss(nn.Module):
-    """A batch in, the sum of its losses out: of its observed words, or of its sentences where the loss is a user's."""
+    """The summed loss of a batch: over its observed words, or over its sentences for a loss function of the user."""
 
     def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss_fn: Loss | None = None) -> None:
         super().__init__()
@@ -39,49 +40,49 @@ class TrainingLoss(nn.Module):
         self.readout_names = tuple(readout.group.name for readout in task.readouts)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The sum; divided by `count` it is the mean."""
+        """The summed loss, `[]`; divided by `count_terms` it is the mean."""
         if self.loss_fn is not None:
-            found = self.loss_fn(self.module, batch)
-            if not isinstance(found, Tensor) or found.dim() or not found.is_floating_point():
-                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=found)
-            if torch.is_grad_enabled() and not found.requires_grad:
-                wanted = "a tensor that follows from parameters that training changes"
-                raise BNetError("loss", expected=wanted, actual="one without a gradient")
-            return found * len(batch)
-        course, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
+            loss = self.loss_fn(self.module, batch)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                raise BNetError("loss", expected="one number: the mean over the batch, a tensor", actual=loss)
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                expected = "a tensor that follows from parameters that training changes"
+                raise BNetError("loss", expected=expected, actual="one without a gradient")
+            return loss * len(batch)
+        state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed
         parts = [
-            _negative_log_likelihood(course, readout, observed[name], smoothing)
+            _negative_log_likelihood(state, readout, observed[name], smoothing)
             for name, readout in zip(self.readout_names, self.task.readouts, strict=True)
         ]
         return torch.stack(parts).sum()
 
     def count_terms(self, batch: Batch) -> int:
-        """What the sum is divided by for the mean."""
+        """The number of terms of the sum: observed words, or sentences for a loss function of the user."""
         return len(batch) if self.loss_fn is not None else batch.count
 
 
 def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
-    """`- sum log P(y)` of a readout over what is observed of it."""
-    at, parents = gather_parents(state, readout)
+    """`- sum log P(y)` of a readout over its observed words, `[]`."""
+    context, parents = gather_parents(state, readout)
     index = readout.group.index
     if readout.tpm.kind == "discrete":
-        logits, target = readout.tpm.logits(at, *parents), lay_out_value(state, index, observed)
-        lead = torch.broadcast_shapes(logits.shape[:-1], target.shape)
-        flat = logits.expand(*lead, logits.shape[-1]).reshape(-1, logits.shape[-1])
+        logits, target = readout.tpm.logits(context, *parents), lay_out_value(state, index, observed)
+        shape = torch.broadcast_shapes(logits.shape[:-1], target.shape)
+        flat = logits.expand(*shape, logits.shape[-1]).reshape(-1, logits.shape[-1])
         return functional.cross_entropy(
-            flat, target.expand(lead).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
+            flat, target.expand(shape).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
         )
-    here = is_observed(observed)
-    value = observed.masked_fill(~here[..., None], 0.0)
-    log_prob = readout.tpm.log_prob(at, lay_out_value(state, index, value), *parents)
-    there = lay_out_value(state, index, here.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
-    return -(log_prob * there).sum()
+    is_known = is_observed(observed)
+    value = observed.masked_fill(~is_known[..., None], 0.0)
+    log_prob = readout.tpm.log_prob(context, lay_out_value(state, index, value), *parents)
+    weight = lay_out_value(state, index, is_known.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
+    return -(log_prob * weight).sum()
 
 
 class PreparedBatch(NamedTuple):
-    """What a step takes: this process's share of a batch, what its sum is divided by, and whether it is to stop."""
+    """The input of a step: this process's shard of a batch, the divisor of the summed loss, and the flag to stop."""
 
     batch: Batch
     divisor: Tensor
@@ -89,10 +90,10 @@ class PreparedBatch(NamedTuple):
 
 
 class Trainer:
-    """A net in training: parameters of its own, optimiser, losses so far.
+    """A net in training: a copy of its parameters, the optimizer, and the losses so far.
 
-    The host feeds a step (`prepare_batch`), then sets the device to work (`compute_gradients`, `update_parameters`) and reads nothing off it; losses
-    are `drain_losses` when they are there.
+    A step is `prepare_batch`, `compute_gradients`, `update_parameters`. None of them waits for the device, so the host
+    runs ahead of it; `drain_losses` reads the losses that are finished.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class Trainer:
         optimizer = config.optimizer
         network = task.network
         network.check_single_dtype()
-        own = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
+        parameters = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
         self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
-        self.module = CompiledModule(network.with_parameters(own))
+        self.module = CompiledModule(network.with_parameters(parameters))
         if loss is None:
             read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
             for name, value in self.module.store.items():
@@ -118,7 +119,7 @@ class Trainer:
         self.training_loss = TrainingLoss(self.module, task, config.smoothing, loss)
         if config.execution.compile:
             self.training_loss.compile()
-        # what is compiled is compiled once
+        # A check depends on values, so a compiled loss would compile once with it and once without.
         self.should_check_values = not (config.execution.compile and ranks.device.type == "cuda")
         self.ddp_module: nn.Module = self.training_loss
         if ranks.world_size > 1:
@@ -133,26 +134,23 @@ class Trainer:
         dim = optimizer.dim or get_state_width(network)
         self.schedule = create_schedule(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
         self.is_stochastic = loss is not None or any(map(_is_stochastic, network.specs))
-        self.step = 0  # how many steps are done
-        self.deferred_scalars = DeferredScalars.for_device(
-            ranks.device
-        )  # loss and length of the gradient of steps not heard of yet
-        self.losses: list[float] = []  # of a step that is done, or more: its gradient comes first
+        self.step = 0  # the number of completed steps
+        self.deferred_scalars = DeferredScalars.for_device(ranks.device)  # loss, gradient norm, stop flag of a step
+        self.losses: list[float] = []  # at least those of completed steps: a loss is known before its update
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
         self.saved_step: int | None = None  # the step of the checkpoint on disk
 
     def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
-        """What a step takes, on the device: this process's share of a batch, and what its sum is divided by.
+        """Move this process's shard of a batch to the device, with the divisor of the summed loss.
 
-        The host looks at the batch here. Where there are several processes, `should_stop` says that this one is to stop.
+        The batch is checked here, on the host. `should_stop` is shared with the other processes.
         """
         count, device = self.training_loss.count_terms(batch), self.ranks.device
         if not count:
             raise BNetError("data", expected="something that is observed in every batch", actual="nothing")
-        self.module.check_values = self.should_check_values and (
-            device.type == "cpu" or not self.step
-        )  # for a loss of the user
+        # A loss of the user may pass any values. On a GPU a check waits for the device: only the first step has it.
+        self.module.check_values = self.should_check_values and (device.type == "cpu" or not self.step)
         if batch.mask is not None and self.training_loss.loss_fn is None:
             self.module.check_mask(self.training_loss.readout_names, batch.x, batch.mask)
         if self.ranks.world_size > 1:
@@ -161,24 +159,24 @@ class Trainer:
         return PreparedBatch(batch.to(device, self.network.dtype), *numbers)
 
     def compute_gradients(self, prepared: PreparedBatch) -> None:
-        """The gradient of what was fed, clipped where that is asked for; no parameter changes."""
+        """Compute the gradient of a batch, and clip it; no parameter changes."""
         if self.is_stochastic:
             seed_rngs(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
         if not self.ddp_module.training:
             self.ddp_module.train()
         mean = self._summed_loss(prepared.batch).double() / prepared.divisor
-        (mean * self.ranks.world_size).backward()  # several processes average their gradients
-        loss, asked = self.ranks.all_reduce(torch.stack([mean.detach(), prepared.should_stop]))
+        (mean * self.ranks.world_size).backward()  # DDP averages the gradients of the ranks
+        loss, should_stop = self.ranks.all_reduce(torch.stack([mean.detach(), prepared.should_stop]))
         parameters = [value for _, value in self.trainable_parameters]
-        length = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        grad_norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
         if self.config.optimizer.clip is not None:
-            clip_grads_with_norm_(parameters, self.config.optimizer.clip, length)
-        self.deferred_scalars.append(torch.stack([loss, length.double(), asked]))
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip, grad_norm)
+        self.deferred_scalars.append(torch.stack([loss, grad_norm.double(), should_stop]))
 
     def update_parameters(self) -> None:
-        """Change the parameters along the gradient."""
-        rate, most = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
-        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > most:
+        """Take a step of the optimizer along the gradient."""
+        rate, max_value = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
+        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > max_value:
             raise BNetError("rate", expected=f"a rate whose step {self.network.dtype} can hold", actual=rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -187,32 +185,31 @@ class Trainer:
         self.step += 1
 
     def drain_losses(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
-        """The loss and the length of the gradient of steps, oldest first, and whether some process is to stop.
+        """Iterate over the loss, gradient norm and stop flag of the finished steps, oldest first.
 
-        They are those that are there without waiting, or `all` of them.
+        `all` waits for the steps that are not finished.
         """
-        for loss, length, asked in self.deferred_scalars.pop_ready(all=all):
-            yield loss, length, asked > 0
+        for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
+            yield loss, grad_norm, should_stop > 0
             self.losses.append(loss)
 
     def evaluate(self, batches: list[Batch]) -> float:
-        """The mean loss of held-out data, without dropout and without smoothing."""
+        """The mean loss of held-out data, without dropout and label smoothing."""
         self.ddp_module.eval()
         with torch.no_grad():
-            found = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
-        total = float(self.ranks.all_reduce(torch.stack(found).sum()))
+            losses = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
+        total = float(self.ranks.all_reduce(torch.stack(losses).sum()))
         return total / sum(map(self.training_loss.count_terms, batches))
 
     def _summed_loss(self, batch: Batch) -> Tensor:
-        """This process's share of the loss."""
-        with torch.autocast(
-            self.ranks.device.type, torch.bfloat16, enabled=self.config.execution.precision == "bfloat16"
-        ):
-            found: Tensor = self.ddp_module(batch)
-        return found
+        """This process's part of the summed loss."""
+        is_mixed = self.config.execution.precision == "bfloat16"
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=is_mixed):
+            loss: Tensor = self.ddp_module(batch)
+        return loss
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters as they are."""
+        """The current parameters."""
         return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
 
     def save(self, path: Path) -> None:
@@ -220,7 +217,7 @@ class Trainer:
         tensors = {f"net/{name}": value for name, value in self.parameters().items()}
         for name, value in self.trainable_parameters:
             state = self.optimizer.state.get(value)
-            if not state:  # a loss of the user's that does not read it
+            if not state:  # the loss of the user does not depend on it
                 continue
             tensors[f"first/{name}"] = state["exp_avg"]
             tensors[f"second/{name}"] = state["exp_avg_sq"]
@@ -228,19 +225,19 @@ class Trainer:
         tensors |= {f"best/{name}": value for name, value in self.best.items()}
         if self.ranks.is_main_process:
             losses = tuple(self.losses[: self.step])
-            found = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
-            checkpoint.write_checkpoint(path, self.network, found)
+            state = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
+            checkpoint.write_checkpoint(path, self.network, state)
         self.saved_step = self.step
         self.ranks.barrier()
 
     def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
-        """Go on where a checkpoint stands; settings that are `changeable` may be others than those that it was made with."""
-        found = checkpoint.read_checkpoint(path, self.network)
-        checkpoint.check_settings(path, found, self.settings, changeable)
+        """Load the state of a checkpoint; the `changeable` settings may differ from those in it."""
+        saved = checkpoint.read_checkpoint(path, self.network)
+        checkpoint.check_settings(path, saved, self.settings, changeable)
         with torch.no_grad():
-            for name, value in found.get_tensors("net").items():
+            for name, value in saved.get_tensors("net").items():
                 self.module.store[name.replace(".", "/")].copy_(value)
-        first, second, count = (found.get_tensors(heading) for heading in ("first", "second", "count"))
+        first, second, count = (saved.get_tensors(heading) for heading in ("first", "second", "count"))
         for name, value in self.trainable_parameters:
             if name in first:
                 self.optimizer.state[value] = {
@@ -248,15 +245,15 @@ class Trainer:
                     "exp_avg": _copy_with_layout(first[name], value),
                     "exp_avg_sq": _copy_with_layout(second[name], value),
                 }
-        self.losses, self.held_out = list(found.losses), list(found.held_out)
-        self.step = self.saved_step = found.step
-        self.best = {name: value.to(self.ranks.device) for name, value in found.get_tensors("best").items()}
+        self.losses, self.held_out = list(saved.losses), list(saved.held_out)
+        self.step = self.saved_step = saved.step
+        self.best = {name: value.to(self.ranks.device) for name, value in saved.get_tensors("best").items()}
 
 
 def get_resume_settings(
     config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
 ) -> dict[str, Any]:
-    """What a resumed run must share with the run that wrote the checkpoint."""
+    """The settings that a resumed run must share with the run that wrote the checkpoint."""
     settings = {name: getattr(config, name) for name in ("batch", "smoothing", "words", "seed")}
     settings |= {**vars(config.optimizer), "precision": config.execution.precision, "data": data.digest()}
     settings |= {"start": reader.start, "stop": reader.stop}
@@ -266,34 +263,33 @@ def get_resume_settings(
 
 
 def _copy_with_layout(value: Tensor, like: Tensor) -> Tensor:
-    """The same numbers, lying as those of a parameter do: a fused step takes them as they lie."""
+    """A copy with the memory layout of a parameter, which the fused step of AdamW requires."""
     return torch.empty_like(like, requires_grad=False).copy_(value)
 
 
 def _is_stochastic(spec: NodeSpec) -> bool:
-    """True for a node that draws numbers in training; of a TPM that is not of this package it may be."""
-    own = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return not own or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
+    """True if a node may draw random numbers in training; a TPM of another package may."""
+    is_builtin = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_builtin or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
 
 
 def get_state_width(network: Network) -> int | None:
-    """The width of the states, for Noam's schedule: of the last stack whose state is a vector."""
+    """The width of the states, for the Noam schedule: of the last stack whose state is a vector."""
     for stack in reversed(network.declaration.stacks):
-        for member in reversed(network.specs):
-            if member.group.stack == stack.name and member.group.role in stack.states and len(member.shape) == 1:
-                return member.shape[0]
+        for spec in reversed(network.specs):
+            if spec.group.stack == stack.name and spec.group.role in stack.states and len(spec.shape) == 1:
+                return spec.shape[0]
     return None
 
 
 def create_optimizer(
     network: Network, trainable_parameters: Sequence[tuple[str, nn.Parameter]], options: AdamW
 ) -> torch.optim.AdamW:
-    """AdamW, whose whole step is one operation; what decays are matrices and tables, not biases, gains and others."""
-    forms = {
-        f"{m.param_prefix}.{name}": parameter.shape for m in network.specs for name, parameter in m.parameters.items()
-    }
-    matrices = [value for name, value in trainable_parameters if len(forms[name]) >= 2]
-    vectors = [value for name, value in trainable_parameters if len(forms[name]) < 2]
+    """Create a fused AdamW; matrices and tables decay, vectors (biases, gains) do not."""
+    # Decoupled weight decay (Loshchilov and Hutter 2019). A bias or gain has no scale that decay could regularise.
+    ranks = {f"{m.param_prefix}.{name}": len(p.shape) for m in network.specs for name, p in m.parameters.items()}
+    matrices = [value for name, value in trainable_parameters if ranks[name] >= 2]
+    vectors = [value for name, value in trainable_parameters if ranks[name] < 2]
     groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    kept = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(kept, lr=0.0, betas=options.betas, eps=options.eps, fused=True)
+    non_empty = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(non_empty, lr=0.0, betas=options.betas, eps=options.eps, fused=True)

@@ -1,0 +1,232 @@
+"""The results of head inclusion as tables: `Inclusion`, the posterior of each head's gate, and `Damage`."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_float
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError, unknown_name_error
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURES = ("log Bayes factor", "gradient importance", "ablation")
+
+
+def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
+    """`E[xi_nu / sum xi]` and `P(sum xi = 0)` of independent gates, averaged over samples.
+
+    Args:
+        rho: The probabilities of the gates, `[draw, slice, head]`.
+
+    Returns:
+        `[slice, head]` and `[slice]`.
+
+    >>> head_shares(torch.tensor([[[1.0, 1.0, 0.0]]]))[0].round(decimals=4).tolist()
+    [[0.5, 0.5, 0.0]]
+    """
+    # `1 / (1 + K)` is the integral of `t^K` from 0 to 1, and `E[t^K] = prod (1 - rho + rho t)` over the other gates is
+    # a polynomial in t of degree heads - 1, which Gauss-Legendre quadrature with heads // 2 + 1 nodes integrates
+    # exactly.
+    heads = rho.shape[-1]
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(heads // 2 + 1))
+    t, weights = (nodes + 1) / 2, weights / 2
+    factor = (1 - rho[..., None] + rho[..., None] * t).double()  # [draw, slice, head, node]
+    shares = []
+    for head in range(heads):
+        other_factors = factor[..., [k for k in range(heads) if k != head], :].prod(-2)
+        shares.append((rho[..., head].double() * (other_factors * weights).sum(-1)).mean(0))
+    return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
+
+
+class HeadTable(ABC):
+    """A result about heads, shown as a table with a row for each head, below a one-line summary."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The subject and the method, in one line."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """All values, in rows."""
+
+    def by_head(self) -> pd.DataFrame:
+        """A row for each head."""
+        return self.to_dataframe()
+
+    def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
+        """A row for each index along some axes, with a column for each axis and each of the fields in `arrays`."""
+        import pandas as pd
+
+        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
+        return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
+
+    def __str__(self) -> str:
+        return f"{self.summary}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+
+    def _repr_html_(self) -> str:
+        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
+        return f"<p>{html.escape(self.summary)}</p>{table}"
+
+
+@dataclass(frozen=True)
+class Inclusion(HeadTable):
+    """The posterior of `rho`, the fraction of sentences in which a head is on, for each head of each slice.
+
+    Arrays are `[slice, head]`; `slices` has the names of the groups of heads (`a_0`).
+
+    - `log_bayes`: the log Bayes factor of free `rho` against `rho = 0`; zero for a head without effect.
+    - `error`, `importance_error`: Monte Carlo errors.
+    - `inclusion[sentence, slice, head]`: the probability of each gate.
+    - `interaction[slice, head, other]`, of the exact method: the mean over sentences of the log odds ratio of two
+      gates, below zero for heads that substitute for each other.
+    """
+
+    slices: tuple[str, ...]
+    method: str
+    sentences: int
+    likelihood: str
+    sigma: float | None
+    interval: float
+    rho: Tensor = field(repr=False)
+    log_bayes: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    inclusion: Tensor = field(repr=False)
+    importance: Tensor = field(repr=False)
+    importance_error: Tensor = field(repr=False)
+    ablation: Tensor = field(repr=False)
+    ablation_error: Tensor = field(repr=False)
+    interaction: Tensor | None = field(repr=False)
+    idle: Tensor = field(repr=False)
+    network: Network = field(repr=False)
+    data: Batch = field(repr=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """The posterior mean of `rho`."""
+        return self.rho.mean(0)
+
+    @property
+    def low(self) -> Tensor:
+        """The lower end of the interval of `rho`."""
+        return self.rho.quantile((1 - self.interval) / 2, dim=0)
+
+    @property
+    def high(self) -> Tensor:
+        """The upper end of the interval of `rho`."""
+        return self.rho.quantile((1 + self.interval) / 2, dim=0)
+
+    @property
+    def rank(self) -> Tensor:
+        """The rank of each head by its log Bayes factor, 1 for the largest."""
+        order = self.log_bayes.flatten().argsort(descending=True, stable=True)
+        return (order.argsort() + 1).reshape(self.log_bayes.shape)
+
+    @property
+    def dead(self) -> tuple[tuple[int, int], ...]:
+        """The heads without effect.
+
+        In every gate setting that was run, their gates change the likelihood of each sentence by less than a
+        millionth of the maximum effect of a head.
+        """
+        return tuple((int(s), int(h)) for s, h in self.idle.nonzero())
+
+    def duplicates(self, nats: float = 1.0) -> tuple[tuple[int, int, int], ...]:
+        """The pairs of heads of a slice, (slice, head, other), that substitute for each other, strongest first.
+
+        Args:
+            nats: The log odds ratio of their gates is below `-nats`.
+        """
+        check_float("nats", nats, above=0)
+        if self.interaction is None:
+            actual = f"method={self.method!r}, which takes each head by itself"
+            expected = "the joint posterior of a slice's gates"
+            raise BNetError("duplicates", expected=expected, actual=actual, allowed="bt.inclusion(..., method='exact')")
+        pairs = torch.triu(self.interaction, 1)
+        matches = (pairs < -nats).nonzero().tolist()
+        return tuple((s, h, o) for s, h, o in sorted(matches, key=lambda at: float(pairs[tuple(at)])))
+
+    def slice_index(self, name: str) -> int:
+        """The index of a group of heads in `slices`."""
+        if name not in self.slices:
+            raise unknown_name_error("slice of heads", name, self.slices)
+        return self.slices.index(name)
+
+    def measure(self, name: str) -> Tensor:
+        """One of the three measures, `[slice, head]`."""
+        measures = dict(zip(MEASURES, (self.log_bayes, self.importance, self.ablation), strict=True))
+        if name not in measures:
+            raise BNetError("measure", expected="a measure of heads", actual=name, allowed=", ".join(MEASURES))
+        return measures[name]
+
+    def agreement(self) -> pd.DataFrame:
+        """Spearman's rank correlations of the three measures over all heads."""
+        import pandas as pd
+
+        columns = {name: to_numpy(self.measure(name).flatten()) for name in MEASURES}
+        return pd.DataFrame(columns).corr(method="spearman")
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """The weights of heads for a new sentence.
+
+        Returns:
+            The expected weight of each head in the average of a slice, `E[xi_nu / sum xi]`, `[slice, head]`, and the
+            probability that all heads of a slice are off, `[slice]`.
+        """
+        return head_shares(self.rho)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each head, by rank."""
+        names = ["rank", "mean", "low", "high", "log_bayes", "error"]
+        names += ["importance", "importance_error", "ablation", "ablation_error"]
+        table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
+        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+
+    @property
+    def summary(self) -> str:
+        """The subject and the method, in one line."""
+        slices, heads = self.log_bayes.shape
+        sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
+        details = f"{self.method}; {self.likelihood}{sigma}; intervals of {100 * self.interval:g}%"
+        details += ", too narrow where heads hang together" if self.method == "svi" else ""
+        counts = [f"{n} {unit}{'' if n == 1 else 's'}" for n, unit in ((slices, "slice"), (self.sentences, "sentence"))]
+        return f"{heads} head{'s' * (heads != 1)} of {' by '.join(counts)} ({details})"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """The loss of sentences when the heads that rank lowest by a measure are off.
+
+    `values[measure, k]` is the mean loss of a sentence in nats with k heads off, `error` its standard error. The
+    sentences need not be those of the measures.
+    """
+
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    values: Tensor = field(repr=False)
+    error: Tensor = field(repr=False)
+    sentences: int
+    order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each number of heads, a column for each measure."""
+        import pandas as pd
+
+        measures, counts = (self.labels[axis] for axis in self.axes)
+        index = pd.Index([int(k) for k in counts], name="heads off")
+        return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
+
+    def _repr_html_(self) -> str:
+        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))

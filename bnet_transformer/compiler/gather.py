@@ -1,0 +1,275 @@
+"""What a TPM reads in a run: the context of its node, and the values of its parents, aligned with its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler.execution_state import ExecutionState
+from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.tpm import EvalContext
+
+
+def move_to_device(
+    state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]
+) -> tuple[EvalContext, list[Tensor]]:
+    """The context and the parents of a TPM, all on the device where its node is computed."""
+    device = _choose_device(state, context, parents)
+    read_indices = {slot: value.to(device) for slot, value in context.read_indices.items()}
+    mask = {slot: value.to(device) for slot, value in context.mask.items()}
+    context = replace(context, word=context.word.to(device), read_indices=read_indices, mask=mask)
+    return context, [parent.to(device) for parent in parents]
+
+
+def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequence[Tensor]) -> torch.device:
+    """The device of the node's parameters; without parameters, that of its largest parent (the last of equal ones)."""
+    for value in context.parameters.values():
+        return value.device
+    greatest = max([parent.numel() for parent in parents], default=0)
+    return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), state.device)
+
+
+def enumerate_states(state: ExecutionState, index: int) -> Tensor:
+    """All states of an enumerated group, along its dim of the layout."""
+    position = state.layout.enumerated.index(index)
+    shape = [1] * state.layout.rank
+    shape[position] = -1
+    return state.arange(state.count_states(index)).reshape(shape)
+
+
+def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
+    """The value of a known or enumerated group, as its children receive it; None if it must be computed."""
+    spec = state.network.specs[index]
+    if index not in state.known and index not in state.layout.enumerated:
+        return None
+    value = state.known[index] if index in state.known else enumerate_states(state, index)
+    discrete = spec.tpm.kind == "discrete" and not value.is_floating_point()
+    return pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), value)) if discrete else value
+
+
+def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
+    """A value of a group with all dims of the layout; missing ones are added in front, of size 1."""
+    return state.layout.pad_dims(value, len(spec.shape))
+
+
+def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
+    """The context of a TPM and the value in each of its slots, aligned with its words.
+
+    Args:
+        state: The run.
+        spec: The node group.
+        word: The word of a scan; None for all words at once.
+
+    Returns:
+        The context, and for each slot a value `[*layout, *collected, *shape]`.
+
+    Raises:
+        UnsupportedError: A parent is random and continuous, and has no value.
+    """
+    read_indices: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    parents = []
+    for parent in spec.parents:
+        value = state.values.get(parent.index)
+        if value is None:  # its value was released, as no later component reads it
+            value = get_known_value(state, parent.index)
+        if value is None:
+            if parent.index not in state.network.graph.recurrent:  # in a scan, no word of it is computed yet
+                raise unset_parent_error(state.network.specs[parent.index].group.name)
+            value = get_initial_value(state, parent)
+        stack = state.network.specs[parent.index].group.word_stack
+        if stack is not None and WORD not in dict(parent.pick):
+            value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
+        for plate, selector in parent.pick:
+            value = _pick_entry(state, value, state.layout.axis(plate), selector, word)
+            if plate == WORD:
+                value = _zero_out_of_reach(state, spec, parent, value, selector)
+        for plate in reversed(parent.over):
+            if plate != WORD:
+                value = value.unsqueeze(state.layout.rank).transpose(state.layout.axis(plate), state.layout.rank)
+        if parent.over:
+            read_indices[parent.slot], mask[parent.slot] = _get_indices_and_mask(state, spec, parent, word)
+        parents.append(value)
+    context = build_context(state, spec, read_indices, mask, word)
+    return move_to_device(state, context, parents) if state.is_multi_device else (context, parents)
+
+
+def get_initial_value(state: ExecutionState, parent: ParentSpec) -> Tensor:
+    """The value before the first word: zero, or state 0."""
+    parent_spec = state.network.specs[parent.index]
+    dtype = torch.long if parent_spec.tpm.is_index_valued else state.dtype
+    return torch.zeros([1] * state.layout.rank + list(parent_spec.shape), dtype=dtype, device=state.device)
+
+
+def _zero_out_of_reach(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, selector: int
+) -> Tensor:
+    """Set the value of a picked word to zero where it is out of reach; such a state has probability zero."""
+    stack = state.network.specs[parent.index].group.word_stack or ""
+    n = state.word_counts[spec.group.word_stack] if spec.group.word_stack is not None else 1
+    is_read = _build_reach_mask(state, parent, n, state.word_counts[stack])
+    selected = state.values[selector]
+    word = state.arange(n)
+    inside = is_read[word, selected]
+    return value * inside.reshape(*inside.shape, *[1] * (value.dim() - inside.dim()))
+
+
+def _select_words(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
+) -> Tensor:
+    """A parent's value at the words that are read: aligned with the child's words, or a collection dim after them."""
+    axis = state.layout.word_dim
+    n = value.shape[axis]
+    match parent.reach.kind:
+        case "same":
+            return value if word is None else value.narrow(axis, word if n > 1 else 0, 1)
+        case "first":
+            return value.narrow(axis, 0, 1)
+        case "last":
+            return _select_last_word(state, value, stack)
+        case "before" | "rest":  # the first word reads zero; word i reads word i - 1 ("before") or word i ("rest")
+            back = int(parent.reach.kind == "before")
+            value = zero_padding(state, stack, value) if back else value
+            value = value.expand(*value.shape[:axis], state.word_counts[stack], *value.shape[axis + 1 :])
+            zero = torch.zeros_like(value.narrow(axis, 0, 1))
+            if word is not None:
+                return value.narrow(axis, word - back, 1) if word else zero
+            return torch.cat([zero, value.narrow(axis, 1 - back, state.word_counts[stack] - 1)], axis)
+        case _:
+            return value.unsqueeze(axis)
+
+
+def get_present_mask(state: ExecutionState, stack: str | None) -> Tensor | None:
+    """The mask of the words that are present, in the layout; None if all are, or for a group without words."""
+    if stack is None or stack not in state.present:
+        return None
+    present, layout = state.present[stack], state.layout
+    return present.reshape(*[1] * layout.batch_dim, present.shape[0], *[1] * len(layout.plates), present.shape[1])
+
+
+def zero_padding(state: ExecutionState, stack: str | None, value: Tensor) -> Tensor:
+    """A value with zero, or state 0, at padding words."""
+    present = get_present_mask(state, stack)
+    if present is None:
+        return value
+    present = present.reshape(*present.shape, *[1] * (value.dim() - present.dim())).to(value.device)
+    return torch.where(present, value, value.new_zeros(()))
+
+
+def _select_last_word(state: ExecutionState, value: Tensor, stack: str) -> Tensor:
+    """The value at the last word of each sentence that is present, `[*layout, *shape]` with one word."""
+    axis = state.layout.word_dim
+    if stack not in state.present:
+        return value.narrow(axis, value.shape[axis] - 1, 1)
+    # The running count of present words is maximal from the last one on, and argmax returns the first maximum.
+    last = state.present[stack].long().cumsum(-1).argmax(-1).to(value.device)
+    shape = [1] * value.dim()
+    shape[state.layout.batch_dim] = -1
+    idx = last.reshape(shape)
+    full = torch.broadcast_shapes(idx.shape, (*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+    return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
+
+
+def _get_indices_and_mask(
+    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, word: int | None
+) -> tuple[Tensor, Tensor]:
+    """The indices of the entries of a collection, and the mask of those that each word reads."""
+    network = state.network
+    if WORD not in parent.over:
+        size = network.graph.plate_sizes[parent.over[-1]]
+        return state.arange(size), torch.ones(size, dtype=torch.bool, device=state.device)
+    stack = network.specs[parent.index].group.word_stack or ""
+    m = state.word_counts[stack]
+    key = parent.reach, stack, spec.group.word_stack, word
+    if key not in state.mask_cache:
+        state.mask_cache[key] = _build_mask(state, spec, parent, stack, word)
+    return state.arange(m), state.mask_cache[key]
+
+
+def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str, word: int | None) -> Tensor:
+    """The mask `[..., word, word read]` of the words of a stack that each word of a group reads, without padding."""
+    m = state.word_counts[stack]
+    n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+    mask = _build_reach_mask(state, parent, n, m)
+    mask = mask if word is None else mask[word : word + 1]
+    if stack in state.present:
+        present = state.present[stack]
+        shape = (present.shape[0], *[1] * len(state.layout.plates), 1, m)
+        mask = mask & present.reshape(shape)
+        mask = mask | _find_fully_masked_padding(state, spec, mask, word)
+    return mask
+
+
+def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:
+    """The padding words that read no word. They read all words instead, as the softmax of an empty row is NaN.
+
+    No value depends on them, since no word reads padding.
+    """
+    is_fully_masked = ~mask.any(-1, keepdim=True)
+    if spec.group.word_stack not in state.present:
+        return torch.zeros_like(is_fully_masked)
+    present = state.present[spec.group.word_stack or ""]
+    present = present if word is None else present[:, word : word + 1]
+    return is_fully_masked & ~present.reshape(present.shape[0], *[1] * len(state.layout.plates), -1, 1)
+
+
+def _build_reach_mask(state: ExecutionState, parent: ParentSpec, n: int, m: int) -> Tensor:
+    """The mask `[n, m]` of the words that each word reads."""
+    if parent.reach.kind == "mask":
+        table = state.reach_tables.get(parent.reach)
+        return torch.tensor(parent.reach.table, device=state.device) if table is None else table.to(state.device)
+    i, j = state.arange(n), state.arange(m)
+    mask: Tensor = parent.reach.has_arrow(i[:, None], j[None, :], m)
+    return mask
+
+
+def _pick_entry(state: ExecutionState, value: Tensor, axis: int, selector: int, word: int | None = None) -> Tensor:
+    """The entry of a dim that a selector picks; a view if the selector is enumerated.
+
+    The states of an enumerated selector are 0, 1, ... along its own dim, so picking entry s in state s for all s moves
+    the picked dim to the place of the selector's dim: a transpose, not a gather.
+    """
+    if selector in state.layout.enumerated and selector not in state.patched:
+        position = state.layout.enumerated.index(selector)
+        if value.shape[position] == 1:
+            return value.transpose(position, axis)
+    selected = state.values[selector]
+    if word is not None and selected.shape[state.layout.word_dim] > 1:
+        selected = selected.narrow(state.layout.word_dim, word, 1)
+    extra = value.dim() - selected.dim()
+    idx = selected.reshape(*selected.shape, *[1] * extra)
+    full = torch.broadcast_shapes((*value.shape[:axis], 1, *value.shape[axis + 1 :]), idx.shape)
+    return value.expand(*full[:axis], value.shape[axis], *full[axis + 1 :]).gather(axis, idx.expand(full))
+
+
+def build_context(
+    state: ExecutionState,
+    spec: NodeSpec,
+    read_indices: Mapping[str, Tensor] | None = None,
+    mask: Mapping[str, Tensor] | None = None,
+    word: int | None = None,
+) -> EvalContext:
+    """The context of a group: its parameters in the dims of the layout, its positions, and what the caller passes."""
+    layout, group = state.layout, spec.group
+    parameters = {}
+    for name in spec.parameters:
+        stored = state.parameters[f"{spec.param_prefix}.{name}"]
+        if group.plates:
+            shape = [1] * (1 + len(layout.plates) + 1)
+            for k, plate in enumerate(group.plates):
+                shape[1 + layout.plates.index(plate)] = stored.shape[k]
+            stored = stored.reshape(*shape, *stored.shape[len(group.plates) :])
+        parameters[name] = stored
+    if word is not None:
+        positions = torch.full((1,), word, device=state.device)
+    elif group.word_stack is not None and group.word_stack in state.positions:
+        positions = state.positions[group.word_stack]
+    else:
+        positions = state.arange(1 if group.word_stack is None else state.word_counts[group.word_stack])
+    rotary = state.rotary if word is None else {}
+    return EvalContext(parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary)

@@ -1,0 +1,286 @@
+"""Samples of all random nodes of a sentence, given its evidence.
+
+All samples are drawn at once, as the batch of a run: the choices above evidence from their joint posterior, every other
+random node from its TPM, parents before children (ancestral sampling).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.graph import topological_order
+from bnet_transformer.inference import exact
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
+from bnet_transformer.inference.query import (
+    Query,
+    build_request_arguments,
+    group_evidence,
+    iter_chunks,
+    with_sentence_scope,
+)
+from bnet_transformer.inference.routing import (
+    Fault,
+    Obstacle,
+    Route,
+    find_elimination_fault,
+    format_fault,
+    route_posterior,
+    with_cost,
+)
+from bnet_transformer.reference import GroundModel, ReferenceRun
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MAX_JOINT_STATES = 2**12  # joint states up to which the posterior is one table
+NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for each sample
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of all random nodes.
+
+    `states[name]` is `[n]` for a discrete node, `[n, *shape]` for a continuous one. `labels[name]` are the labels of a
+    discrete node's states, if it has labels.
+    """
+
+    states: dict[str, Tensor] = field(repr=False)
+    n: int
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.states[name]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A row for each sample, a column for each node (for each of its entries, if it is a vector)."""
+        import pandas as pd
+
+        columns = {}
+        for name, samples in self.states.items():
+            if samples.dim() == 1:
+                columns[name] = to_numpy(samples)
+            else:
+                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(samples.flatten(1).unbind(1))}
+        return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
+
+    def _repr_html_(self) -> str:
+        title = f"<p>{self.n} draws of {escape(', '.join(self.states))}</p>"
+        return f"{title}{self.to_dataframe().head(10).to_html()}"
+
+
+def sample(query: Query, n: int, seed: int) -> Samples:
+    """n samples of every random node, given the evidence.
+
+    Args:
+        query: The sentence and its evidence; all nodes are sampled, whatever the query requests.
+        n: The number of samples.
+        seed: The seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    query = replace(query.without_input_evidence(), nodes=())
+    joint_log_evidence(query)  # refuses impossible evidence
+    model, order = query.model, topological_order(query.model.ground).tolist()
+    samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
+    choices = set(query.choices)
+    target = replace(query, nodes=tuple(node for node in order if node in choices))
+    # Choices above evidence are sampled from their exact joint posterior. No evidence is below any other random node:
+    # given its parents it is independent of the evidence, so that its TPM is its posterior (ancestral sampling).
+    if choices:
+        samples |= (_sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint)(target, n, generator)
+    module = with_sentence_scope(query.module)
+    for nodes, fault in _iter_ancestral_batches(target, order):
+        if fault is None:
+            samples |= _sample_batched(module, model, nodes, samples, n, generator)
+        else:
+            samples |= _sample_by_reference(model, nodes, samples, n, generator)
+    return Samples({model.ground.name(node): samples[node].clone() for node in order if node in samples}, n)
+
+
+def route_sample(query: Query, n: int) -> Route:
+    """The route of n samples: that of the choices above the evidence, then that of the rest."""
+    question, query = f"{n} draws", query.without_input_evidence()
+    target = replace(query, nodes=tuple(query.choices))
+    if not target.nodes:
+        route = Route(question, "compiled", "nothing is observed: every node is drawn from its TPM")
+    elif _should_use_chain_rule(target):
+        reason = "the choices above the evidence are drawn one by one, each from its posterior given those before it"
+        route = Route(question, "elimination", reason, choices=target.nodes)
+    else:
+        route = replace(with_cost(target, route_posterior(target)), question=question)
+    order = topological_order(query.model.ground).tolist()
+    slow = [(nodes, fault) for nodes, fault in _iter_ancestral_batches(target, order) if fault is not None]
+    if not slow:
+        return route
+    first = slow[0][1]
+    reason = f"each node is drawn by itself from its TPM; not faster, for {format_fault(first)}"
+    evaluations = n * sum(len(nodes) for nodes, _ in slow)
+    part = Route("draws one after another", "reference", reason, first.subject, evaluations=evaluations)
+    return replace(part, question=question, parts=(replace(route, question="the others"), part))
+
+
+def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
+    """The nodes that are sampled from their TPMs, group by group, and why those of a group cannot be one batch.
+
+    Args:
+        query: The sentence and its evidence; its requested nodes are sampled before.
+        order: All nodes, parents before children.
+    """
+    model, module = query.model, with_sentence_scope(query.module)
+    samples = {node: value[None] for node, value in query.fixed.items()} | _zero_samples(model, query.nodes)
+    for component in model.network.graph.components:
+        random = [spec.group for spec in map(model.network.specs.__getitem__, component) if spec.tpm.is_random]
+        left = {node for group in random for node in model.ground.select_nodes(group).tolist()} - model.do.keys()
+        nodes = [node for node in order if node in left and node not in samples]
+        if nodes:
+            yield nodes, _find_sampling_fault(module, model, component, samples)
+            samples |= _zero_samples(model, nodes)
+
+
+def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
+    """A sample of zeros for each node: faults depend on the shapes of samples alone."""
+    samples = NodeSamples()
+    for node in nodes:
+        spec = model.spec(node)
+        shape, dtype = ((), torch.long) if spec.tpm.kind == "discrete" else (spec.shape, model.network.dtype)
+        samples[node] = torch.zeros(1, *shape, dtype=dtype, device=model.network.device)
+    return samples
+
+
+def _should_use_chain_rule(query: Query) -> bool:
+    """True if the choices have too many joint states for one table, and elimination can give them one by one."""
+    count = math.prod(query.model.count_states(node) for node in query.nodes)
+    nodes = query.nodes
+    checks = (find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
+    return count > MAX_JOINT_STATES and all(checks)
+
+
+def _find_sampling_fault(
+    module: CompiledModule, model: GroundModel, indices: Sequence[int], samples: NodeSamples
+) -> Fault | None:
+    """Why the nodes of some groups cannot be sampled in one batch.
+
+    They may be parents of each other, or the compiled net may not compute their parameters.
+    """
+    specs = [model.network.specs[index] for index in indices]
+    for spec in specs:
+        if any(parent.index in indices for parent in spec.parents):
+            return Obstacle(spec.group.name, "read by others that are drawn with it")
+    (spec,) = specs
+    return (
+        NodeEvaluator(module, model, {})
+        .with_batched_states(samples, module)
+        .find_table_fault(_get_parameter_table(spec), [spec], ())
+    )
+
+
+def _get_parameter_table(spec: NodeSpec) -> str:
+    """The table with the parameters of a group's distribution."""
+    return "logits" if spec.tpm.kind == "discrete" else "normal"
+
+
+def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
+    """Samples of the choices above evidence, from their joint posterior."""
+    probs = joint_posterior(query)
+    states = torch.unravel_index(torch.multinomial(probs.flatten(), n, True, generator=generator), probs.shape)
+    return dict(zip(query.nodes, states, strict=True))
+
+
+def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
+    """Samples from `P(a | e) P(b | a, e) ...`."""
+    module, model, nodes = with_sentence_scope(query.module), query.model, query.nodes
+    states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(model)
+    for k, node in enumerate(nodes):
+        group, index = model.ground.unravel_index(node)
+        # Samples with equal states so far have the same conditional posterior, which is computed once.
+        known, inverse = torch.unique(states, dim=0, return_inverse=True) if k else (states[:1], states.new_zeros(n))
+        probs = []
+        indices = {group.index, *(model.ground.group_of(other).index for other in (*nodes[:k], *query.evidence))}
+        for chunk in iter_chunks(model, len(known), indices):
+            sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
+            evidence = group_evidence(model, query.evidence, sampled)
+            posterior = exact.posterior(module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+            probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
+        new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
+        states = torch.cat([states, new], 1)
+    return dict(zip(nodes, states.unbind(1), strict=True))
+
+
+def _sample_batched(
+    module: CompiledModule,
+    model: GroundModel,
+    nodes: Sequence[int],
+    samples: NodeSamples,
+    n: int,
+    generator: torch.Generator,
+) -> NodeSamples:
+    """Samples of nodes of one group that are not parents of each other."""
+    group = model.ground.group_of(nodes[0])
+    spec, columns = model.network.specs[group.index], torch.tensor(nodes) - int(model.ground.offsets[group.index])
+    table, shape, draws = _get_parameter_table(spec), model.ground.shapes[group.index], []
+    for chunk in iter_chunks(model, n, [group.index]):
+        size = chunk.stop - chunk.start
+        states = {node: value[chunk] for node, value in samples.items()}
+        evaluator = NodeEvaluator(module, model, {}).with_batched_states(states, module)
+        parameters = evaluator.compute_group(table, spec)
+        if not samples:  # the same for every sample
+            parameters = parameters.expand(size, *parameters.shape)
+        selected = parameters.reshape(size, math.prod(shape), *parameters.shape[1 + len(shape) :])[:, columns]
+        draws.append(_sample_from_parameters([selected] if table == "logits" else selected.unbind(2), generator))
+    return dict(zip(nodes, torch.cat(draws).unbind(1), strict=True))
+
+
+def _sample_from_parameters(parameters: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    """A sample for each row of logits, or of means and sigmas."""
+    if len(parameters) == 1:
+        probs = parameters[0].softmax(-1)
+        return torch.multinomial(probs.flatten(0, -2), 1, generator=generator).reshape(probs.shape[:-1])
+    mean, sigma = parameters
+    return mean + sigma * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
+
+
+def _sample_by_reference(
+    model: GroundModel, nodes: Sequence[int], samples: NodeSamples, n: int, generator: torch.Generator
+) -> NodeSamples:
+    """Samples by the reference, node after node; samples with equal states so far share one run."""
+    result: dict[int, Tensor] = {}
+    groups: list[tuple[Tensor, dict[int, Tensor]]] = [(torch.arange(n), {})]
+    for node, value in samples.items():
+        groups = [group for rows, known in groups for group in _split_by_state(rows, value[rows], known, node)]
+    for node in nodes:
+        after: list[tuple[Tensor, dict[int, Tensor]]] = []
+        for rows, known in groups:
+            states = _sample_node(ReferenceRun(model, known), node, len(rows), generator)
+            result.setdefault(node, states.new_zeros(n, *states.shape[1:]))[rows] = states
+            after += _split_by_state(rows, states, known, node) if model.ground.children(node) else [(rows, known)]
+        groups = after
+    return result
+
+
+def _split_by_state(
+    rows: Tensor, states: Tensor, fixed: dict[int, Tensor], node: int
+) -> Iterator[tuple[Tensor, dict[int, Tensor]]]:
+    """The samples by the state of the node."""
+    for state in torch.unique(states, dim=0):
+        same = (states == state).reshape(len(rows), -1).all(1)
+        yield rows[same], {**fixed, node: state}
+
+
+def _sample_node(run: ReferenceRun, node: int, n: int, generator: torch.Generator) -> Tensor:
+    """n samples of a node from its TPM, given its parents."""
+    distribution, spec = run.distribution(node), run.model.spec(node)
+    if isinstance(distribution, torch.distributions.Categorical):
+        return torch.multinomial(distribution.probs, n, replacement=True, generator=generator)
+    normal = get_normal(spec, distribution)
+    mean, sigma = (parameter.expand(n, *normal.mean.shape) for parameter in (normal.mean, normal.stddev))
+    return _sample_from_parameters([mean, sigma], generator)

@@ -1,0 +1,244 @@
+"""Heads of two fits, or of two draws, compared: matched by their responsibilities, since heads have no names.
+
+`compare` compares two fits; `align_heads` puts the heads of all posterior draws in one order.
+"""
+
+from __future__ import annotations
+
+import html
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError
+from bnet_transformer.learning.fit.head_summary import (
+    cosine_matrix,
+    find_selectors,
+    responsibilities,
+    samples_to_parameters,
+)
+from bnet_transformer.learning.fit.problem import FitObjective
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from bnet_transformer.learning.fit.result import Fit
+
+LEAVE_ONE_OUT = "leave-one-out (PSIS, az.loo)"
+MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match heads
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two fits compared on the same sentences.
+
+    `match[h]` is the head of the other fit that is matched to head h (-1 if no head is left), and `overlap` is the
+    summed product of responsibilities, `[head, other head]`. `agreement` is the adjusted Rand index of the most
+    responsible heads. `gain` is the mean difference of the log likelihoods of a sentence, this fit minus the other, and
+    `gain_error` its standard error; `criterion` names the likelihood. `A` and `OV` are cosines of matched heads.
+    """
+
+    match: tuple[int, ...]
+    overlap: Tensor = field(repr=False)
+    agreement: float
+    gain: float
+    gain_error: float
+    A: dict[str, Tensor] = field(repr=False)
+    OV: dict[str, Tensor] = field(repr=False)
+    criterion: str = "log likelihood"
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each head of this fit."""
+        import pandas as pd
+
+        rows: dict[str, list[float]] = {"match": list(self.match)}
+        rows["overlap"] = [float(self.overlap[h, m]) if m >= 0 else 0.0 for h, m in enumerate(self.match)]
+        for kind, cosines in (("A", self.A), ("OV", self.OV)):
+            rows |= {f"cosine {kind} {name}": value.tolist() for name, value in cosines.items()}
+        return pd.DataFrame(rows, index=pd.RangeIndex(len(self.match), name="head"))
+
+    def _repr_html_(self) -> str:
+        caption = f"ARI {self.agreement:.3f}; {self.gain:+.4f} ± {self.gain_error:.4f} nats a sentence"
+        caption += f" by {self.criterion}"
+        return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
+
+
+def count_overlap(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:
+    """The expected number of sentences (or `present` words) that both heads are responsible for, `[head a, head b]`."""
+    if present is not None:
+        a = a * present[..., None]
+    return a.flatten(0, -2).mT @ b.flatten(0, -2).to(a.dtype)
+
+
+def get_present_words(spec: NodeSpec, corpus: Batch) -> Tensor | None:
+    """The words for which a selector draws, `[sentence, word]`; None for all words, or for a selector of sentences."""
+    stack = spec.group.word_stack
+    if stack is None:
+        return None
+    if corpus.mask is not None and stack in corpus.mask:
+        return corpus.mask[stack]
+    masks = [evidence.observed for evidence in corpus.evidence.values()]
+    known = [mask for mask in masks if mask is not None and mask.shape == corpus.x[stack].shape[:2]]
+    return torch.stack(known).any(0) if known and len(known) == len(masks) else None
+
+
+def match_heads(overlap: Tensor) -> tuple[int, ...]:
+    """Match each row to a column, one to one, so that the sum of the overlaps is maximal; -1 if no column is left."""
+    # A linear assignment problem (Kuhn 1955, the Hungarian algorithm). Matching each row to its best column would
+    # match two heads to one; relabelling heads does not change the sum, so the match does not depend on their order.
+    rows, columns = linear_sum_assignment(overlap.detach().cpu().numpy(), maximize=True)
+    match = dict(zip(rows.tolist(), columns.tolist(), strict=True))
+    return tuple(match.get(row, -1) for row in range(len(overlap)))
+
+
+def compare(
+    first: Fit[Any], second: Fit[Any], data: object, selector: str | None, selector_spec: NodeSpec
+) -> Comparison:
+    """Compare two fits by their responsibilities, their heads, and the log likelihood of each sentence."""
+    has_data = data is not None
+    if has_data:
+        corpora = [fit._read_data(data) for fit in (first, second)]
+    else:
+        corpora = [*_get_shared_data(first.data, second.data)]
+    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip((first, second), corpora, strict=True))
+    if a.shape[:-1] != b.shape[:-1]:
+        actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
+        expected = "selectors that draw for the same things: both for sentences, or both for their words"
+        raise BNetError("compare", expected=expected, actual=actual, allowed="selector=")
+    heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
+    criterion, gain = _log_likelihood_gains(first, second, corpora, has_data=has_data)
+    from sklearn.metrics import adjusted_rand_score  # slow to import
+
+    present = get_present_words(selector_spec, corpora[0])
+    match = match_heads(overlap := count_overlap(a.double(), b.double(), present))
+    top_heads = [probs.argmax(-1) if present is None else probs.argmax(-1)[present] for probs in (a, b)]
+    labels = [label.flatten().cpu().numpy() for label in top_heads]
+    return Comparison(
+        match,
+        overlap,
+        float(adjusted_rand_score(*labels)),
+        float(gain.mean()),
+        float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else float("nan"),
+        {k: _matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
+        {k: _matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
+        criterion,
+    )
+
+
+def _get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
+    """The training sentences of two fits; an error if they differ."""
+    if first is None or second is None:
+        actual = "none: a net, or a fit that was loaded, does not hold the sentences that it was fitted to"
+        raise BNetError("data", expected="sentences to compare on", actual=actual, allowed="data=")
+    if not first.equals(second):
+        expected, actual = "two fits of the same sentences in the same order", "fits of other sentences"
+        raise BNetError("compare", expected=expected, actual=actual, allowed="data=")
+    return first, second
+
+
+def _log_likelihood_gains(
+    first: Fit[Any], second: Fit[Any], corpora: Sequence[Batch], *, has_data: bool
+) -> tuple[str, Tensor]:
+    """The name of the likelihood that compares two fits, and its difference for each sentence, `[sentence]`."""
+    has_samples = first.log_likelihoods is not None and second.log_likelihoods is not None
+    if not has_data and has_samples and find_spec("arviz") is not None:
+        return LEAVE_ONE_OUT, _leave_one_out(first) - _leave_one_out(second)
+    a, b = (fit.log_likelihood(corpus).double() for fit, corpus in zip((first, second), corpora, strict=True))
+    return "log likelihood of " + ("the data told" if has_data else "the sentences learned from"), a - b
+
+
+def _leave_one_out(fit: Fit[Any]) -> Tensor:
+    """The leave-one-out log predictive density of each sentence, `[sentence]`."""
+    # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
+    # importance sampling with Pareto-smoothed weights, so no fit is repeated.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
+        import arviz as az
+    result: Any = az.loo(fit.to_arviz(), var_name="y", pointwise=True)  # type: ignore[no-untyped-call]
+    return torch.as_tensor(result.loo_i.values, dtype=torch.float64)
+
+
+def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
+    """The cosine of each head's matrix with that of its match, `[head]`; NaN for a head without match."""
+    same = a.shape[1:] == b.shape[1:]
+    table = cosine_matrix(a, b.to(a.dtype)) if same else a.new_full((len(a), len(b)), torch.nan)
+    return torch.stack([table[h, m] if m >= 0 else table.new_tensor(torch.nan) for h, m in enumerate(match)])
+
+
+def align_heads(
+    objective: FitObjective, corpus: Batch, samples: dict[str, Tensor], log_density: Tensor
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Order the heads of every draw as in the draw of highest density; also return the selectors that were aligned."""
+    # Label switching (Stephens 2000): if the posterior is invariant under permutations of the heads, a permuted draw is
+    # a draw of the same posterior, and means over draws make sense only in one common order. Each draw is matched to
+    # the pivot by its responsibilities. A selector whose heads are not exchangeable is left as it is.
+    network, shape = objective.network, log_density.shape
+    part = corpus if objective.has_corpus_choice else corpus.take(slice(0, MATCHING_SENTENCES))
+    sets, pivot, aligned = samples_to_parameters(network, samples), int(log_density.argmax()), []
+    for selector in find_selectors(network):
+        dims = {name: dim for name in network.parameters if (dim := head_dim(network, selector, name)) is not None}
+        if not _is_exchangeable(objective, part, {name: value[pivot] for name, value in sets.items()}, dims):
+            continue
+        probs, present = responsibilities(objective, part, sets, selector), get_present_words(selector, part)
+        orders = [torch.tensor(match_heads(count_overlap(probs[pivot], draw, present))) for draw in probs]
+        for name in sets.keys() & dims.keys():
+            pairs = zip(sets[name], orders, strict=True)
+            sets[name] = torch.stack([draw.index_select(dims[name], order.to(draw.device)) for draw, order in pairs])
+        aligned.append(selector.group.name)
+    tables = network.unconditional_logit_names
+    values = {name: sets[name].exp() if name in tables else sets[name] for name in samples}
+    return {name: value.reshape(*shape, *value.shape[1:]) for name, value in values.items()}, tuple(aligned)
+
+
+def _is_exchangeable(
+    objective: FitObjective, corpus: Batch, parameters: Mapping[str, Tensor], dims: Mapping[str, int]
+) -> bool:
+    """True if the log evidence does not depend on the order of a selector's heads."""
+    # A cyclic shift and one transposition of neighbours generate all permutations, so two orders decide for all of
+    # them. Parameters of heads that are not learned stay in their order, so they must be equal for all heads.
+    store = {**{k: v.detach().to(objective.device) for k, v in objective.network.parameters.items()}, **parameters}
+    for name, dim in dims.items():
+        if name not in parameters and not torch.equal(store[name], store[name].roll(1, dim)):
+            return False
+    count = next((store[name].shape[dim] for name, dim in dims.items()), 0)
+    if count < 2:
+        return False
+    subset = corpus if objective.has_corpus_choice else corpus.take(slice(0, 16))
+    with torch.no_grad():
+        before = objective.log_evidence(store, subset)
+        for order in ([*range(1, count), 0], [1, 0, *range(2, count)]):
+            index = torch.tensor(order, device=before.device)
+            permuted = {name: store[name].index_select(dim, index) for name, dim in dims.items()}
+            after = objective.log_evidence({**store, **permuted}, subset)
+            if not torch.allclose(before, after, rtol=torch.finfo(before.dtype).eps ** 0.5, atol=1e-4):
+                return False
+    return True
+
+
+def head_dim(network: Network, selector: NodeSpec, name: str) -> int | None:
+    """The dim of a parameter that indexes the heads of a selector; None if there is none."""
+    owner, _, key = name.rpartition(".")
+    index = selector.group.index
+    if owner == selector.param_prefix:
+        return 0 if key == "logits" else None
+    for spec in network.specs:
+        if spec.param_prefix != owner:
+            continue
+        parents = [parent.index for parent in spec.parents]
+        if index in parents and key in ("logits", "values"):
+            return len(spec.group.plates) + parents.index(index)
+        for child in network.specs:
+            for parent in child.parents:
+                stack = network.specs[parent.index].group.stack
+                for plate, by in parent.pick:
+                    if by == index and plate in spec.group.plates and stack == spec.group.stack:
+                        return spec.group.plates.index(plate)
+    return None

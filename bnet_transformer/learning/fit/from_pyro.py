@@ -1,0 +1,210 @@
+"""`Fit.from_pyro`: a fit from samples, a guide or a kernel that the user ran in Pyro on `net.pyro()`.
+
+Samples of sites -> samples of parameters -> heads in one order -> `Fit`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import MCMC, Importance
+from torch import Tensor
+from torch.distributions import Distribution
+
+from bnet_transformer._core.checks import check_int, check_mapping, check_seed
+from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
+from bnet_transformer.bridges.pyro import PyroModel
+from bnet_transformer.bridges.pyro.checks import check_probabilities
+from bnet_transformer.data import read_batch
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.head_summary import find_representative, log_likelihoods, samples_to_parameters
+from bnet_transformer.learning.fit.methods import analyse_choices
+from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.restarts import replace_learned
+from bnet_transformer.learning.fit.result import Fit
+
+MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws than this give a warning
+RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping of samples, or a guide"
+
+
+@dataclass(frozen=True)
+class SiteSamples:
+    """Samples by Pyro site, `[chain, draw, *shape]`, with the diagnostics of the sampler."""
+
+    values: Mapping[str, Tensor]
+    divergent: tuple[int, ...] = ()
+    approximate: str | None = None
+    effective_sample_size: float | None = None
+    is_point: bool = False  # all draws are equal: a guide of Delta sites
+
+
+def fit_from_pyro(
+    network: Network,
+    data: object,
+    result: object,
+    sites: Mapping[str, str] | None,
+    arguments: tuple[object, ...],
+    num_samples: int,
+    missing: bool,
+    budget: int,
+    seed: int,
+) -> Fit[Network]:
+    """Create a fit from a result of Pyro; the arguments are those of `Fit.from_pyro`."""
+    network.check_single_dtype()
+    corpus = read_batch(network, data, missing=missing)
+    seed, num_samples = check_seed(seed), check_int("num_samples", num_samples)
+    with fork_torch_rng(network.device):
+        seed_rngs(derive_seed(seed, "from pyro"), network.device)
+        draws = _read_samples(result, arguments, num_samples)
+    samples = _to_parameter_samples(network, draws.values, check_mapping("sites", sites))
+    readouts = tuple(network.get_spec(name) for name in corpus.evidence)
+    objective = FitObjective(
+        network, select_learnable(network, readouts, list(samples), None), check_int("budget", budget)
+    )
+    matched: tuple[str, ...] = ()
+    if draws.is_point:
+        shown = {name: value[0] for name, value in samples_to_parameters(network, samples).items()}
+    else:
+        *_, (_, fault) = analyse_choices(objective, corpus)
+        if fault is None:  # order the heads as in the most likely draw
+            shape = next(iter(samples.values())).shape[:2]
+            density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(shape)
+            samples, matched = align_heads(objective, corpus, samples, density)
+        shown = find_representative(network, samples)
+    return Fit(
+        replace_learned(network, shown),
+        "pyro",
+        len(corpus),
+        "nothing",
+        samples={} if draws.is_point else samples,
+        matched=matched,
+        divergent=draws.divergent,
+        effective_sample_size=draws.effective_sample_size,
+        learned=objective.learned.names,
+        budget=objective.budget,
+        approximate=draws.approximate,
+        missing=missing,
+        data=corpus,
+    )
+
+
+def _read_samples(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteSamples:
+    """Read the samples of every site from a result of Pyro, which is one of `RESULT_FORMS`."""
+    if isinstance(result, MCMC):
+        try:
+            values = result.get_samples(group_by_chain=True)
+        except (AttributeError, TypeError) as error:  # the kernel has not run
+            raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw") from error
+        by_chain = result.diagnostics().get("divergences", {})
+        return SiteSamples(values, tuple(len(draws) for draws in by_chain.values()))
+    if isinstance(result, Importance):
+        log_weights = [*map(torch.as_tensor, result.log_weights)]
+        return _resample_systematically(_stack_traces(result.exec_traces), torch.stack(log_weights), num_samples)
+    if isinstance(result, Mapping):
+        named = all(isinstance(name, str) for name in result)
+        if not result or not named or any(isinstance(v, tuple | Distribution) for v in result.values()):
+            raise BNetError("result", expected="a mapping from the names of sites to samples", actual=result)
+        return SiteSamples({name: torch.as_tensor(values) for name, values in result.items()})
+    if callable(result) and not isinstance(result, Distribution):
+        with torch.no_grad():
+            traces = [poutine.trace(result).get_trace(*arguments) for _ in range(num_samples)]
+        values = {name: value[None] for name, value in _stack_traces(traces).items()}
+        is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
+        note = None if is_point else "draws of a guide: as near to the posterior as its family allows"
+        return SiteSamples(values, approximate=note, is_point=is_point)
+    raise BNetError("result", expected=RESULT_FORMS, actual=result)
+
+
+def _stack_traces(traces: list[Any]) -> dict[str, Tensor]:
+    """The values of the latent sites of several traces, `[draw, *shape]`."""
+    if not traces:
+        raise BNetError("result", expected="a run of it, with its arguments, before", actual="no draw")
+    names = [name for name, site in traces[0].nodes.items() if _is_latent(site)]
+    return {name: torch.stack([trace.nodes[name]["value"].detach() for trace in traces]) for name in names}
+
+
+def _is_latent(site: Mapping[str, Any]) -> bool:
+    """True for a site with a posterior value: not observed, not a plate, not an auxiliary site of an AutoGuide."""
+    if site["type"] != "sample" or site["is_observed"] or type(site["fn"]).__name__ == "_Subsample":
+        return False
+    return not (site["infer"] or {}).get("is_auxiliary", False) and isinstance(site["value"], Tensor)
+
+
+def _resample_systematically(values: Mapping[str, Tensor], log_weights: Tensor, num_samples: int) -> SiteSamples:
+    """Convert weighted draws to `num_samples` draws of equal weight, by systematic resampling."""
+    # One uniform number places n evenly spaced points on the cumulative weights, so a draw of weight w is taken either
+    # floor(w n) or ceil(w n) times and w n times on average: unbiased, and with less variance than multinomial
+    # resampling in practice (Douc, Cappe and Moulines 2005). The effective sample size is 1 / sum w^2 (Kong 1992).
+    if not bool((log_weights > -torch.inf).any()) or bool(log_weights.isnan().any()):
+        raise BNetError("result", expected="log weights, one of them finite", actual="none that is")
+    weights = log_weights.detach().double().softmax(0)
+    size = float(1 / weights.square().sum())
+    note = f"importance sampling: {len(weights)} draws count as {size:.1f}"
+    if size < MIN_EFFECTIVE_DRAWS:
+        warnings.warn(f"{note}; a guide nearer to the posterior gives more", stacklevel=5)
+    start = torch.rand((), dtype=torch.float64).item()
+    points = (torch.arange(num_samples, dtype=torch.float64, device=weights.device) + start) / num_samples
+    idx = torch.searchsorted(weights.cumsum(0), points).clamp(max=len(weights) - 1)
+    note = f"{note}; resampled to {num_samples}"
+    return SiteSamples({name: value[idx][None] for name, value in values.items()}, (), note, size)
+
+
+def _to_parameter_samples(
+    network: Network, values: Mapping[str, Tensor], sites: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Convert samples of sites to samples of parameters, `[chain, draw, *shape]`, with tables as probabilities.
+
+    The name of a site is the parameter's name, that name with `_` for `.`, the name that `net.pyro()` gives to a table,
+    or a key of `sites`.
+    """
+    known = {name: name for name in network.shapes} | {name.replace(".", "_"): name for name in network.shapes}
+    known |= {f"theta_{name.removesuffix('.logits')}": name for name in network.unconditional_logit_names}
+    known |= {site: name for name, site in PyroModel(network).priors.items()}
+    group_names = {spec.group.name for spec in network.specs}
+    for site, name in sites.items():
+        if name not in network.shapes:
+            raise unknown_name_error("parameter", name, network.shapes)
+        known[site] = name
+    missing = sites.keys() - values.keys()
+    if missing:
+        raise unknown_name_error("site of the result", min(missing), values)
+    samples: dict[str, Tensor] = {}
+    for site, value in values.items():
+        if site not in known and site in group_names:
+            continue  # a sampled choice: the fit sums it out, given the parameters
+        if site not in known:
+            raise unknown_name_error("site", site, known)
+        name = known[site]
+        if name in samples:
+            raise BNetError(site, expected="one site for each parameter", actual=f"two for {name}")
+        samples[name] = _reshape_samples(network, name, site, value)
+    if not samples:
+        raise BNetError("result", expected=f"a site for some parameter: {', '.join(known)}", actual=", ".join(values))
+    shapes = {tuple(value.shape[:2]) for value in samples.values()}
+    if len(shapes) > 1:
+        raise BNetError("result", expected="as many draws of every site", actual=", ".join(map(str, shapes)))
+    return samples
+
+
+def _reshape_samples(network: Network, name: str, site: str, value: Tensor) -> Tensor:
+    """Check the samples of one parameter; return them as `[chain, draw, *shape]` with its dtype and device."""
+    parameter = network.parameters[name]
+    extra_dims = value.dim() - parameter.dim()
+    fits = extra_dims in (1, 2) and value.shape[extra_dims:] == parameter.shape and 0 not in value.shape[:extra_dims]
+    if not value.is_floating_point() or not fits:
+        expected = f"real numbers [draw, {', '.join(map(str, parameter.shape))}], or [chain, draw, ...], of {name}"
+        raise BNetError(site, expected=expected, actual=f"{value.dtype} of shape {tuple(value.shape)}")
+    value = (value[None] if extra_dims == 1 else value).detach().to(parameter)
+    if not bool(value.isfinite().all()):
+        raise BNetError(site, expected="finite numbers", actual="NaN or infinity")
+    if name in network.unconditional_logit_names:
+        check_probabilities(site, value, parameter)
+    return value

@@ -1,0 +1,154 @@
+"""Predictions and posterior predictive checks of fitted nets."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_mapping
+from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng, seed_rngs
+from bnet_transformer.bridges.pyro import PyroModel
+from bnet_transformer.compiler import CompiledModule, ExecutionRequest
+from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.exact import (
+    eliminate_choices,
+    get_batch_size,
+    get_full_shape,
+    has_posterior_dim,
+    posterior,
+)
+from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Check:
+    """Posterior predictive checks of a `readout`: each statistic of the data and of replicated data.
+
+    `observed` is the statistic of the data; `mean` and `spread` are the mean and standard deviation over the replicated
+    data. `p` is the fraction of replicated data with a larger statistic; ties count one half.
+    """
+
+    observed: Mapping[str, float]
+    mean: Mapping[str, float]
+    spread: Mapping[str, float]
+    p: Mapping[str, float]
+    readout: str = ""
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """One row for each statistic."""
+        import pandas as pd
+
+        columns = {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
+        return pd.DataFrame(columns).rename_axis(self.readout or None)
+
+    def _repr_html_(self) -> str:
+        caption = html.escape(f"posterior predictive checks of {self.readout}")
+        return f"<div>{caption}{self.to_dataframe().to_html()}</div>"
+
+
+@enable_gradients()
+def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget: int) -> Tensor:
+    """`P(y | x)` of a discrete readout, `[sentence, word, state]`; `E[y | x]` of a real one; choices are summed out."""
+    module, spec = CompiledModule(network).eval(), network.get_spec(name)
+    if spec.tpm.kind == "discrete":
+        probs = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+        return torch.cat(probs)
+    ancestors = network.ancestral_specs(spec)
+    open_choices = [
+        m.group.index for m in ancestors if m.tpm.kind == "discrete" and network.graph.out_edges[m.group.index]
+    ]
+    for part in parts[:1]:
+        _, words, *_ = module.validate_inputs(part.x, part.given)
+        choices = find_ancestor_choices(network, spec.group.index, {*open_choices}, set())
+        check_elimination_budget(network, spec.group.index, choices, words, budget)
+    return torch.cat([_predict_mean(module, spec, open_choices, part) for part in parts])
+
+
+def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
+    """`E[y | x]` of a real readout, `[sentence, word, dim]`, with the open choices summed out."""
+    network, name = module.network, spec.group.name
+    with torch.no_grad():
+        enumerated = frozenset(open_choices)
+        state, _ = module.run(ExecutionRequest((name,), batch.x, batch.mask, batch.given, enumerate_too=enumerated))
+        context, parents = gather_parents(state, spec)
+        mean = spec.tpm.distribution(context, *parents).mean
+        priors = [Factor(network.specs[i], log_prior(state, i, network.specs[i])) for i in open_choices]
+    group, first = spec.group, state.layout.batch_dim
+    shape = get_full_shape(state, group.plates, group.word_stack, get_batch_size([Factor(spec, mean[..., 0])], state))
+    # E[y | x] = sum_c P(c | x) E[y | x, c]. Elimination computes the log of a sum of products, not an expectation, so
+    # the mean comes from the cumulant generating function: d/dt log E[exp(t . mean)] at t = 0 is E[mean].
+    tilt = torch.zeros(*shape, *spec.shape, dtype=mean.dtype, device=mean.device, requires_grad=True)
+    total = eliminate_choices(state, [*priors, Factor(spec, (tilt * mean).sum(-1))])
+    (gradient,) = torch.autograd.grad(total.sum(), tilt)
+    dims = [n for k, n in enumerate(shape[first:]) if has_posterior_dim(state, group, first + k)]
+    return gradient.flatten(0, first).reshape(*dims, *spec.shape)
+
+
+def default_statistics(num_states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The statistics of a check if the caller gives none: the fraction of each state, or moments of a real readout."""
+    if num_states is not None:
+        return {f"share of {k}": lambda y, k=k: (y == k).double().mean() for k in range(num_states)}  # type: ignore[misc]
+    return {"mean": torch.mean, "variance": lambda y: y.flatten(0, -2).var(0).mean(), "kurtosis": _kurtosis}
+
+
+def _kurtosis(y: Tensor) -> Tensor:
+    values = y.flatten(0, -2)
+    return (values - values.mean(0)).pow(4).mean() / values.var(0).square().mean()
+
+
+def _evaluate_statistic(name: str, statistic: Any, y: Tensor) -> float:
+    """The value of a statistic of the observed words `y`, checked to be a number."""
+    expected = "a function of what is observed that returns a number"
+    if not callable(statistic):
+        raise BNetError(f"statistic {name}", expected=expected, actual=statistic)
+    value = statistic(y.clone())  # a statistic may write to its argument
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BNetError(f"statistic {name}", expected=expected, actual=value) from error
+
+
+def check_posterior_predictive(
+    networks: Sequence[Network], name: str, corpus: Batch, statistics: object, draws: int, num_states: int | None
+) -> Check:
+    """Posterior predictive checks: each draw takes one net of the posterior and samples all sentences from it.
+
+    A statistic gets the observed values only: the tensor itself, or the observed words in one dim if some are missing.
+    """
+    # Replicated data y_rep ~ p(y | theta_k) with theta_k from the posterior; p = P(T(y_rep) > T(y)) is the posterior
+    # predictive p-value (Gelman, Meng and Stern 1996). Half of the ties counts, so that p is centred for discrete T.
+    functions = dict(check_mapping("statistics", statistics)) or default_statistics(num_states)
+    evidence = corpus.evidence[name]
+
+    def select_observed(y: Tensor) -> Tensor:
+        return y if evidence.observed is None else y[evidence.observed]
+
+    def evaluate(y: Tensor) -> list[float]:
+        return [_evaluate_statistic(label, fn, select_observed(y)) for label, fn in functions.items()]
+
+    observed = evaluate(evidence.value)
+    rows = []
+    for k in range(draws):
+        network = networks[k % len(networks)]
+        with fork_torch_rng(network.device), torch.no_grad():
+            seed_rngs(k, network.device)
+            model = PyroModel(network, parameters="own")
+            sites = model(corpus.x, mask=corpus.mask, given=corpus.given, batch=len(corpus))
+        rows.append(evaluate(sites[name].reshape(evidence.value.shape)))
+    table, actual = (torch.tensor(values, dtype=torch.float64) for values in (rows, observed))
+    p = ((table > actual).double() + 0.5 * (table == actual).double() + 0 * (table + actual)).mean(0)  # NaN stays NaN
+    spread = table.std(0) if draws > 1 else table[0] * torch.nan
+    rows = [actual.tolist(), table.mean(0).tolist(), spread.tolist(), p.tolist()]
+    by_label = [dict(zip(functions, row, strict=True)) for row in rows]
+    return Check(by_label[0], by_label[1], by_label[2], by_label[3], name)

@@ -1,0 +1,102 @@
+// @ts-check
+/** Attention P(j | i) of one group of nodes: a byte for each pair of words that its mask allows, in every slot and plate. */
+
+/**
+ * @typedef {import("./ground_graph.js").GroundGraph} GroundGraph
+ * @typedef {{group: number, source_group: number, target_state: number|null, source_state: number|null, choices: [string, number][],
+ *   word_parents: number[], has_mean: boolean, num_slots: number, num_plates: number, mask: number, offset: number}} AttentionDescription
+ * @typedef {{plate: number|"mean", states: Record<string, number>|null}} AttentionView  one plate or the mean over plates, at states of the open choices; `states` null: the posterior mean
+ * @typedef {{i: number, j: number, weight: number, plate: number|"mean"}} AttentionEntry
+ */
+
+export class PageAttention {
+  /** @param {GroundGraph} graph @param {AttentionDescription} description @param {Uint8Array} buffer @param {number} steps */
+  constructor(graph, description, buffer, steps) {
+    this.description = description;
+    this.steps = steps;
+    const { columnsOf } = graph.relations[description.mask];
+    this.numWords = columnsOf.length;
+    this.i = Int32Array.from(columnsOf.flatMap((row, i) => row.map(() => i)));
+    this.j = Int32Array.from(columnsOf.flat());
+    this.rowStart = [0]; // row i has the pairs rowStart[i] to rowStart[i + 1] (compressed sparse rows)
+    for (const row of columnsOf) this.rowStart.push(this.rowStart[this.rowStart.length - 1] + row.length);
+    this.buffer = buffer.subarray(description.offset, description.offset + description.num_slots * description.num_plates * this.i.length);
+    /** @type {Map<string, Float32Array>} */
+    this.cache = new Map();
+  }
+
+  /** The slot of a view: the mean, or the joint state of the choices, the last one fastest; -1 if there is none. @param {AttentionView} view */
+  slotIndex(view) {
+    const { choices, has_mean: hasMean } = this.description;
+    if (!choices.length) return 0;
+    if (view.states === null) return hasMean ? 0 : -1;
+    const index = choices.reduce((sum, [name, size]) => sum * size + (view.states?.[name] ?? 0), 0);
+    return index + (hasMean ? 1 : 0);
+  }
+
+  /** P(j | i) of every pair, for one plate or averaged over plates; null if the view has no slot. @param {AttentionView} view */
+  weights(view) {
+    const slot = this.slotIndex(view), key = `${slot} ${view.plate}`, count = this.i.length;
+    if (slot < 0) return null;
+    let weights = this.cache.get(key);
+    if (!weights) {
+      weights = new Float32Array(count);
+      const plates = this.description.num_plates === 1 ? [0] : view.plate === "mean" ? Array.from({ length: this.description.num_plates }, (_, p) => p) : [view.plate];
+      for (const plate of plates) {
+        const base = (slot * this.description.num_plates + plate) * count;
+        for (let k = 0; k < count; k++) weights[k] += this.buffer[base + k];
+      }
+      for (let k = 0; k < count; k++) weights[k] /= this.steps * plates.length;
+      if (this.cache.size > 24) this.cache.clear();
+      this.cache.set(key, weights);
+    }
+    return weights;
+  }
+
+  /** P(j | i) of one pair; null if the mask excludes it. @param {AttentionView} view @param {number} i @param {number} j */
+  weight(view, i, j) {
+    const weights = this.weights(view);
+    if (!weights) return null;
+    for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) if (this.j[k] === j) return weights[k];
+    return null;
+  }
+
+  /** The words that word i attends to, strongest first. @param {AttentionView} view @param {number} i @returns {AttentionEntry[]} */
+  sourcesOf(view, i) {
+    const weights = this.weights(view);
+    if (!weights) return [];
+    const entries = [];
+    for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) entries.push({ i, j: this.j[k], weight: weights[k], plate: view.plate });
+    return entries.sort((a, b) => b.weight - a.weight || a.j - b.j);
+  }
+
+  /** The words that attend to word j, strongest first. @param {AttentionView} view @param {number} j @returns {AttentionEntry[]} */
+  readersOf(view, j) {
+    const weights = this.weights(view);
+    if (!weights) return [];
+    const entries = [];
+    for (let k = 0; k < weights.length; k++) if (this.j[k] === j) entries.push({ i: this.i[k], j, weight: weights[k], plate: view.plate });
+    return entries.sort((a, b) => b.weight - a.weight || a.i - b.i);
+  }
+
+  /** The `top` strongest entries of each row, with weights of at least `minWeight`. @param {AttentionView} view @param {number} minWeight @param {number} top @returns {AttentionEntry[]} */
+  strongestEntries(view, minWeight, top) {
+    const weights = this.weights(view), entries = [];
+    if (!weights) return [];
+    for (let i = 0; i < this.numWords; i++) {
+      /** @type {number[]} the selected pairs of the row, strongest first if `top` limits them */
+      const selected = [];
+      for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) {
+        const weight = weights[k];
+        if (weight < minWeight || weight <= 0 || (selected.length >= top && weight <= weights[selected[selected.length - 1]])) continue;
+        // insertion sort into at most `top` pairs; without a limit no order is needed, since all are drawn
+        let index = selected.length;
+        if (top < Infinity) while (index && weights[selected[index - 1]] < weight) index--;
+        selected.splice(index, 0, k);
+        if (selected.length > top) selected.pop();
+      }
+      for (const k of selected) entries.push({ i, j: this.j[k], weight: weights[k], plate: view.plate });
+    }
+    return entries;
+  }
+}

@@ -1,0 +1,351 @@
+// @ts-check
+/** The explorer of one sentence: its settings and what is drawn, and the handlers of pointer and keys. */
+
+import { PageAttention } from "./attention.js";
+import { AttentionLines } from "./attention_lines.js";
+import { renderControls } from "./controls.js";
+import { htmlElement, renderLineBatches, renderLines, renderNode, svgElement } from "./elements.js";
+import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
+import { GroundGraph } from "./ground_graph.js";
+import { computeLayout, getSections } from "./layout.js";
+import { renderNodeFacts, renderOverview } from "./panel.js";
+import { Viewport } from "./viewport.js";
+
+/**
+ * @typedef {import("./layout.js").Box} Box
+ * @typedef {import("./elements.js").Line} Line
+ * @typedef {import("./controls.js").Settings} Settings
+ * @typedef {{description: import("./ground_graph.js").Description, buffer: Uint8Array}} PageData
+ */
+
+const MAX_LINES = 20_000; // lines of attention that are drawn at once
+const MAX_UNFOLDED_ARROWS = 500; // a sentence with more arrows is folded at first
+const MAX_FREE_WORDS = 24; // of a sentence with more words only the strongest entries of each word are drawn at first
+
+/** Draw a sentence into an element; `host` makes `do` live. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
+export function mount(root, data, host) {
+  const explorer = new Explorer(root, data, host ?? null);
+  return { update: (/** @type {PageData} */ next) => explorer.setData(next), remove: () => explorer.remove() };
+}
+
+class Explorer extends AttentionLines {
+  /** @type {Set<number>} */ interventions = new Set();
+  /** @type {Set<number>} */ evidence = new Set();
+  /** @type {Map<Box, SVGElement>} */ elements = new Map();
+  /** @type {Map<Element, Box>} */ boxByElement = new Map();
+  /** @type {Box|null} */ focus = null;
+  /** @type {number[]} */ selected = [];
+  background = svgElement("g", { class: "back", "aria-hidden": "true" });
+  foreground = svgElement("g", { class: "front", "aria-hidden": "true" });
+  numPlates = 1;
+  highlight = "";
+  query = "";
+  matchIndex = 0;
+
+  /** @param {HTMLElement} root @param {PageData} data @param {any} host */
+  constructor(root, data, host) {
+    super();
+    this.root = root;
+    this.host = host && { do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
+    this.viewport = new Viewport(root.dataset.page !== undefined);
+    this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "what is shown" });
+    this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
+    this.status = htmlElement("div", { class: "status", role: "status", "aria-live": "polite" });
+    this.footer = htmlElement("div", { class: "footer" });
+    root.classList.add("bnet");
+    root.replaceChildren(this.toolbar, this.viewport.view, this.panel, this.footer, this.status);
+    this.setData(data);
+    this.#addListeners();
+    this.resizeObserver = new ResizeObserver(() => this.viewport.resize());
+    this.resizeObserver.observe(this.viewport.view);
+  }
+
+  remove() {
+    this.resizeObserver.disconnect();
+    this.root.replaceChildren();
+  }
+
+  /** Wait for the host, and show its error if it refuses. @param {Promise<void>|void} answer */
+  async awaitHost(answer) {
+    this.root.classList.add("running");
+    try { await answer; this.status.textContent = "done"; } catch (error) {
+      this.footer.textContent = this.status.textContent = error instanceof Error ? error.message : String(error);
+    } finally { this.root.classList.remove("running"); }
+  }
+
+  /** Show a description: the first one, or the one after a `do`; settings and selection stay. @param {PageData} data */
+  setData({ description, buffer }) {
+    this.description = description;
+    this.graph = new GroundGraph(description, buffer);
+    this.attentions = description.attention.map((/** @type {any} */ item) => new PageAttention(this.graph, item, buffer, description.quantization_steps));
+    this.interventions = new Set(Object.keys(description.interventions).map((name) => this.graph.findNode(name)));
+    this.evidence = new Set(Object.keys(description.evidence).map((name) => this.graph.findNode(name)));
+    const words = this.graph.stacks.reduce((sum, stack) => sum + stack.words.length, 0);
+    if (!this.settings) {
+      const isUnfolded = description.detail === "nodes" || (description.detail === null && description.counts[1] <= MAX_UNFOLDED_ARROWS) || !this.attentions.length || !this.graph.groups.some((group) => group.is_state);
+      this.openSections = new Set(getSections(this.graph).filter((section) => isUnfolded || (words <= MAX_FREE_WORDS && section.label.endsWith("output") && section.groups.length <= 2)).map((section) => section.key));
+      const hasNoMean = this.attentions.length && this.attentions.every((attention) => attention.description.choices.length && !attention.description.has_mean);
+      this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, theme: description.theme };
+    }
+    this.selected = this.selected.filter((id) => id < this.graph.offsets[this.graph.offsets.length - 1]);
+    this.#renderControls();
+    this.draw();
+  }
+
+  /** Render the toolbar, whose elements depend on description and settings. */
+  #renderControls() {
+    /** @type {Map<string, number>} */
+    const choices = new Map(this.attentions.flatMap((attention) => attention.description.choices));
+    const numPlates = Math.max(1, ...this.attentions.map((attention) => attention.description.num_plates));
+    this.numPlates = numPlates;
+    this.hasPlates = this.graph.groups.some((group, index) => group.word_stack !== null && this.graph.numPlates(index) > 1);
+    this.root.dataset.theme = this.settings.theme;
+    this.toolbar.replaceChildren(...renderControls({
+      settings: this.settings, numPlates, hasPlates: this.hasPlates, heads: this.description.heads, choices: [...choices], hasAttention: this.attentions.length > 0,
+      hasMean: this.attentions.some((attention) => attention.description.has_mean), hasWeights: this.graph.groups.some((group) => group.depth > 0),
+      updateSettings: (changes) => this.updateSettings(changes), runCommand: (command, value) => this.runCommand(command, value),
+    }));
+  }
+
+  /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
+  updateSettings(changes) {
+    Object.assign(this.settings, changes);
+    if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
+    if ("states" in changes) this.#renderControls();
+    if ("head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
+    else { this.drawLines(); this.highlightBoxes(this.focus); if ("states" in changes) this.renderPanel(); }
+  }
+
+  // drawing
+
+  /** Compute the layout and draw everything: after unfolding, not while panning. */
+  draw() {
+    const { graph, settings } = this, plate = settings.head === "mean" || settings.head === "all" ? settings.head : Number(settings.head);
+    this.layout = computeLayout(graph, { openSections: this.openSections, showWeights: settings.showWeights, unfoldHeads: settings.unfoldHeads, plate });
+    for (const map of [this.boxByNode, this.boxesByGroup, this.elements, this.boxByElement]) map.clear();
+    for (const box of this.layout.boxes) {
+      for (const id of box.ids) this.boxByNode.set(id, box);
+      const boxes = this.boxesByGroup.get(box.group);
+      if (boxes) boxes.push(box); else this.boxesByGroup.set(box.group, [box]);
+    }
+    /** @type {Map<number, SVGElement>} */
+    const rows = new Map();
+    for (const box of this.layout.boxes) {
+      const relativeChange = this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null;
+      const element = renderNode(graph, box, this.interventions, this.evidence, this.layout.hasLabels, relativeChange);
+      element.setAttribute("aria-label", this.describeBox(box));
+      this.elements.set(box, element);
+      this.boxByElement.set(element, box);
+      const row = rows.get(box.row) ?? svgElement("g", { role: "row" });
+      rows.set(box.row, row);
+      row.append(element);
+    }
+    const cells = svgElement("g", { class: "nodes", role: "presentation" }, ...[...rows].sort((a, b) => a[0] - b[0]).map(([, row]) => row));
+    this.viewport.grid.replaceChildren(this.background, this.foreground, cells);
+    this.viewport.setLayout(this.layout, graph);
+    const previous = this.focus;
+    this.focus = previous ? this.boxByNode.get(previous.ids[0]) ?? null : null;
+    const first = this.focus ?? this.layout.boxes.find((box) => box.row === 0) ?? this.layout.boxes[0];
+    if (first) this.elements.get(first)?.setAttribute("tabindex", "0");
+    this.drawLines();
+    this.highlightBoxes(this.focus);
+    this.renderPanel();
+  }
+
+  /** Draw the attention of all words, and the arrows of unfolded slices. */
+  drawLines() {
+    /** @type {Line[]} */
+    let lines = [];
+    const arrows = this.buildArrows(), { minWeight, top, allWords } = this.settings;
+    if (allWords) for (const attention of this.attentions) {
+      if (arrows && this.openSections.has(this.sectionKey(attention))) continue;
+      const buildLine = this.makeLineBuilder(attention);
+      for (const view of this.getViews(attention)) for (const entry of attention.strongestEntries(view, minWeight, top || Infinity)) {
+        const line = buildLine(entry, "source");
+        if (line) lines.push(line);
+      }
+    }
+    const numLines = lines.length;
+    if (numLines > MAX_LINES) lines = lines.sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)).slice(0, MAX_LINES);
+    const summary = lines.length < numLines ? `the strongest ${MAX_LINES.toLocaleString("en")} of ${numLines.toLocaleString("en")} reads are drawn` : allWords && this.attentions.length ? `${numLines.toLocaleString("en")} reads of P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the strongest ${top} of each word` : ""}` : "";
+    const arrowNote = arrows === null ? "of unfolded slices the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `k and v arrows are as wide and dark as P(j | i), those below ${minWeight.toFixed(2)} left out` : "";
+    this.footer.textContent = [numLines || !arrows?.length ? summary : "", arrowNote].filter(Boolean).join("; ");
+    if (this.settings.head === "all") this.footer.append(...this.renderHeadLegend());
+    this.footer.dataset.reads = String(lines.length);
+    this.background.replaceChildren(...renderLineBatches([...(arrows ?? []), ...lines], this.description.line_style));
+  }
+
+  /** The colour of each head. */
+  renderHeadLegend() {
+    return Array.from({ length: this.numPlates }, (_, plate) => htmlElement("span", { class: `key hue-head-${plate % 8}` }, `head ${this.description.heads?.[plate] ?? plate}`));
+  }
+
+  /** Show the lines of some boxes; of the selected box if there are none. @param {Box|null} box @param {Box[]} [boxes] */
+  highlightBoxes(box, boxes) {
+    const selectedBox = this.selected.length ? this.boxByNode.get(this.selected[0]) ?? null : null;
+    const highlighted = boxes ?? (box ? [box] : selectedBox ? [selectedBox] : []);
+    const lines = highlighted.flatMap((box) => this.linesOfBox(box, box === selectedBox));
+    this.foreground.replaceChildren(...renderLines(lines, this.description.line_style, this.graph));
+    this.viewport.grid.classList.toggle("pointing", highlighted.length > 0);
+    for (const element of this.viewport.grid.querySelectorAll(".node.focused, .node.connected")) element.classList.remove("focused", "connected");
+    for (const box of highlighted) this.elements.get(box)?.classList.add("focused");
+    for (const line of lines) for (const end of [line.source, line.target]) if (!highlighted.includes(end)) this.elements.get(end)?.classList.add("connected");
+  }
+
+  /** Render the panel of the selected node, or of the sentence. */
+  renderPanel() {
+    const ids = this.selected, { graph, description } = this;
+    for (const element of this.viewport.grid.querySelectorAll(".node.selected")) { element.classList.remove("selected"); element.removeAttribute("aria-selected"); }
+    const relatives = !ids.length ? [] : [
+      ...(ids.length === 1 ? [{ relation: "parents", ids: graph.parents(ids[0]) }, { relation: "children", ids: graph.children(ids[0]) }] : []),
+      { relation: "ancestors", ids: graph.ancestors(ids) }, { relation: "descendants", ids: graph.descendants(ids) },
+      ...(ids.length === 1 ? [{ relation: "blanket", ids: graph.blanket(ids[0]) }] : [])];
+    const highlighted = new Set(relatives.find(({ relation }) => relation === this.highlight)?.ids ?? []);
+    this.viewport.grid.classList.toggle("marking", this.highlight !== "" && ids.length > 0);
+    for (const [box, element] of this.elements) element.classList.toggle("marked", box.ids.some((id) => highlighted.has(id)));
+    if (!ids.length) { this.panel.replaceChildren(...renderOverview(description, this.host)); return; }
+    const box = this.boxByNode.get(ids[0]), element = box && this.elements.get(box);
+    if (element) { element.classList.add("selected"); element.setAttribute("aria-selected", "true"); }
+    const backButton = htmlElement("button", { type: "button", class: "quiet close", "aria-label": "back to the sentence", onclick: () => this.select([]) }, "×");
+    this.panel.replaceChildren(backButton, ...renderNodeFacts({
+      description, graph, ids, highlight: this.highlight, host: this.host, tables: this.attentionTables(ids), announce: (text) => { this.status.textContent = text; },
+      relatives,
+      onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); }, onSelect: (name) => { this.select([graph.findNode(name)]); },
+    }));
+    this.panel.scrollTop = 0;
+  }
+
+  // interaction
+
+  /** Select the nodes of a box, or none. @param {number[]} ids */
+  select(ids) {
+    this.selected = ids.filter((id) => id >= 0);
+    if (!ids.length) this.highlight = "";
+    this.renderPanel();
+    this.highlightBoxes(this.selected.length ? null : this.focus);
+    if (this.selected.length) this.status.textContent = `selected ${this.graph.nodeName(this.selected[0])}`;
+  }
+
+  /** Move the focus to a box. @param {Box|null} box @param {boolean} [isQuiet] */
+  focusBox(box, isQuiet) {
+    if (!box) return;
+    if (this.focus) this.elements.get(this.focus)?.setAttribute("tabindex", "-1");
+    for (const element of this.viewport.grid.querySelectorAll('[tabindex="0"]')) element.setAttribute("tabindex", "-1");
+    this.focus = box;
+    const element = this.elements.get(box);
+    element?.setAttribute("tabindex", "0");
+    if (!isQuiet) element?.focus({ preventScroll: true });
+    this.viewport.view.scrollTo(0, 0);
+    this.viewport.reveal(box.x, box.y);
+    this.highlightBoxes(box);
+    this.status.textContent = this.summarizeBox(box);
+  }
+
+  /** The nearest box in a direction. @param {Box} box @param {number} dx @param {number} dy */
+  boxInDirection(box, dx, dy) {
+    const cost = (/** @type {Box} */ other) => {
+      const along = (other.x - box.x) * dx + (other.y - box.y) * dy, across = Math.abs((other.x - box.x) * dy) + Math.abs((other.y - box.y) * dx);
+      return along > 1 ? along + (dx ? 40 : 4) * across : Infinity;
+    };
+    return this.layout.boxes.reduce((/** @type {Box|null} */ best, other) => (cost(other) < (best ? cost(best) : Infinity) ? other : best), null);
+  }
+
+  /** Fold or unfold a section. @param {string} key */
+  toggleSection(key) {
+    if (this.openSections.has(key)) this.openSections.delete(key); else this.openSections.add(key);
+    this.draw();
+    this.status.textContent = `${key.split(":").join(" slice ").trim()} ${this.openSections.has(key) ? "unfolded" : "folded"}`;
+  }
+
+  /** Run a command of the toolbar. @param {string} command @param {string} [value] */
+  runCommand(command, value = "") {
+    const { viewport } = this;
+    if (command === "in" || command === "out") viewport.zoom(command === "in" ? 1.25 : 0.8);
+    if (command === "fit") viewport.fit();
+    if (command === "fold" || command === "unfold") { this.openSections = new Set(command === "fold" ? [] : getSections(this.graph).map((section) => section.key)); this.draw(); viewport.fit(); }
+    if (command === "search" || command === "next") this.search(value, command === "next");
+    if (command === "svg" || command === "png") this.save(command);
+  }
+
+  /** Mark the words that contain a text, and focus the first one or the next. @param {string} query @param {boolean} isNext */
+  search(query, isNext) {
+    const texts = [...this.viewport.words.querySelectorAll(".word")], text = query.trim().toLowerCase();
+    const matches = texts.filter((element) => text && this.fullText(element).toLowerCase().includes(text));
+    for (const element of texts) element.classList.toggle("match", matches.includes(element));
+    this.status.textContent = text ? `${matches.length} of ${texts.length} words` : "";
+    if (!matches.length) return;
+    this.matchIndex = isNext && this.query === text ? (this.matchIndex + 1) % matches.length : 0;
+    this.query = text;
+    const { word, stack } = /** @type {SVGElement} */ (matches[this.matchIndex]).dataset;
+    const box = this.layout.boxes.find((box) => this.graph.groups[box.group].word_stack === stack && box.word === Number(word));
+    if (box) this.focusBox(box, true);
+  }
+
+  /** The text of a word before truncation. @param {Element} element */
+  fullText(element) { return element.querySelector("title")?.textContent?.replace(/^\d+ /, "") ?? ""; }
+
+  /** Save the view as a file. @param {string} kind  "svg" or "png" */
+  async save(kind) {
+    const view = this.viewport.view, paper = getComputedStyle(this.root).backgroundColor;
+    const text = viewToSvg(view, this.viewport.layers(), `the bnet of “${this.description.title}”`, paper);
+    const blob = kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await svgToPng(text, view.clientWidth, view.clientHeight);
+    downloadBlob(blob, `bnet.${kind}`);
+  }
+
+  #addListeners() {
+    const { view, grid, words } = this.viewport;
+    const boxFrom = (/** @type {Event} */ event) => {
+      const element = /** @type {Element} */ (event.target).closest?.(".node");
+      return element ? this.boxByElement.get(element) ?? null : null;
+    };
+    grid.addEventListener("pointerover", (event) => { if (!this.viewport.isDragged || !event.buttons) this.highlightBoxes(boxFrom(event)); });
+    grid.addEventListener("pointerleave", () => this.highlightBoxes(null));
+    words.addEventListener("pointerover", (event) => {
+      const text = /** @type {Element} */ (event.target).closest(".word");
+      if (!text) return;
+      const { word, stack } = /** @type {SVGElement} */ (text).dataset;
+      this.highlightBoxes(null, this.layout.boxes.filter((box) => this.graph.groups[box.group].is_state && this.graph.groups[box.group].word_stack === stack && box.word === Number(word)));
+    });
+    words.addEventListener("pointerleave", () => this.highlightBoxes(null));
+    view.addEventListener("click", (event) => {
+      if (this.viewport.isDragged) return;
+      const target = /** @type {Element} */ (event.target), section = /** @type {SVGElement|null} */ (target.closest("[data-slice-section]"));
+      const box = boxFrom(event);
+      if (section) this.toggleSection(/** @type {string} */ (section.dataset.sliceSection));
+      else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
+    });
+    grid.addEventListener("focusin", (event) => {
+      const box = boxFrom(event), byKeys = /** @type {Element} */ (event.target).matches(":focus-visible"); // what a pointer focuses must not move under it
+      if (box && byKeys && box !== this.focus) this.focusBox(box, true);
+    });
+    (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)));
+  }
+
+  /** Handle the keys that the panel lists. @param {KeyboardEvent} event */
+  handleKey(event) {
+    const target = /** @type {HTMLElement} */ (event.target);
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (target.closest("input, select, textarea")) return;
+    const section = /** @type {any} */ (target.closest("[data-slice-section]"));
+    const directions = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] });
+    const box = this.focus ?? this.layout.boxes.find((item) => item.row === 0) ?? null;
+    const inGrid = target.closest(".stage") !== null || target === document.body || target === this.root;
+    if (section && (event.key === "Enter" || event.key === " ")) {
+      const key = section.dataset.sliceSection;
+      this.toggleSection(key);
+      for (const item of this.viewport.slices.querySelectorAll("[data-slice-section]")) if (/** @type {any} */ (item).dataset.sliceSection === key) /** @type {any} */ (item).focus();
+    } else if (directions[event.key] && inGrid) this.focusBox(this.focus && box ? this.boxInDirection(box, ...directions[event.key]) ?? box : box);
+    else if (event.key === "Enter" && inGrid && box) this.select(box.ids);
+    else if (event.key === "+" || event.key === "=") this.runCommand("in");
+    else if (event.key === "-") this.runCommand("out");
+    else if (event.key === "0") this.runCommand("fit");
+    else if (event.key === "h" && this.hasPlates) { this.updateSettings({ unfoldHeads: !this.settings.unfoldHeads }); this.#renderControls(); }
+    else if (event.key === "/") /** @type {HTMLElement|null} */ (this.toolbar.querySelector("[name=search]"))?.focus();
+    else if (event.key === "f" && box) {
+      const group = this.graph.groups[box.group], steps = group.is_state ? [group.slice ?? 0, (group.slice ?? 1) - 1] : [group.step];
+      const key = steps.map((step) => `${group.stack}:${step}`).find((item) => getSections(this.graph).some((section) => section.key === item));
+      if (key) { this.toggleSection(key); this.focusBox(this.boxByNode?.get(box.ids[0]) ?? this.focus); }
+    } else if (event.key === "Escape") { this.select([]); this.focus = null; this.highlightBoxes(null); } else return;
+    event.preventDefault();
+  }
+}

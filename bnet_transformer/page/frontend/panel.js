@@ -1,0 +1,219 @@
+// @ts-check
+/** The panel: the facts of the sentence, or of the selected node. */
+
+import { htmlElement, renderLabel } from "./elements.js";
+
+/**
+ * @typedef {import("./ground_graph.js").GroundGraph} GroundGraph
+ * @typedef {import("./ground_graph.js").Description} Description
+ * @typedef {import("./attention.js").PageAttention} PageAttention
+ * @typedef {import("./attention.js").AttentionEntry} AttentionEntry
+ * @typedef {{relation: string, ids: number[]}} Relatives
+ * @typedef {{description: Description, graph: GroundGraph, ids: number[], tables: {title: string, key: string, rows: {word: string, index: number, weight: number}[], note: string}[],
+ *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, host: any, announce: (text: string) => void}} NodeFacts
+ */
+
+const MAX_LISTED = 400; // names of a list that are shown at once
+const MATHML = "http://www.w3.org/1998/Math/MathML";
+
+/** MathML from nested lists. @param {any} tree @returns {Element} */
+function renderMathml(tree) {
+  const [tag, attributes, children] = tree, element = document.createElementNS(MATHML, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+  if (typeof children === "string") element.textContent = children;
+  else element.append(...children.map(renderMathml));
+  return element;
+}
+
+/** A bar with its number. @param {number} fraction @param {string} [kind] */
+function renderBar(fraction, kind = "") {
+  const element = htmlElement("span", { class: `bar ${kind}` });
+  element.style.setProperty("--fraction", String(fraction));
+  return element;
+}
+
+/** A section of the panel. @param {string} title @param {string} key @param {...(Node|string)} children */
+const renderSection = (title, key, ...children) => htmlElement("section", { "data-part": key }, htmlElement("h3", {}, title), ...children);
+
+/** A word whose direction of writing does not affect the text around it. @param {string} text */
+const isolateText = (text) => htmlElement("bdi", {}, text);
+
+/** Prior and posterior of discrete nodes. @param {Description} description */
+function renderPosteriors(description) {
+  return description.posteriors.map((/** @type {any} */ posterior) => {
+    const title = htmlElement("h3", {}, posterior.has_evidence ? `P(${posterior.node} | what is seen)` : `P(${posterior.node})`);
+    const rows = posterior.states.map((/** @type {[string, number, number, number]} */ [label, prior, probability]) => htmlElement("tr", { "data-state": label },
+      htmlElement("th", { scope: "row" }, isolateText(label)), htmlElement("td", { class: "bar-cell" }, ...(posterior.has_evidence ? [renderBar(prior, "prior")] : []), renderBar(probability)),
+      htmlElement("td", { class: "number", "data-weight": probability }, probability.toFixed(3))));
+    const table = htmlElement("table", { class: "bars" }, htmlElement("tbody", {}, ...rows));
+    const legend = posterior.has_evidence ? [htmlElement("p", { class: "small" }, "pale: before what is seen")] : [];
+    const more = posterior.num_omitted ? [htmlElement("p", { class: "small" }, `and ${posterior.num_omitted.toLocaleString("en")} states of less`)] : [];
+    return htmlElement("section", { "data-posterior": posterior.node }, title, table, ...legend, ...more);
+  });
+}
+
+/** The probability that each head is in; of a posterior with its interval. @param {Description} description */
+function renderInclusion(description) {
+  const inclusion = description.inclusion;
+  if (!inclusion) return [];
+  const rows = inclusion.rows.map((/** @type {string} */ name, /** @type {number} */ k) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, name),
+    ...inclusion.probabilities[k].map((/** @type {number} */ probability, /** @type {number} */ head) => {
+      const interval = inclusion.low ? [inclusion.low[k][head], inclusion.high[k][head]] : [];
+      const more = inclusion.low ? `, from ${interval[0].toFixed(2)} to ${interval[1].toFixed(2)}; log Bayes factor ${inclusion.log_bayes[k][head].toFixed(1)}` : "";
+      const label = `${name}, head ${head}: ${inclusion.low ? probability.toFixed(2) : probability}${more}`;
+      const cell = htmlElement("td", { class: inclusion.low ? "cell ranged" : "cell", "data-inclusion": `${k}_${head}`, "data-weight": probability, title: label, "aria-label": label }, probability.toFixed(2).replace(/^0/, ""));
+      cell.style.setProperty("--fraction", String(probability));
+      interval.forEach((bound, side) => cell.style.setProperty(side ? "--high" : "--low", String(bound)));
+      return cell;
+    })));
+  const note = inclusion.note ? [htmlElement("p", { class: "small" }, inclusion.note)] : [];
+  return [renderSection(inclusion.title, "inclusion", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)), ...note)];
+}
+
+/** A switch for each head of a plate, where a host can set it to zero. @param {Description} description @param {any} host */
+function renderHeadSwitches(description, host) {
+  const groups = description.groups.filter((/** @type {any} */ group, /** @type {number} */ k) => group.plates.join() === "head" && description.attention.some((/** @type {any} */ attention) => attention.group === k));
+  if (!host || !groups.length) return [];
+  const interventions = Object.keys(description.interventions), heads = Array.from({ length: description.plate_sizes.head }, (_, head) => head);
+  const rows = groups.map((/** @type {any} */ group) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, group.name), ...heads.map((head) => {
+    const prefix = `${group.name}_${head}_`, isOff = interventions.some((name) => name.startsWith(prefix)), label = `${group.name}, head ${head}`;
+    const toggle = () => (isOff ? host.undo([`${prefix}*`]) : host.do([[`${prefix}*`, { set: "zero" }]]));
+    return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": !isOff, "aria-label": label, title: `${label} is ${isOff ? "off" : "on"}`, onclick: toggle }, String(head)));
+  })));
+  return [renderSection("Heads that are on", "switches", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)))];
+}
+
+/** The nodes that do set, and the evidence. @param {Description} description @param {any} host */
+function renderEvidence(description, host) {
+  const groups = [["set by do", description.interventions, "do"], ["seen", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
+  return groups.map(([title, values, key]) => renderSection(title, key, ...renderList(Object.entries(values), ([name, value]) => htmlElement("li", { "data-name": name }, htmlElement("code", {}, name), " = ", isolateText(value))),
+    ...(key === "do" && host ? [htmlElement("button", { type: "button", "data-action": "undo-all", onclick: () => host.undo([]) }, "undo all")] : [])));
+}
+
+/** A list that shows its first items, and a button for the others. @template T @param {T[]} items @param {(item: T) => HTMLElement} renderItem */
+function renderList(items, renderItem) {
+  const list = htmlElement("ul", { class: "names" }, ...items.slice(0, MAX_LISTED).map(renderItem));
+  if (items.length <= MAX_LISTED) return [list];
+  const button = htmlElement("button", { type: "button", class: "quiet" }, `show all ${items.length.toLocaleString("en")}`);
+  button.addEventListener("click", () => { for (const item of items.slice(MAX_LISTED)) list.append(renderItem(item)); button.remove(); });
+  return [list, button];
+}
+
+/** The panel of the sentence, if no node is selected. @param {Description} description @param {any} host @returns {HTMLElement[]} */
+export function renderOverview(description, host) {
+  const [nodes, arrows] = description.counts.map((/** @type {number} */ count) => count.toLocaleString("en"));
+  const words = description.stacks.reduce((/** @type {number} */ sum, /** @type {any} */ stack) => sum + stack.words.length, 0);
+  const heads = description.heads ? ` Reads are those of head${description.heads.length > 1 ? "s" : ""} ${description.heads.join(", ")} alone.` : "";
+  const resolution = description.attention.length ? `P(j | i) is kept in steps of 1/${description.quantization_steps}, so it is exact to 1/${2 * description.quantization_steps}.${heads}` : "No word reads another with a P(j | i) here.";
+  const notes = description.notes.map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
+  return [
+    htmlElement("h2", {}, isolateText(description.title.length > 100 ? `${description.title.slice(0, 99)}…` : description.title)),
+    htmlElement("p", { class: "small" }, `${words ? `${words} words, ` : ""}${nodes} nodes and ${arrows} arrows; the net ${description.net}.`),
+    ...renderPosteriors(description), ...renderInclusion(description), ...renderHeadSwitches(description, host), ...renderEvidence(description, host), ...notes,
+    renderSection("How to read it", "help",
+      renderLegend(description),
+      htmlElement("p", { class: "small" }, ...(words ? ["Point at a word to see what it reads (solid) and who reads it (dashed); click a node for its facts. ", resolution] : ["Click a node for its facts."])),
+      htmlElement("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "let go"]]
+        .flatMap(([key, action]) => [htmlElement("dt", {}, htmlElement("kbd", {}, key)), htmlElement("dd", {}, action)]))),
+  ];
+}
+
+/** The legend of the graph. @param {Description} description */
+function renderLegend(description) {
+  const kinds = new Set(description.groups.map((/** @type {any} */ group) => group.kind));
+  const hues = new Set(description.edges.map((/** @type {any} */ edge) => edge[4]));
+  const entries = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
+    ["dashed", "learnable TPM", description.groups.some((/** @type {any} */ group) => group.is_learnable)],
+    ["observed", "observed", kinds.has("observed") || Object.keys(description.evidence).length], ["do", "set by do", Object.keys(description.interventions).length],
+    ["line q", "query q", hues.has("q")], ["line k", "key k", hues.has("k")], ["line v", "value v", hues.has("v")], ["line source", "reads", description.attention.length], ["line reader", "is read by", description.attention.length]];
+  return htmlElement("ul", { class: "signs" }, ...entries.filter(([, , isVisible]) => isVisible).map(([kind, text]) => htmlElement("li", {}, htmlElement("span", { class: `sign ${kind}` }), String(text))));
+}
+
+/** The panel of a selected node, or of one node in several heads. @param {NodeFacts} facts @returns {HTMLElement[]} */
+export function renderNodeFacts(facts) {
+  const { description, graph, ids } = facts, groupIndex = graph.groupOf(ids[0]), group = graph.groups[groupIndex];
+  const word = graph.wordOf(ids[0]), isSingle = ids.length === 1, plate = isSingle ? graph.indices(ids[0])[0] : null;
+  const stack = group.word_stack === null ? null : graph.stacks.find((candidate) => candidate.name === group.word_stack);
+  const token = stack && word !== null ? stack.full_words[word] ?? stack.words[word] : null;
+  const title = htmlElement("h2", { class: "node-title" }, htmlElement("span", { class: "math" }, .../** @type {any[]} */ (renderLabel(graph, groupIndex, word, group.plates.length ? plate : null, 16, "html"))),
+    ...(token === null ? [] : [" ", isolateText(`“${token}”`)]));
+  const name = isSingle ? graph.nodeName(ids[0]) : `${group.name}_*${word === null ? "" : `_${word}`}`;
+  const value = isSingle ? description.interventions[name] ?? description.evidence[name] : undefined;
+  const kind = isSingle && name in description.interventions ? "set by do" : isSingle && name in description.evidence ? "seen" : group.kind;
+  const shape = group.value_shape.length ? group.value_shape.join(" × ") : "one number";
+  const entries = [["name", htmlElement("code", { "data-fact": "name" }, name)], ["TPM", htmlElement("span", { "data-fact": "tpm" }, `${group.tpm}${group.is_learnable ? ", learnable" : ""}`)],
+    ["kind", htmlElement("span", { "data-fact": "kind" }, kind)], ["value", htmlElement("span", {}, shape, ...(value === undefined ? [] : [", ", isolateText(value)]))]];
+  if (!isSingle) entries.push(["nodes", htmlElement("span", {}, `${ids.length}, one for each ${group.plates.join(" and ")}`)]);
+  const relativeChange = isSingle && description.relative_changes?.[String(groupIndex)]?.[word ?? 0];
+  if (typeof relativeChange === "number") entries.push(["moved", htmlElement("span", { "data-fact": "change", "data-weight": relativeChange }, `${(100 * relativeChange).toFixed(1)}% of its length, by what is set`)]);
+  const list = htmlElement("dl", { class: "facts" }, ...entries.flatMap(([term, content]) => [htmlElement("dt", {}, term), htmlElement("dd", {}, content)]));
+  return [title, list, ...renderEquation(facts, group.equation), ...renderInterventions(facts, name, group, word),
+    ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
+}
+
+/** The equation of a group, and its LaTeX to copy. @param {NodeFacts} facts @param {number} index */
+function renderEquation(facts, index) {
+  const equation = facts.description.equations[index];
+  if (!equation) return [];
+  const copy = htmlElement("button", { type: "button", class: "quiet", onclick: async () => {
+    try { await navigator.clipboard.writeText(equation.latex); facts.announce("copied"); copy.textContent = "copied"; } catch { facts.announce("the browser does not let this page copy"); }
+  } }, "copy LaTeX");
+  const source = htmlElement("details", {}, htmlElement("summary", {}, "LaTeX"), htmlElement("pre", { "data-fact": "latex" }, equation.latex), copy);
+  const formula = htmlElement("div", { class: "equation", tabindex: 0, "aria-label": equation.latex }, ...(equation.mathml ? equation.mathml.map(renderMathml) : [htmlElement("code", {}, equation.latex)]));
+  return [renderSection("Equation", "equation", formula, source)];
+}
+
+/** P(j | i) as bars. @param {{title: string, key: string, rows: {word: string, index: number, weight: number}[], note: string}} table */
+function renderAttentionTable(table) {
+  const renderRow = (/** @type {{word: string, index: number, weight: number}} */ entry) => htmlElement("tr", { "data-word": entry.index, "data-weight": entry.weight.toFixed(4) },
+    htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(entry.index)), isolateText(entry.word)), htmlElement("td", { class: "bar-cell" }, renderBar(entry.weight)), htmlElement("td", { class: "number" }, entry.weight.toFixed(2)));
+  const body = htmlElement("tbody", {}, ...table.rows.slice(0, 12).map(renderRow)), remaining = table.rows.slice(12);
+  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `all ${table.rows.length} words`)] : [];
+  return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, body), ...more);
+}
+
+/** Lists of ancestors, descendants and blanket with their counts, and buttons that highlight them. @param {NodeFacts} facts */
+function renderRelatives(facts) {
+  const groups = facts.relatives.map(({ relation, ids }) => {
+    const details = htmlElement("details", { "data-relation": relation, "data-count": ids.length }, htmlElement("summary", {}, htmlElement("span", {}, relation), htmlElement("span", { class: "count" }, ids.length.toLocaleString("en"))));
+    details.addEventListener("toggle", () => {
+      if (/** @type {HTMLDetailsElement} */ (details).open && details.childElementCount === 1)
+        details.append(...renderList(ids, (id) => {
+          const name = facts.graph.nodeName(id);
+          return htmlElement("li", {}, htmlElement("button", { type: "button", class: "name", "data-name": name, onclick: () => facts.onSelect(name) }, name));
+        }));
+    });
+    const button = htmlElement("button", { type: "button", class: "quiet", "aria-pressed": facts.highlight === relation, "data-highlight": relation, onclick: () => facts.onHighlight(facts.highlight === relation ? "" : relation) }, "mark");
+    return htmlElement("div", { class: "relatives" }, details, button);
+  });
+  return renderSection("In the graph", "relatives", ...groups);
+}
+
+/** The buttons that set a node, where a host runs them. @param {NodeFacts} facts @param {string} name @param {import("./ground_graph.js").Group} group @param {number|null} word */
+function renderInterventions(facts, name, group, word) {
+  const { host, description } = facts;
+  if (!host) return [];
+  const buttons = [], intervene = (/** @type {any} */ setting) => () => host.do([[name, setting]]);
+  const states = description.posteriors.find((/** @type {any} */ posterior) => posterior.node === name)?.states;
+  const isSet = facts.ids.some((id) => facts.graph.nodeName(id) in description.interventions);
+  if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", onclick: () => host.undo([name]) }, "undo"));
+  else if (states) buttons.push(...states.map((/** @type {[string, number, number, number]} */ [, , , state]) => htmlElement("button", { type: "button", "data-action": `state-${state}`, onclick: intervene({ set: "state", state }) }, `do(${name} = ${state})`)));
+  else if (group.kind === "deterministic" && group.word_stack !== null) {
+    buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
+    if (group.plates.includes("head") && group.plates.length === 1) {
+      const heads = facts.ids.length > 1 ? Array.from({ length: facts.ids.length }, (_, head) => head) : [facts.graph.indices(facts.ids[0])[0]];
+      buttons.push(...heads.map((head) => {
+        const pattern = `${group.name}_${head}_*`, isOff = Object.keys(description.interventions).some((key) => key.startsWith(`${group.name}_${head}_`));
+        return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isOff, onclick: () => (isOff ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]])) }, `${isOff ? "head on" : "head off"} ${head}`);
+      }));
+    }
+    if (facts.ids.length === 1 && word !== null) {
+      const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
+      const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "take the value of another word" }, htmlElement("option", { value: "" }, "take the value of …"),
+        ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
+      picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
+      buttons.push(picker);
+    }
+  }
+  return buttons.length ? [renderSection("do", "interventions", htmlElement("div", { class: "buttons" }, ...buttons))] : [];
+}

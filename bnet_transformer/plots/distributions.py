@@ -1,0 +1,86 @@
+"""Plots of distributions: torch distributions, samples, counterfactuals."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.distributions import Categorical, Distribution
+
+from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.checks import check_int
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.inference import Samples
+from bnet_transformer.interventions.counterfactual import Counterfactual
+from bnet_transformer.plots.canvas import Canvas
+from bnet_transformer.plots.labelled_arrays import make_labelled_array, plot_labelled_array
+
+
+def plot_counterfactual(result: Counterfactual, canvas: Canvas, *, top: int = 20) -> None:
+    """Plot the counterfactual distribution of a node: bars of its states, or of the features of its mean."""
+    check_int("top", top)
+    if result.probabilities is not None:
+        labels, name = _axis_labels(result.labels, "state"), f"P({result.node} had it been so)"
+        array = make_labelled_array(result.probabilities, "state", labels=labels, value_label=name)
+    else:
+        name = f"mean of {result.node} had it been so"
+        array = make_labelled_array(result.mean.flatten(), "feature", value_label=name)
+    plot_labelled_array(array, canvas, top=top)
+    canvas.add_note(f"{result.convention}." if result.convention else "")
+
+
+def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, top: int = 20) -> None:
+    """Plot the frequency of each state of a discrete node, or a histogram of each feature of a real node."""
+    check_int("top", top)
+    names = list(result.states)
+    if node is None and len(names) != 1:
+        raise BNetError("node", expected="one of the nodes that were drawn", actual=None, allowed=", ".join(names[:12]))
+    name = node if node is not None else names[0]
+    if name not in result.states:
+        raise unknown_name_error("node", name, names)
+    samples = result.states[name]
+    if not samples.is_floating_point():
+        labels = result.labels.get(name)
+        fractions = torch.bincount(samples.flatten().long(), minlength=len(labels or ())).double() / result.n
+        text = f"share of {result.n:,} draws"
+        array = make_labelled_array(fractions, name, labels=_axis_labels(labels, name), value_label=text)
+        plot_labelled_array(array, canvas, top=top)
+        return
+    ax = canvas.add_axes(4.2, 2.4)
+    for k, values in enumerate(samples.flatten(1).unbind(1) if samples.dim() > 1 else [samples]):
+        colour = canvas.head_colours[k % len(canvas.head_colours)]
+        label = f"{name}[{k}]" if samples.dim() > 1 else name
+        ax.hist(to_numpy(values.double()), bins="auto", histtype="step", color=colour, linewidth=1.2, label=label)
+    canvas.set_axis_labels(ax, name, f"of {result.n:,} draws")
+    if samples.dim() > 1 and samples[0].numel() <= 8:
+        canvas.add_legend(ax)
+
+
+def plot_categorical(result: Categorical, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
+    """Plot the probabilities of the states, a row for each batch element (a state of the open choices)."""
+    probs = result.probs.detach().flatten(0, -2) if result.probs.dim() > 1 else result.probs.detach()
+    axes = ("state",) if probs.dim() == 1 else ("choice", "state")
+    array = make_labelled_array(probs, axes, labels=_axis_labels(labels, "state"), value_label="probability")
+    plot_labelled_array(array, canvas, top=top)
+
+
+def plot_distribution(result: Distribution, canvas: Canvas, *, labels: object = None, top: int = 20) -> None:
+    """Plot the mean and standard deviation of each feature, a row for each batch element."""
+    try:
+        mean, deviation = result.mean.detach(), result.variance.detach().sqrt()
+    except NotImplementedError:
+        raise BNetError("distribution", expected="one with a mean and a variance", actual=result) from None
+    event, batch = tuple(result.event_shape), tuple(result.batch_shape)
+    shape = event if not batch and len(event) == 2 else (-1,) if not batch else (math.prod(batch), -1)
+    axes = ("row", "column") if not batch and len(event) == 2 else ("choice", "feature")[-len(shape) :]
+    is_random = bool((deviation > 0).any())
+    error, text = (deviation.reshape(shape), "mean") if is_random else (None, "value")
+    axis_labels = _axis_labels(labels, axes[-1])
+    array = make_labelled_array(mean.reshape(shape), axes, labels=axis_labels, error=error, value_label=text)
+    plot_labelled_array(array, canvas, top=top)
+    canvas.add_note("Intervals: a standard deviation to each side." if is_random else "")
+
+
+def _axis_labels(labels: object, axis: str) -> dict[str, object] | None:
+    """Labels as `make_labelled_array` takes them."""
+    return None if labels is None else {axis: labels}
