@@ -117,12 +117,12 @@ def measure_work(job: Callable[[], object]) -> Work:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    moved = _create_byte_counter()
-    with FlopCounterMode(display=False) as counter, moved, sdpa_kernel(SDPBackend.MATH):
+    traffic = _create_byte_counter()
+    with FlopCounterMode(display=False) as counter, traffic, sdpa_kernel(SDPBackend.MATH):
         result = job()
-    left = moved.left()
+    left = traffic.count_left()
     del result
-    return Work(counter.get_total_flops(), moved.read + left)
+    return Work(counter.get_total_flops(), traffic.read + left)
 
 
 def measure_limit(

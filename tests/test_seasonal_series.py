@@ -32,7 +32,7 @@ def test_every_forecaster_forecasts(forecaster, monkeypatch):
     monkeypatch.setattr(series, "STEPS", 1)
     monkeypatch.setattr(series, "DRAWS", 3)
     windows, future = series.cut_windows(series.sample_series(2, 80, seed=1), series.WINDOW, 80)
-    net = forecaster.trained(windows, future, seed=0).net
+    net = forecaster.train(windows, future, seed=0).net
     assert forecaster.forecast(net, windows).shape == future.shape
     assert forecaster.draws(net, windows).shape == (3, *future.shape)
 
