@@ -31,7 +31,7 @@ LEARN = ["c.logits", "W_v_0.values"]
 
 
 def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
-    """A net whose parameters are drawn from their prior, its sentences, and the heads that were drawn."""
+    """A net with parameters sampled from their prior, sentences sampled from the net, and their heads."""
     net = bt.bayesuvius(DIM, heads=2, observe=Normal(1.0), prior=2.0, seed=11).to(torch.float64)
     torch.manual_seed(seed)
     pi = torch.distributions.Dirichlet(torch.full((2,), 2.0, dtype=torch.float64)).sample()
@@ -43,7 +43,7 @@ def simulate(seed: int) -> tuple[bt.BNet, tuple[Tensor, Tensor], Tensor]:
 
 
 def exact_ranks(replications: int, draws: int = 19) -> list[int]:
-    """Ranks of the head that was drawn among draws of its exact posterior, ties broken at random."""
+    """Ranks of the true head among samples of its exact posterior, ties broken at random."""
     ranks: list[int] = []
     for seed in range(-(-replications // SENTENCES)):
         net, (x, y), c = simulate(seed)

@@ -35,7 +35,7 @@ def batched_restarts() -> list[Figure]:
 
 
 def create_restarts(count: int, *, device: str = "cpu", **sizes: int) -> tuple[Gradients, Gradients]:
-    """The gradients of so many restarts, at once and one by one."""
+    """Functions that compute the gradients of all restarts: as one batched dimension, and in a loop."""
     objective, corpus, sets = _create_case(count, device=device, **sizes)
 
     def compute_batched() -> list[Tensor]:

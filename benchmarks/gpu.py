@@ -308,7 +308,7 @@ def _compute_loss(module: nn.Module, x: Tensor, setup: DeviceSetup) -> Tensor:
 def _create_training_step(
     module: nn.Module, x: Tensor, setup: DeviceSetup, create_context: Callable[[], Any]
 ) -> Callable[[], None]:
-    """A step: the loss in bf16, gradients, AdamW; code is made of the module where there is a GPU."""
+    """A training step: the loss in bf16, gradients, AdamW; on a GPU the module is compiled."""
     run = torch.compile(module) if setup.is_cuda else module
     adam = torch.optim.AdamW(module.parameters(), 1e-4, fused=setup.is_cuda)
 
@@ -342,7 +342,7 @@ def _create_mixture_step(device: str, sentences: int, words: int, dim: int) -> C
 def _compute_responsibilities(
     net: bt.BNet, total: int, part: int, setup: DeviceSetup
 ) -> tuple[Tensor, list[tuple[float, float]]]:
-    """The mean of `P(head | relation)` over so many sentences, `[slice, relation, head]`; the peaks of memory (of the
+    """The mean of `P(head | relation)` over `total` sentences, `[slice, relation, head]`; the peaks of memory (of the
     device, of the process) after a tenth and at the end. A part of the sentences is all that is ever held."""
     module, pool = net.module().eval(), net.batch(SENTENCES)
     ids, present = pool.x[""], (pool.mask or {})[""]
@@ -372,7 +372,7 @@ def _compute_responsibilities(
 
 
 def _create_relation_tables(words: int, lengths: Tensor, present: Tensor) -> Tensor:
-    """Which word stands to which in each relation, among those that are there: `[sentence, relation, word, read]`."""
+    """Whether a word is in a relation to its reader, padding left out: `[sentence, relation, word, read]`."""
     idx = torch.arange(words, device=present.device)
     i, j = idx[:, None], idx[None, :]
     last = (j == lengths[:, :, None] - 1).expand(-1, words, -1)
@@ -396,7 +396,7 @@ def _create_rotated(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _measure_step_rate(run: Callable[..., object], num_short: int, num_long: int, setup: DeviceSetup) -> list[float]:
-    """From two runs of different lengths, so that what is done once does not count."""
+    """Steps a second, from the difference of two runs of unequal length: the cost of starting a run cancels."""
     rates = []
     for _ in range(1 if setup.is_small else 3):
         times = [time.perf_counter()]

@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """A named benchmark and the function that measures it; `page` is the page of the docs where it stands.
+    """A named benchmark and the function that measures it; `page` is its page of the docs.
 
     `unlimited` says why its job has no limit in FLOPs and bytes; every other row tells how far it is from it.
     """
@@ -70,7 +70,7 @@ class Row:
     unlimited: str = ""
 
     def measure_figures(self) -> list[Figure]:
-        """What was measured; how far from the limit is among it, unless the row says why not."""
+        """Measure the row; its figures include the time over the limit, unless `unlimited` gives the reason why not."""
         result = self.measure()
         has_limit = any(item.subject.endswith(LIMIT) for item in result)
         assert not result or has_limit != bool(self.unlimited), f"{self.name}: a limit, or the reason why there is none"
@@ -187,9 +187,9 @@ def peak_memory() -> float:
 
 
 def measure_peak(job: Callable[[], object]) -> float:
-    """MB that a run of a job holds at most, beyond what the process held before it.
+    """The peak memory in MB of a run of a job, over the memory of the process before it.
 
-    What is free is given back to the system first, and the peak counted anew. Where the system cannot (no
+    Free memory is returned to the system first, and the peak is reset. Where the system cannot (no
     /proc/self/clear_refs) it is NaN.
     """
     if not reset_peak():

@@ -217,7 +217,7 @@ def create_codebook(atoms: int, seed: int, sigma: float) -> bt.BNet:
 
 
 def total_variation(true: bt.BNet, pi: Tensor, theta: list[Tensor]) -> float:
-    """The pi-weighted total variation between planted rows and those found, heads matched, mean over the roles."""
+    """The pi-weighted total variation between planted and fitted rows, heads matched, mean over the roles."""
     weights = true.parameters["c.logits"].softmax(-1)
     planted_rows = [true.parameters[f"W_{role}_0.logits"].softmax(-1) for role in "qkv"]
     distances = torch.stack(

@@ -28,7 +28,7 @@ DRAWS, ROUNDS = 400, 40
 
 
 def create_planted(heads: int, strength: float) -> bt.BNet:
-    """A net of two slices whose heads count so much."""
+    """A net of two slices whose W_o are scaled by `strength`."""
     net = bt.bayesuvius(
         DIM, heads=heads, slices=2, combine="concat", residual=True, scale=None, observe=Normal(SIGMA), seed=heads
     ).to(torch.float64)
@@ -36,7 +36,7 @@ def create_planted(heads: int, strength: float) -> bt.BNet:
 
 
 def simulate(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Shares, `[slice, head]`, and sentences with y drawn from the net whose gates are drawn by them."""
+    """Sample shares rho, `[slice, head]`, gates of each sentence by these shares, and y from the gated net."""
     heads = net.network.graph.plate_sizes["head"]
     rho = torch.rand(len(slices), heads, generator=generator, dtype=torch.float64)
     samples = torch.rand(sentences, len(slices), heads, generator=generator, dtype=torch.float64) < rho
@@ -52,7 +52,7 @@ def simulate(net: bt.BNet, sentences: int, slices: tuple[int, ...], generator: t
 def measure_coverage(
     method: str, heads: int, sentences: int, strength: float, replications: int
 ) -> tuple[Tensor, Tensor]:
-    """Whether each interval holds its share, `[replication, head]`, and how wide it is."""
+    """Whether each interval covers its share, and its width: both `[replication, head]`."""
     net, generator = create_planted(heads, strength), torch.Generator().manual_seed(heads)
     covered, widths = [], []
     for k in range(replications):

@@ -141,7 +141,7 @@ def _sample_permutations(count: int, generator: torch.Generator) -> Tensor:
 
 
 def find_circuit(net: bt.BNet, prompts: Prompts, fraction: float = FRACTION) -> Circuit:
-    """The circuit of some prompts; the threshold is this share of what lies between the two runs."""
+    """The circuit of some prompts; the threshold is this fraction of clean - corrupt."""
     clean, corrupt = prompts.sentences(net)
     threshold = fraction * float(
         (compute_metric(net, prompts.clean, prompts) - compute_metric(net, prompts.corrupt, prompts)).mean()
@@ -196,7 +196,7 @@ def _compute_attention(net: bt.BNet, prompts: Prompts) -> list[np.ndarray]:
 
 
 def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
-    """The probability that a planted arrow stands above another one, ties a half."""
+    """The probability that a planted arrow has a higher score than another one, ties counted as a half."""
     is_positive, scores = np.asarray(positive), np.asarray(score)
     differences = scores[is_positive][:, None] - scores[~is_positive][None, :]
     return float(((differences > 0) + 0.5 * (differences == 0)).mean())
@@ -205,7 +205,7 @@ def roc_auc(positive: Sequence[bool], score: Sequence[float]) -> float:
 def measure_areas(
     net: bt.BNet, positions: Sequence[int] = (2, 5, 8), count: int = 8, seed: int = 7
 ) -> dict[str, list[float]]:
-    """For each role and score the ROC-AUC at each place of the earlier A; then what was kept of the circuit."""
+    """For each role and score the ROC-AUC at each position of the earlier A; then figures of the circuit."""
     result: dict[str, list[float]] = {}
     for p in positions:
         prompts = Prompts.sample(p, count, seed)

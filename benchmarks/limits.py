@@ -44,7 +44,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What a job must do: the FLOPs of its matrix products, the bytes that it reads and leaves."""
+    """The work of a job: the FLOPs of its matrix products, and the bytes that it reads and leaves."""
 
     flops: float
     bytes: float
@@ -107,7 +107,7 @@ def get_clock(device: str) -> Callable[[], float]:
 
 
 def measure_work(job: Callable[[], object]) -> Work:
-    """The FLOPs and bytes of a job, which is run once, and should have run before, so that caches are made.
+    """The FLOPs and bytes of a job, which is run once; run it before, so that caches exist.
 
     >>> import torch
     >>> a, b = torch.ones(8, 16), torch.ones(16, 4)
@@ -128,7 +128,7 @@ def measure_work(job: Callable[[], object]) -> Work:
 def measure_limit(
     job: Callable[[], object], seconds: Sequence[float], target: float | None = None, name: str = ""
 ) -> list[Figure]:
-    """What a job must do, its limit on this machine, how far the measured seconds are from it, its peak memory.
+    """The work of a job, its limit on this machine, the measured time over the limit, and the peak memory.
 
     `target` is what the time may be of the limit at most.
     """

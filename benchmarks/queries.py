@@ -63,7 +63,7 @@ def _measure_separations(mask: str | None) -> list[Figure]:
 
 
 def _select_low(ground: GroundGraph, group_index: int) -> list[int]:
-    """The nodes of a family whose word and other indices lie below four."""
+    """The nodes of a group whose indices are all below four."""
     group = ground.template.groups[group_index]
     return [n for n in ground.select_nodes(group)[:2048].tolist() if all(i < 4 for i in ground.unravel_index(n)[1])]
 

@@ -73,7 +73,7 @@ State = tuple[Tensor, Tensor]
 
 
 def _run_loop(peer: nn.RNN | nn.LSTM, x: Tensor, step: Callable[[Tensor, State], State]) -> Tensor:
-    """The words of all sentences one after another, `W x + b` of all words made before the first."""
+    """A loop over words; `W x + b` of all words is computed before it."""
     W, U, bias = peer.weight_ih_l0, peer.weight_hh_l0, peer.bias_ih_l0 + peer.bias_hh_l0
     h = cell = x.new_zeros(len(x), WIDTH)
     states = []

@@ -67,7 +67,7 @@ def write_report(
     result: Mapping[Row, Sequence[Figure]],
     conditions: Mapping[str, str],
 ) -> None:
-    """Print the figures, and write them where that was asked for."""
+    """Print the figures, and write them to the files of `--json` and `--markdown`."""
     print(to_text(result, conditions))
     for file, written in (
         (args.json, to_json(result, conditions)),

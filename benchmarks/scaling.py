@@ -44,7 +44,7 @@ Point = tuple[int, int, float]
 
 
 def time_train_step(count: int) -> float:
-    """Seconds of a step of training with so many sentences."""
+    """Seconds of a step of training with `count` sentences."""
     net = bt.decoder(64, heads=4, slices=2, vocabulary=[f"w{k}" for k in range(100)], seed=1)
     data = torch.randint(100, (count, 33), generator=torch.Generator().manual_seed(0))
 
@@ -65,7 +65,7 @@ def time_fit_step(count: int) -> float:
 
 
 def time_responsibilities(count: int) -> float:
-    """Seconds of the responsibilities of so many sentences."""
+    """Seconds of the responsibilities of `count` sentences."""
     net, data = _create_mixture(count)
     result = bt.fit(net, _create_mixture(8)[1], method=bt.MAP(steps=1), progress=False)
     result.responsibilities(data)
@@ -98,7 +98,7 @@ def _time_step(run: Callable[[int], None], num_short: int, num_long: int) -> flo
 
 
 def run_jobs(processes: int, repeats: int, sizes: dict[str, Sequence[int]], out: str) -> None:
-    """What each process does: all jobs in turn, several times; the median of each goes to a file."""
+    """Run all jobs in turn, `repeats` times, in each process; rank 0 writes the medians to a file."""
     torch.set_num_threads(1)
     result: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):  # the first turn warms up
@@ -136,7 +136,7 @@ def measure(processes: int, repeats: int) -> dict[str, list[Point]]:
 
 
 def model_terms(k: int, n: int, *, has_doublings: bool) -> list[float]:
-    """What a, b and c are multiplied by."""
+    """The coefficients of a, b and c in the model."""
     return [1.0, n / k, *([math.log2(k)] if has_doublings else [])]
 
 
@@ -157,7 +157,7 @@ def predict(parameters: Sequence[float], k: int, n: int) -> float:
 
 
 def format_tables(points: dict[str, list[Point]]) -> list[str]:
-    """The parameters, what was measured beside the model, and the prediction."""
+    """The tables: the parameters, the measured times against the model, and the prediction."""
     lines = ["## The model", "", "| job | a, ms | b, ms a sentence | c, ms | points | worst relative error |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     parameters = {name: fit_model(item) for name, item in points.items()}

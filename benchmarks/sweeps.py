@@ -47,7 +47,7 @@ class Pair:
         return call
 
     def create_patching(self, name: str) -> Callable[[], Any]:
-        """The patching function of TransformerLens; its clean run is made beforehand."""
+        """The patching function of TransformerLens; its clean run is cached before."""
         import torch
         from transformer_lens import patching
 
@@ -297,7 +297,7 @@ def is_lens_missing() -> bool:
 
 
 def create_prompts(words: int, vocabulary: int, count: int = 1, *, has_one_difference: bool = False) -> tuple[Any, Any]:
-    """A clean and a corrupt prompt that differ in every word, or (`alike`) in the eighth alone."""
+    """A clean and a corrupt prompt that differ in every word, or (`has_one_difference`) only in the eighth."""
     import torch
 
     pick = torch.Generator().manual_seed(1)

@@ -65,7 +65,7 @@ def agreement() -> Result:
 
 
 def held_out() -> Result:
-    """What it costs other sentences to shut off the k heads that each measure holds least of."""
+    """The loss of held-out sentences when the k lowest heads of each measure are ablated."""
     result, _ = _fit_jointly(LEARNED)
     test = _read_sentences()[LEARNED:]
     cost: Damage = damage(result, test, progress=False)

@@ -48,7 +48,7 @@ def sample_series(count: int, length: int, seed: int) -> Tensor:
 
 
 def cut_windows(series: Tensor, first: int, last: int, step: int = 1) -> tuple[Tensor, Tensor]:
-    """Windows and what follows them, `[window, word, 1]`, where what follows lies between two words."""
+    """Windows and their futures, `[window, word, 1]`, with the futures between the words `first` and `last`."""
     starts = range(first - WINDOW, last - WINDOW - AHEAD + 1, step)
     full = torch.stack([series[:, k : k + WINDOW + AHEAD] for k in starts], 1).flatten(0, 1)[..., None]
     return full[:, :WINDOW], full[:, WINDOW:]

@@ -50,7 +50,7 @@ def find_anchors(page: Path) -> frozenset[str]:
 
 
 def find_fault(page: Path, target: str) -> str | None:
-    """What is wrong with a link on a page, or None."""
+    """The fault of a link on a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None

@@ -18,7 +18,7 @@ FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "vide
 
 
 class Page(HTMLParser):
-    """What a page names (`ids`), where it leads (`links`), what is fetched for it (`parts`), LaTeX that is `left`."""
+    """The anchors of a page (`ids`), its `links`, the resources it loads (`parts`), and LaTeX that is `left` in it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def read_page(path: Path) -> Page:
 
 
 def find_fault(site: Path, page: Path, target: str) -> str | None:
-    """What is wrong with a link of a page, or None."""
+    """The fault of a link of a page, or None."""
     parts = urlsplit(target)
     if parts.scheme or parts.netloc:
         return None
@@ -77,7 +77,7 @@ def find_fault(site: Path, page: Path, target: str) -> str | None:
 
 
 def find_faults(site: Path) -> tuple[list[str], int, int, int]:
-    """What is wrong, and how many pages, links, and links to the web there are."""
+    """The faults, and the numbers of pages, of links, and of links to the web."""
     pages = sorted(site.rglob("*.html"))
     result, links, web = [], 0, 0
     for path in pages:

@@ -51,7 +51,7 @@ class Package:
 
 
 def read_pins() -> dict[str, str]:
-    """The version of each package of constraints.txt, by its name as it stands there."""
+    """The version of each package of constraints.txt, by its name in that file."""
     lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     return dict(line.split("==") for line in lines if line)
 

@@ -106,7 +106,7 @@ def _convert_docstring(app: Sphinx, subject: str, name: str, obj: object, option
 def to_mathml(latex: str, display: str = "inline") -> str:
     """A formula as MathML; rows that are aligned at `&` are a table, by the one name its converter has for them.
 
-    >>> mathml(r"\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}").count("<mtr>")
+    >>> to_mathml(r"\\begin{aligned} a &= b \\\\ c &= d \\end{aligned}").count("<mtr>")
     2
     """
     return convert(ROWS.sub(r"\\\1{align*}", latex), display=display)
@@ -144,7 +144,7 @@ def _link_files(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _resolve_type(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> nodes.Element | None:
-    """A type is written by where it is defined, and documented where users find it: the last name tells which."""
+    """Resolve a type by its last name: signatures have the module that defines it, the docs the public one."""
     if node.get("refdomain") != "py":
         return None
     last = node["reftarget"].rsplit(".", 1)[-1]
