@@ -30,7 +30,8 @@ WORDS = frozenset(EVERYDAY.split())
 ALLOWED = {"held_out": "data that training does not use", "want": "the public argument of modules and costs"}
 # The same in one file: names of other libraries, public fields and commands.
 ALLOWED_IN = {
-    "bnet_transformer/tpm/roots.py": {"wide"}  # a field of Patches, stored in saved nets
+    "bnet_transformer/cli/questions.py": {"ask"},  # a command
+    "bnet_transformer/tpm/roots.py": {"wide"},  # a field of Patches, stored in saved nets
 }
 JAVASCRIPT = frozenset(("forEach", "some"))  # methods of its arrays
 FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")
