@@ -53,7 +53,7 @@ class Roles(HeadTable):
     each head.
 
     - `mean`: the posterior mean of the expected fraction in a new sentence; `low` and `high` are the ends of its
-    interval.
+      interval.
     - `spread`: the standard deviation of the fraction over sentences.
     - `counts`: the expected numbers of sentences by relation.
     - `chance`: the fraction under uniform attention over all words that the mask allows.
