@@ -181,8 +181,8 @@ def test_a_padded_word_is_as_if_it_were_not_there(form):
     for words, present, actual in zip(x, mask, padded, strict=True):
         expected = module(words[present][None])[0]
         torch.testing.assert_close(actual[present], expected, rtol=1e-10, atol=1e-12)
-    full = module(x, mask=torch.ones_like(mask))
-    assert torch.equal(full, module(x)) or torch.allclose(full, module(x), rtol=1e-12, atol=1e-12)
+    unpadded = module(x, mask=torch.ones_like(mask))
+    assert torch.equal(unpadded, module(x)) or torch.allclose(unpadded, module(x), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["skew", "arbitrary"])

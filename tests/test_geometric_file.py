@@ -241,11 +241,11 @@ def test_what_the_file_does_not_hold_is_told(tmp_path):
     layers = make_standard(4, 2, 1, heads=2)
     path = str(JuliaFile(layers).write(tmp_path / "net.h5"))
     Z = RNG.normal(size=(4, 3))
-    added = bt.load_geometric(path, add=True)
-    np.testing.assert_allclose(run_net(added, Z), apply_layers(layers, Z, add=True), rtol=1e-10, atol=1e-10)
-    other = bt.load_geometric(path, activation="relu", observe=Normal(0.1))
-    assert np.abs(run_net(other.replace({}), Z) - run_net(bt.load_geometric(path), Z)).max() > 1e-3
-    assert "y_0" in other.sentence("a b").graph()
+    with_add = bt.load_geometric(path, add=True)
+    np.testing.assert_allclose(run_net(with_add, Z), apply_layers(layers, Z, add=True), rtol=1e-10, atol=1e-10)
+    with_relu = bt.load_geometric(path, activation="relu", observe=Normal(0.1))
+    assert np.abs(run_net(with_relu.replace({}), Z) - run_net(bt.load_geometric(path), Z)).max() > 1e-3
+    assert "y_0" in with_relu.sentence("a b").graph()
     with pytest.raises(bt.BNetError, match="add: expected False, for the file has no standard transformer"):
         bt.load_geometric(JuliaFile(make_feed_forward(3, 1)).write(tmp_path / "vpff.h5"), add=True)
 

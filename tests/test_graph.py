@@ -118,13 +118,13 @@ def plans(draw):
 def make_ground_graph(plan) -> GroundGraph:
     """The ground graph of a plan (of `plans`)."""
     plates, over_words, arrows, words = plan
-    families = tuple(
+    groups = tuple(
         NodeGroup(k, "", f"r{chr(97 + k)}", None, plates[k], "" if over_words[k] else None, 0)
         for k in range(len(plates))
     )
-    bundles = tuple(EdgeTemplate(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
-    groups = tuple((k,) for k in range(len(plates)))
-    return GroundGraph(TemplateGraph(families, bundles, {"atom": 2, "head": 3}, {"": 1}, groups), {"": words})
+    edges = tuple(EdgeTemplate(parent, child, tuple(map(Reach, kinds)), ("x",)) for parent, child, kinds in arrows)
+    components = tuple((k,) for k in range(len(plates)))
+    return GroundGraph(TemplateGraph(groups, edges, {"atom": 2, "head": 3}, {"": 1}, components), {"": words})
 
 
 @settings(max_examples=50, deadline=None)

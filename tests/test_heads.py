@@ -271,11 +271,11 @@ def test_svi_repeats_and_leaves_dead_heads_at_their_prior():
     W = net.parameters["W_o_0.value"].clone()
     W[1] = 0
     net, x = net.replace({"W_o_0.value": W}), torch.randn(6, 2, 8, generator=seeded(), dtype=D)
-    one, two, other = (inclusion(net, x, method="svi", rounds=3, draws=1000, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(one.rho, two.rho) and torch.equal(one.log_bayes, two.log_bayes)
-    assert torch.equal(one.importance, two.importance) and not torch.equal(one.rho, other.rho)
-    assert one.log_bayes[0, 1].abs() < 1e-12 and one.dead == ((0, 1),)
-    assert kstest(one.rho[:, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
+    first, repeated, other = (inclusion(net, x, method="svi", rounds=3, draws=1000, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first.rho, repeated.rho) and torch.equal(first.log_bayes, repeated.log_bayes)
+    assert torch.equal(first.importance, repeated.importance) and not torch.equal(first.rho, other.rho)
+    assert first.log_bayes[0, 1].abs() < 1e-12 and first.dead == ((0, 1),)
+    assert kstest(first.rho[:, 0, 1].numpy(), beta(1, 1).cdf).pvalue > 0.01
     exact = [inclusion(net, x, seed=seed) for seed in (3, 3, 4)]
     assert torch.equal(exact[0].rho, exact[1].rho) and not torch.equal(exact[0].rho, exact[2].rho)
 

@@ -135,9 +135,9 @@ def test_the_wheel_is_whole(tmp_path):
         (metadata_name,) = [name for name in names if name.endswith("METADATA")]
         metadata = file.read(metadata_name).decode()
         (entry_points,) = [file.read(name).decode() for name in names if name.endswith("entry_points.txt")]
-    present = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bnet_transformer").rglob("*") if path.is_file()}
-    present = {name for name in present if "__pycache__" not in name}
-    assert {name for name in names if name.startswith("bnet_transformer/")} == present
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bnet_transformer").rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name}
+    assert {name for name in names if name.startswith("bnet_transformer/")} == files
     assert {f"bnet_transformer/{name}" for name in ("py.typed", "pretrained/tiny.safetensors")} <= names
     assert any(name.startswith("bnet_transformer/page/frontend/") for name in names)
     assert "bnet-transformer = bnet_transformer.cli:main" in entry_points

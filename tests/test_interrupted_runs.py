@@ -154,14 +154,14 @@ def make_scaled(amount):
 
 def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
     data, resumed = (torch.ones(4, 3, 2), torch.zeros(4, 3, 2)), bt.Checkpoints(tmp_path, resume=True)
-    full, locked = bt.train(make_scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
-    locked.lock = threading.Lock()
+    full, unhashable = bt.train(make_scaled(Amount(2.0)), data, steps=4, progress=False), Amount(2.0)
+    unhashable.lock = threading.Lock()
     bt.train(make_scaled(Amount(2.0)), data, steps=2, checkpoints=tmp_path, progress=False)
     with pytest.raises(bt.FileError, match="another declaration"):
         bt.train(make_scaled(Amount(3.0)), data, steps=4, checkpoints=resumed, progress=False)
     assert bt.train(make_scaled(Amount(2.0)), data, steps=4, checkpoints=resumed, progress=False).losses == full.losses
     with pytest.raises(bt.BNetError, match="declaration: expected one that a checkpoint can tell from others; got one"):
-        bt.train(make_scaled(locked), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
+        bt.train(make_scaled(unhashable), data, steps=2, checkpoints=tmp_path / "odd", progress=False)
 
 
 def test_a_killed_writer_leaves_the_old_file(tmp_path):
@@ -200,16 +200,16 @@ def test_an_interrupted_command_saves_and_resumes(tmp_path):
         finally:
             sys.stdout.flush()
 
-    full, folder = tmp_path / "whole", tmp_path / "interrupted"
-    for path in (full, folder):
+    complete, folder = tmp_path / "whole", tmp_path / "interrupted"
+    for path in (complete, folder):
         path.mkdir()
-    assert run_in_fork(run_command, full) == 0, (full / "output").read_text()
+    assert run_in_fork(run_command, complete) == 0, (complete / "output").read_text()
     assert run_in_fork(lambda: run_command(folder, interrupted=True)) == 130
     text = (folder / "output").read_text()
     assert text.splitlines()[-1].startswith("interrupted") and "Traceback" not in text
     assert run_in_fork(run_command, folder, "--resume") == 0, (folder / "output").read_text()
     for name in ("a.json", "a.safetensors"):
-        assert (folder / name).read_bytes() == (full / name).read_bytes()
+        assert (folder / name).read_bytes() == (complete / name).read_bytes()
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):

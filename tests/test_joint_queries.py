@@ -92,10 +92,10 @@ def test_names_of_the_template_graph():
     with pytest.raises(bt.BNetError, match="one side"):
         net.separated("x_0", "x_2", ["x_0"])
     # the ground graph may separate what the template graph does not: a word that reads only itself
-    single = bt.bayesuvius(4, mask=[[True, False], [False, True]])
+    diagonal = bt.bayesuvius(4, mask=[[True, False], [False, True]])
     weights = [f"W_{r}_0" for r in "qkv"]
-    assert not single.separated("x_0", "x_1", weights)
-    assert single.sentence("a b").separated("x_0_0", "x_1_1", weights)
+    assert not diagonal.separated("x_0", "x_1", weights)
+    assert diagonal.sentence("a b").separated("x_0_0", "x_1_1", weights)
 
 
 # trails among determined nodes
@@ -325,8 +325,8 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
     x0 = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
     module = net.module().eval()
 
-    def J(family, word):
-        value = lambda x: module(x, want=[family])[family][0, word]  # noqa: E731
+    def J(group, word):
+        value = lambda x: module(x, want=[group])[group][0, word]  # noqa: E731
         return torch.autograd.functional.jacobian(value, x0).reshape(4, -1)
 
     for y, observed in (("x_2_2", []), ("x_2_2", ["x_1_2"]), ("x_1_1", ["x_2_0", "x_2_1"])):

@@ -314,14 +314,14 @@ def test_draws_distributions_counterfactuals(s):
 def test_distributions_of_real_nodes():
     s = bt.bayesuvius(4, heads=2, observe=Normal(0.5), seed=1).sentence("a b")
     assert np.allclose(get_cells(bt.plot(s.tpm("x_1_0"))), s.tpm("x_1_0").mean.numpy())
-    one = s.do(c=1)
-    assert get_heights(bt.plot(one.tpm("x_1_0"))) == pytest.approx(one.tpm("x_1_0").mean.tolist())
-    figure = bt.plot(one.tpm("y_0"))
-    mean = one.tpm("y_0").mean
+    closed = s.do(c=1)
+    assert get_heights(bt.plot(closed.tpm("x_1_0"))) == pytest.approx(closed.tpm("x_1_0").mean.tolist())
+    figure = bt.plot(closed.tpm("y_0"))
+    mean = closed.tpm("y_0").mean
     assert get_heights(figure) == pytest.approx(mean.tolist())
     ends = np.array([segment[:, 1] for segment in figure.axes[0].collections[0].get_segments()])
     assert np.allclose(ends.T, torch.stack([mean - 0.5, mean + 0.5]).numpy())
-    assert np.allclose(get_cells(bt.plot(one.tpm("W_q_0"))), one.tpm("W_q_0").mean.numpy())
+    assert np.allclose(get_cells(bt.plot(closed.tpm("W_q_0"))), closed.tpm("W_q_0").mean.numpy())
     for node in ("x_0_0", "y_0"):
         with pytest.raises(bt.BNetError, match="a discrete random node"):
             bt.plot(s, node=node)

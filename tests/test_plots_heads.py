@@ -83,10 +83,10 @@ def test_errors_are_written_where_they_are_known(inclusion):
     for show, error in (("importance", inclusion.importance_error), ("ablation", inclusion.ablation_error)):
         errors = [t for t in get_ax_texts(bt.plot(inclusion, show=show).axes[0]) if "±" in t]
         assert errors == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
-    one = bt.inclusion(inclusion.network, TEXTS[:1], draws=50, progress=False)
-    assert torch.isnan(one.ablation_error).all()
-    assert not any("±" in text for text in get_ax_texts(bt.plot(one, show="ablation").axes[0]))
-    assert bt.plot(one).axes[0].get_title("left").endswith("by 1 sentence")
+    single = bt.inclusion(inclusion.network, TEXTS[:1], draws=50, progress=False)
+    assert torch.isnan(single.ablation_error).all()
+    assert not any("±" in text for text in get_ax_texts(bt.plot(single, show="ablation").axes[0]))
+    assert bt.plot(single).axes[0].get_title("left").endswith("by 1 sentence")
 
 
 @pytest.mark.parametrize("top", [3, 50])

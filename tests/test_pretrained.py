@@ -128,9 +128,9 @@ def test_states_attention_and_gradients_are_transformers(name, options):
     net, family = from_pretrained(model), FAMILIES[model.config.model_type]
     check_states(model, net, 1e-9)
     ids, mask = make_padded()
-    single = model(ids[:1], output_attentions=True)
+    unpadded = model(ids[:1], output_attentions=True)
     s = net.sentence(ids[0])
-    for t, peer in enumerate(single.attentions):
+    for t, peer in enumerate(unpadded.attentions):
         torch.testing.assert_close(s.attention(t).flatten(0, -3), peer[0].detach(), rtol=1e-9, atol=1e-9)
     peer = model(ids, attention_mask=mask.long(), output_hidden_states=True, output_attentions=True)
     module = net.module().eval()

@@ -168,9 +168,9 @@ def test_a_model_with_two_heads_keeps_its_words():
 
 def test_what_a_config_leaves_out_is_what_transformers_means():
     for kind, family in FAMILIES.items():
-        full = T.AutoConfig.for_model(kind).to_dict()
-        partial = {name: full[name] for name in family.unsupported if name in full}
-        assert family.config_to_options(partial, None, None) == family.config_to_options(full, None, None)
+        defaults = T.AutoConfig.for_model(kind).to_dict()
+        partial = {name: defaults[name] for name in family.unsupported if name in defaults}
+        assert family.config_to_options(partial, None, None) == family.config_to_options(defaults, None, None)
 
 
 def test_activations_are_those_of_transformers():
@@ -252,8 +252,8 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
 
     model = random_model("MPNetForMaskedLM", MPNET, torch.float32)
     model.save_pretrained(tmp_path)
-    full = load_file(tmp_path / "model.safetensors")
-    plain = {key.removeprefix("mpnet."): value for key, value in full.items() if not key.startswith("lm_head")}
+    tensors = load_file(tmp_path / "model.safetensors")
+    plain = {key.removeprefix("mpnet."): value for key, value in tensors.items() if not key.startswith("lm_head")}
     save_file(plain, tmp_path / "model.safetensors")
     with pytest.raises(FileError, match=r"a weight 'lm_head\..*allowed: readout=None reads the states alone"):
         from_pretrained(tmp_path)
@@ -263,7 +263,7 @@ def test_a_sentence_encoder_is_read_without_the_readout_that_it_has_not(tmp_path
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     names = from_pretrained(tmp_path).network.graph.by_name
     assert "embedding" in names and "logits" not in names
-    save_file(full, tmp_path / "model.safetensors")
+    save_file(tensors, tmp_path / "model.safetensors")
     assert {"embedding", "logits"} <= set(from_pretrained(tmp_path).network.graph.by_name)
 
 
@@ -423,10 +423,10 @@ def test_do_computes_again_only_what_descends(monkeypatch):
         if head:
             names = [name for run in runs for name in run if not name.startswith("W_")]
             assert sorted(names) == ["a_3", "add1_3", "ffn_3", "mix_3", "norm2_3", "x_4"]
-        single = recompute(changed)
-        close(value, single["x_4_4"], 1e-12)
-        close(changed.attention(2), single.attention(2), 1e-12)
-        close(changed["q_2_1_3"], single["q_2_1_3"], 1e-12)
+        fresh = recompute(changed)
+        close(value, fresh["x_4_4"], 1e-12)
+        close(changed.attention(2), fresh.attention(2), 1e-12)
+        close(changed["q_2_1_3"], fresh["q_2_1_3"], 1e-12)
         assert (value - s["x_4_4"]).norm() > 1e-3
     twice = changed.do({"x_2_1": torch.ones(12, dtype=D)})
     close(twice["x_4_4"], recompute(twice)["x_4_4"], 1e-12)
@@ -452,16 +452,16 @@ def test_do_beneath_an_open_choice_is_a_whole_run(per):
 
 def test_weak_arrows_are_left_out_before_they_are_counted(minilm_sentence):
     s = minilm_sentence
-    full = s.ground.count_arrows()
+    total = s.ground.count_arrows()
     with pytest.raises(bt.BNetError, match="at most 100000 arrows"):
         s.graph()
     graph = s.graph(min_weight=0.3)
     attentions = [s.attention(t) for t in range(6)]
     num_weak = 2 * sum(int((weights < 0.3).sum()) for weights in attentions)
-    assert graph.number_of_edges() == full - num_weak < 100_000
-    with pytest.raises(bt.BNetError, match=f"at most {full - num_weak - 1} arrows.*limit={full - num_weak} "):
-        s.graph(min_weight=0.3, limit=full - num_weak - 1)
-    assert s.graph(min_weight=0.3, limit=full - num_weak).number_of_edges() == full - num_weak
+    assert graph.number_of_edges() == total - num_weak < 100_000
+    with pytest.raises(bt.BNetError, match=f"at most {total - num_weak - 1} arrows.*limit={total - num_weak} "):
+        s.graph(min_weight=0.3, limit=total - num_weak - 1)
+    assert s.graph(min_weight=0.3, limit=total - num_weak).number_of_edges() == total - num_weak
 
 
 @pytest.fixture(scope="module")

@@ -158,10 +158,10 @@ def test_stacks_with_a_vocabulary_each_have_tables_of_their_own(tie, tmp_path):
     model.lm_head.weight = torch.nn.Parameter(torch.randn(17, 12, dtype=D))
     check_logits(from_pretrained(model), model, SENTENCE, 1e-9)
     random_model("MarianMTModel", options, torch.float32).save_pretrained(tmp_path)
-    full = load_file(tmp_path / "model.safetensors")
-    full.setdefault("lm_head.weight", full["model.decoder.embed_tokens.weight"].clone())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.decoder.embed_tokens.weight"].clone())
     for missing in (None, "lm_head", "model.decoder.embed_tokens", "model.encoder.embed_tokens"):
-        tensors = {key: value for key, value in full.items() if key != f"{missing}.weight"}
+        tensors = {key: value for key, value in weights.items() if key != f"{missing}.weight"}
         write(tmp_path, tensors, sharded=False)
         peer = load_peer("marian", tmp_path)
         if peer is None:

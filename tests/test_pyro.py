@@ -45,13 +45,13 @@ def make_problem(case: Case, dtype: torch.dtype = D) -> InferenceProblem:
     y: dict[str, Tensor] = {}
     observed: dict[str, Tensor] = {}
     for node, value in s.state.evidence.items():
-        family = s.ground.group_of(node)
-        shape = (1, *s.ground.shapes[family.index])
-        y.setdefault(family.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
-        observed.setdefault(family.name, torch.zeros(shape, dtype=torch.bool))
-        at = node - int(s.ground.offsets[family.index])
-        y[family.name].view(-1, *value.shape)[at] = value
-        observed[family.name].view(-1)[at] = True
+        group = s.ground.group_of(node)
+        shape = (1, *s.ground.shapes[group.index])
+        y.setdefault(group.name, torch.zeros((*shape, *value.shape), dtype=value.dtype))
+        observed.setdefault(group.name, torch.zeros(shape, dtype=torch.bool))
+        index = node - int(s.ground.offsets[group.index])
+        y[group.name].view(-1, *value.shape)[index] = value
+        observed[group.name].view(-1)[index] = True
     given = {name: value[None] for name, value in s.state.encoded.given.items()}
     return InferenceProblem(s, PyroModel(s.net.network), {"given": given, "y": y, "observed_mask": observed})
 

@@ -98,9 +98,9 @@ def test_a_word_knows_no_later_word(cell, n, slices, word):
     word = min(word, n - 2)
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=slices)).to(D)
     module, x = net.module(), torch.randn(2, n, 2, dtype=D)
-    other = x.clone()
-    other[:, word + 1] += 1
-    before, after = module(x), module(other)
+    changed = x.clone()
+    changed[:, word + 1] += 1
+    before, after = module(x), module(changed)
     assert before[:, : word + 1].equal(after[:, : word + 1]) and (before[:, word + 1 :] != after[:, word + 1 :]).all()
     s = net.sentence(x=x[0])
     reached = {int(name.rpartition("_")[2]) for name in s.descendants(f"x_0_{word + 1}")}
@@ -119,8 +119,8 @@ def test_padding_changes_no_word(cell):
         mask[k, first:end] = True
     result = module(x, mask)
     for k, (first, end) in enumerate(spans):
-        single = module(x[k : k + 1, first:end])[0]
-        close(result[k, first:end], single)
+        expected = module(x[k : k + 1, first:end])[0]
+        close(result[k, first:end], expected)
 
 
 def test_the_word_before_where_all_are_the_same():

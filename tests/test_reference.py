@@ -102,9 +102,9 @@ def test_permuting_words_permutes_the_outputs(case: Case):
     x = torch.randn(3, 4, dtype=D)
     order = [2, 0, 1]
     before, after = net.sentence(x=x), net.sentence(x=x[order])
-    last = max(g.slice for g in net.network.graph.groups if g.role == "x")
+    last_slice = max(g.slice for g in net.network.graph.groups if g.role == "x")
     for i, j in enumerate(order):
-        close(after[f"x_{last}_{i}"], before[f"x_{last}_{j}"])
+        close(after[f"x_{last_slice}_{i}"], before[f"x_{last_slice}_{j}"])
 
 
 @pytest.mark.parametrize("mask", ["causal", "every"])

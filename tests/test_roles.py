@@ -119,17 +119,17 @@ def test_counts_are_those_of_a_loop_over_sentences(options):
     assert result.words == sum(len(text.split()) for text in CORPUS)
     torch.testing.assert_close(result.mean, (expected + result.alpha) / 5, check_dtype=False)
     allowed = torch.ones(3, 3).tril() if "mask" in options else torch.ones(3, 3)
-    single = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
-    torch.testing.assert_close(float(single), float((allowed / allowed.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
+    chance = bt.roles(net, ["a b c"], relations=["previous"]).chance[0, 0, 0]
+    torch.testing.assert_close(float(chance), float((allowed / allowed.sum(1, keepdim=True)).diagonal(-1).sum() / 3))
 
 
 def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
-    full = bt.roles(net, CORPUS * 3)
+    expected = bt.roles(net, CORPUS * 3)
     monkeypatch.setattr(head_attention, "MAX_ATTENTION_NUMEL", 1)
     chunked = bt.roles(net, CORPUS * 3)
     for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
-        torch.testing.assert_close(getattr(chunked, name), getattr(full, name), msg=name, equal_nan=True)
+        torch.testing.assert_close(getattr(chunked, name), getattr(expected, name), msg=name, equal_nan=True)
 
 
 def test_what_other_choices_make_of_a_head_is_averaged_as_the_net_draws_them():

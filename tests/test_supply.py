@@ -31,8 +31,8 @@ def test_everything_that_is_installed_for_an_extra_is_pinned_to_its_version():
         name: expected for name, expected in licences.asked().items() if name != licences.BUILD
     }  # lives elsewhere
     expected = {name for group in groups.values() for name in licences.needed(known, group)}
-    current = {name: INSTALLED[name] for name in expected if name in INSTALLED}
-    assert current and {name: PINS.get(name) for name in current} == current
+    versions = {name: INSTALLED[name] for name in expected if name in INSTALLED}
+    assert versions and {name: PINS.get(name) for name in versions} == versions
 
 
 def test_every_requirement_of_every_extra_is_pinned_within_its_bounds():

@@ -191,11 +191,11 @@ def test_rows_and_entries_of_attention(name):
     names = outcomes(corrupt)
     oracle = Slow(clean, corrupt, tuple(names))
     ground = corrupt.ground
-    families = [f for f in ground.template.by_stem[reader] if ground.template.in_edges[f.index]]
+    groups = [g for g in ground.template.by_stem[reader] if ground.template.in_edges[g.index]]
     rows = {}
-    for k, family in enumerate(families):
-        for node in ground.select_nodes(family).tolist():
-            if oracle.corrupt.net.network.specs[family.index].tpm.kind == "deterministic" and get_row(oracle, node):
+    for k, group in enumerate(groups):
+        for node in ground.select_nodes(group).tolist():
+            if oracle.corrupt.net.network.specs[group.index].tpm.kind == "deterministic" and get_row(oracle, node):
                 rows[(k, *ground.unravel_index(node)[1])] = node
     result = bt.sweep(clean, corrupt, at=role, metric=metric(names))
     assert result.axes[0] == "slice" and result.axes[-1] == "word" and set(rows) == all_indices(result)
@@ -203,10 +203,10 @@ def test_rows_and_entries_of_attention(name):
     joined = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=result.axes[:-1])
     for index in all_indices(joined):
         close(joined.outcomes[index][0], oracle.outcome(reading([n for key, n in rows.items() if key[:-1] == index])))
-    single = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
+    entry = bt.sweep(clean, corrupt, at=role, metric=metric(names), over=(*result.axes, "read"))
     present = {(*index, word): node for index, node in rows.items() for word in get_row(oracle, node)[0]}
-    assert {tuple(at) for at in (~single.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
-    check(single, oracle, {at: reading([present[at]], [at[-1]]) for at in choose(present, len(oracle.runs), (name, 1))})
+    assert {tuple(at) for at in (~entry.outcomes[..., 0].isnan()).nonzero().tolist()} == set(present)
+    check(entry, oracle, {at: reading([present[at]], [at[-1]]) for at in choose(present, len(oracle.runs), (name, 1))})
 
 
 def get_row(oracle, node):

@@ -81,8 +81,8 @@ def test_in_parts_as_at_once():
     query = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
     result = bt.sweep(clean, corrupt, **query)
     close(bt.sweep(clean, corrupt, memory=1, **query).effects, result.effects)
-    single = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
-    close(torch.cat([one.effects for one in single], -1), result.effects)
+    per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
+    close(torch.cat([one.effects for one in per_example], -1), result.effects)
     close(result.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
     assert "to first order" in repr(result) and "to first order" in result._repr_html_()
     assert result.select(slice=1).first_order
@@ -94,9 +94,9 @@ def test_cells_of_names_and_of_an_ablation():
     s = make_sentences(net)[1]
     query = {"metric": {"y_2": (0, 1)}, "first_order": True}
     result = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **query)
-    single = bt.sweep(Zero(), s, at="v", **query)
-    close(result.values[0], single["v_1_0_1"])
-    close(result.values[1], single["v_1_0_1"] + single["v_1_1_1"])
+    per_node = bt.sweep(Zero(), s, at="v", **query)
+    close(result.values[0], per_node["v_1_0_1"])
+    close(result.values[1], per_node["v_1_0_1"] + per_node["v_1_1_1"])
 
 
 def test_what_has_no_slope_is_refused():

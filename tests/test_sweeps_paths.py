@@ -80,9 +80,9 @@ def test_arrows_set_together_are_set_together():
                 values = {}
                 for child in {child for _, child in group}:
                     corrupt.value(child)
-                    single = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
-                    single.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
-                    values[child] = single._compute_value(child)
+                    run = bt.reference.ReferenceRun(corrupt.model, corrupt.states)
+                    run.values = {**corrupt.values, **{p: clean.value(p) for p, c in group if c == child}}
+                    values[child] = run._compute_value(child)
                 return values
 
             return compute_children
@@ -103,7 +103,7 @@ def test_a_path_carries_the_clean_value_alone(name, path):
     clean, corrupt = pair(case(name))
     names, ground = outcomes(corrupt), corrupt.ground
     oracle, (first, *remainder) = Slow(clean, corrupt, tuple(names)), path.split(" -> ")
-    routes = [(node,) for family in ground.template.by_stem[first] for node in ground.select_nodes(family).tolist()]
+    routes = [(node,) for group in ground.template.by_stem[first] for node in ground.select_nodes(group).tolist()]
     for role in remainder:
         routes = [
             (*route, n) for route in routes for n in ground.children(route[-1]) if ground.group_of(n).stem == role
@@ -174,12 +174,12 @@ def test_direct_and_indirect_sum_to_the_total_in_a_linear_net():
     weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
     for through in ("x", "m", "v -> a", "x -> v -> a", ["x_0_1", "v_1"]):
         result = bt.mediation(clean, corrupt, through=through, metric=lambda pool, x_1_2: pool @ weights + x_1_2[:, 0])
-        present = ~result.indirect_outcomes.isnan()
-        total = (result.clean - result.corrupt).expand(present.shape)
+        is_cell = ~result.indirect_outcomes.isnan()
+        total = (result.clean - result.corrupt).expand(is_cell.shape)
         direct, indirect = result.direct_outcomes - result.corrupt, result.indirect_outcomes - result.corrupt
-        close((direct + indirect)[present], total[present])
-        close(result.interaction[present[..., 0]], torch.zeros(int(present[..., 0].sum()), dtype=D))
-        assert float(indirect[present].abs().max()) > 0.1 and float(direct[present].abs().max()) > 0.1, through
+        close((direct + indirect)[is_cell], total[is_cell])
+        close(result.interaction[is_cell[..., 0]], torch.zeros(int(is_cell[..., 0].sum()), dtype=D))
+        assert float(indirect[is_cell].abs().max()) > 0.1 and float(direct[is_cell].abs().max()) > 0.1, through
 
 
 def test_mediation_is_two_sweeps():

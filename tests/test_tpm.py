@@ -201,8 +201,8 @@ def test_feed_forward(activation):
 def test_resnet_steps():
     z, tpm = rand(3), ResNet(2)
     p = make_parameters(tpm, Parent("x", (3,)))
-    one = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
-    close(tpm.value(EvalContext(p), z), one + torch.tanh(p["weight"][1] @ one + p["bias"][1]))
+    first = z + torch.tanh(p["weight"][0] @ z + p["bias"][0])
+    close(tpm.value(EvalContext(p), z), first + torch.tanh(p["weight"][1] @ first + p["bias"][1]))
 
 
 def test_concat_is_concatenation_then_one_matrix():

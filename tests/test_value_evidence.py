@@ -125,9 +125,9 @@ def test_a_later_do_counts_and_undoing_it_does_not_bring_the_earlier_back():
 def test_what_was_done_before_holds_in_every_question():
     """Counterfactuals and rollout are of the sentence after `do`; samples follow its evidence."""
     s = doubled(slices=2, heads=3).sentence("the cat sat")
-    one = s.do(c=1)
-    close(one.counterfactual("x_2_1", {}).mean, one["x_2_1"])
-    patched = one.do(q_0_1=Zero())
+    closed = s.do(c=1)
+    close(closed.counterfactual("x_2_1", {}).mean, closed["x_2_1"])
+    patched = closed.do(q_0_1=Zero())
     close(patched.counterfactual("x_2_1", {"q_1_0": Zero()}).mean, patched.do(q_1_0=Zero())["x_2_1"])
     result = patched.reads(residual=0.0)
     close(result.matrix, patched.attention(1) @ patched.attention(0))
@@ -406,9 +406,9 @@ def test_what_was_seen_may_be_set_otherwise():
     observed, given = s.observe(W_q_0=0), s.counterfactual("y_2", {"W_q_0": 1}, {"W_q_0": 0})
     result = observed.counterfactual("y_2", {"W_q_0": 1})
     close(result.probabilities, given.probabilities)
-    share = observed.posterior(["c", "W_k_0", "W_v_0"])
+    probs = observed.posterior(["c", "W_k_0", "W_v_0"])
     expected = sum(
-        share[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
+        probs[c, k, v] * s.do(c=c, W_q_0=1, W_k_0=k, W_v_0=v).posterior("y_2")
         for c, k, v in itertools.product((0, 1), repeat=3)
     )
     close(result.probabilities, expected)

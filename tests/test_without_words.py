@@ -115,8 +115,8 @@ def test_a_batch_follows_from_evidence_do_and_given_nodes():
     net = asia()
     module, rain = net.module(), torch.tensor([0, 1, 1])
     actual = log_evidence(module, {"dysp": Evidence(rain), "smoke": Evidence(1 - rain)})
-    full = marginal(joint(net), "dysp", {})
-    assert actual.shape == (3,) and full.shape == (2,)
+    prior = marginal(joint(net), "dysp", {})
+    assert actual.shape == (3,) and prior.shape == (2,)
     expected = [math.log(marginal(joint(net), "dysp", {"smoke": 1 - int(k)})[int(k)]) for k in rain]
     np.testing.assert_allclose(actual.detach(), expected)
     logits = module(want=["lung"], do={"smoke": rain})["lung"]
