@@ -169,10 +169,10 @@ def test_every_posterior_and_every_do_is_pgmpys(options):
     is_continuous = isinstance(options.get("observe"), Normal)
     for k in range(4):
         nodes = pick.sample(names, min(len(names), pick.choice([1, 2, 3])))
-        remainder = [n for n in names if n not in nodes]
+        candidates = [n for n in names if n not in nodes]
         evidence = {
             n: pick.randrange(len(s.posterior(n)))
-            for n in pick.sample(remainder, min(len(remainder), pick.randint(0, 2)))
+            for n in pick.sample(candidates, min(len(candidates), pick.randint(0, 2)))
         }
         if is_continuous and k % 2:
             evidence["y_1"] = torch.tensor([0.1, -0.2, 0.4, 0.3], dtype=D)

@@ -56,8 +56,8 @@ def fits():
 
 def get_cells(figure, k=0):
     """The numbers of the k-th panel's colours."""
-    samples = [*figure.axes[k].collections, *figure.axes[k].images]
-    array = samples[0].get_array()
+    artists = [*figure.axes[k].collections, *figure.axes[k].images]
+    array = artists[0].get_array()
     return np.ma.filled(array.reshape(-1, array.shape[-1]) if array.ndim > 1 else array, np.nan)
 
 
@@ -109,9 +109,9 @@ def test_each_slice_has_its_own_panels_where_each_has_a_selector():
 def test_a_zero_is_drawn_where_there_is_an_arrow():
     net = bt.bayesuvius(4, heads=1, mask="causal", seed=1)
     s = net.replace({k: 300 * v for k, v in net.parameters.items() if "W_" in k}).sentence("the cat sat")
-    samples = get_cells(bt.plot(s))
+    cells = get_cells(bt.plot(s))
     assert (s.attention(0)[0].numpy()[np.tril_indices(3)] == 0).any()
-    assert (np.isnan(samples) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
+    assert (np.isnan(cells) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
     assert (np.isnan(get_cells(bt.plot(s.reads()))) == np.triu(np.ones((3, 3), dtype=bool), 1)).all()
 
 
@@ -154,25 +154,25 @@ def test_posteriors_before_and_after_with_the_labels_of_the_states(s, net):
 
 
 def test_reads_matrix_entropies_and_flow(s):
-    read = s.reads(residual=0.3)
-    assert np.allclose(np.nan_to_num(get_cells(bt.plot(read))), read.matrix.numpy())
-    assert np.allclose(get_cells(bt.plot(read, show="entropy")), read.entropies.numpy())
-    mass, flows = propagate_flow(read.chain.numpy(), read.weights.numpy(), 3)
-    assert np.allclose(mass[0], read.matrix[3].numpy()) and np.allclose(mass.sum(1), 1)
+    reads = s.reads(residual=0.3)
+    assert np.allclose(np.nan_to_num(get_cells(bt.plot(reads))), reads.matrix.numpy())
+    assert np.allclose(get_cells(bt.plot(reads, show="entropy")), reads.entropies.numpy())
+    mass, flows = propagate_flow(reads.chain.numpy(), reads.weights.numpy(), 3)
+    assert np.allclose(mass[0], reads.matrix[3].numpy()) and np.allclose(mass.sum(1), 1)
     assert np.allclose(flows.sum(1), mass[:-1]) and np.allclose(flows.sum(2), mass[1:])
-    figure = bt.plot(read, word=3, min_weight=0)
+    figure = bt.plot(reads, word=3, min_weight=0)
     (path,) = [line for line in figure.axes[0].lines if line.get_gid() == "path"]
-    assert tuple(path.get_ydata()) == read.paths(3)[0].words
+    assert tuple(path.get_ydata()) == reads.paths(3)[0].words
     fractions = [t.get_text() for t in figure.axes[0].texts if t.get_text()[0].isdigit()]
-    assert fractions == [format_fraction(fraction) for fraction in read.matrix[3].tolist() if fraction > 0]
-    thinned = bt.plot(read, word=3, min_weight=0.2)
+    assert fractions == [format_fraction(fraction) for fraction in reads.matrix[3].tolist() if fraction > 0]
+    thinned = bt.plot(reads, word=3, min_weight=0.2)
     assert any("Left out: " in t.get_text() for t in thinned.texts)
 
 
 def test_a_great_flow_is_thinned_to_its_strongest_and_tells_the_rest():
     net = bt.bayesuvius(4, slices=4, heads=2, combine="concat", residual=True, mask="causal", seed=1)
-    read = net.sentence([f"w{k}" for k in range(90)]).reads()
-    figure = bt.plot(read, word=89)
+    reads = net.sentence([f"w{k}" for k in range(90)]).reads()
+    figure = bt.plot(reads, word=89)
     ax = figure.axes[0]
     ribbons = [
         tuple(map(int, p.get_gid().split("_")[1:])) for p in ax.patches if (p.get_gid() or "").startswith("flow")
@@ -180,14 +180,14 @@ def test_a_great_flow_is_thinned_to_its_strongest_and_tells_the_rest():
     blocks = [
         tuple(map(int, p.get_gid().split("_")[1:])) for p in ax.patches if (p.get_gid() or "").startswith("block")
     ]
-    mass, flows = propagate_flow(read.chain.numpy(), read.weights.numpy(), 89)
+    mass, flows = propagate_flow(reads.chain.numpy(), reads.weights.numpy(), 89)
     assert len(ax.get_xticks()) == 4 and 0 < len(ribbons) <= MAX_FLOWS
     rows = len([t for t in ax.texts if t.get_text().startswith("w")]) - 1
     assert rows == 32 and {0, 89} <= {int(t.get_text()[1:]) for t in ax.texts if t.get_text().startswith("w")}
     assert set(blocks) == {end for t, i, j in ribbons for end in ((t + 1, i), (t, j))}
     notes = " ".join(t.get_text() for t in figure.texts).replace("\n", " ")
     assert f"Left out: {(flows > 0).sum() - len(ribbons):,} flows and {90 - rows} words without any other" in notes
-    assert f"the most probable path ({format_fraction(read.paths(89)[0].probability)})" in notes
+    assert f"the most probable path ({format_fraction(reads.paths(89)[0].probability)})" in notes
     assert "(0.00)" not in notes and np.isclose(mass.sum(1), 1).all()
 
 
@@ -239,9 +239,9 @@ def test_fits_show_shares_intervals_and_history(fits):
     assert np.allclose(ends.T, torch.stack(nuts.interval("c.logits", 0.5)).numpy())
     assert np.allclose(get_cells(bt.plot(nuts, show="theta")), nuts.theta["c"].numpy()[None])
     weights = plain.responsibilities((x, y))
-    samples = get_cells(bt.plot(weights, axes=("sentence", "head")))
-    assert sorted(map(tuple, samples)) == sorted(map(tuple, weights.double().numpy()))
-    assert (np.diff(samples.argmax(1)) >= 0).all()  # by the strongest head
+    cells = get_cells(bt.plot(weights, axes=("sentence", "head")))
+    assert sorted(map(tuple, cells)) == sorted(map(tuple, weights.double().numpy()))
+    assert (np.diff(cells.argmax(1)) >= 0).all()  # by the strongest head
     assert get_heights(bt.plot(plain.heads)) == pytest.approx(plain.heads.usage.tolist())
     cosine = next(iter(plain.heads.cosine.values()))
     assert np.allclose(get_cells(bt.plot(plain.heads, show="cosine")), cosine.numpy())
@@ -404,11 +404,11 @@ def test_nothing_is_cut_off_and_the_page_is_not_exceeded(s, fits):
     results = [(s, {}), (s, {"node": "c", "evidence": {"y_3": "mat"}}), (s.reads(), {"word": 2}), (fits[0], {})]
     for k, (result, options) in enumerate(results):
         theme = ("light", "dark")[k % 2]
-        samples = image.imread(io.BytesIO(render(bt.plot(result, theme=theme, **options))))
+        pixels = image.imread(io.BytesIO(render(bt.plot(result, theme=theme, **options))))
         paper = np.array([*to_rgb(PALETTES[theme]["paper"]), 1.0])
-        for edge in (samples[:4], samples[-4:], samples[:, :4], samples[:, -4:]):
+        for edge in (pixels[:4], pixels[-4:], pixels[:, :4], pixels[:, -4:]):
             assert np.allclose(edge, paper, atol=0.01), k
-        assert samples.shape[1] <= 7.3 * DPI
+        assert pixels.shape[1] <= 7.3 * DPI
 
 
 def test_ax_is_drawn_on_and_its_figure_comes_back(s, fits):

@@ -339,12 +339,12 @@ def test_a_part_of_the_corpus_cannot_sum_its_selector_out():
     with pytest.raises(bt.BNetError, match="total: expected all sentences of the corpus in x, for c is one draw"):
         elbo.loss(model, empty_guide, x, y, total=20)
     assert elbo.loss(model, empty_guide, x, y, total=2) == pytest.approx(elbo.loss(model, empty_guide, x, y))
-    samples = [
+    log_joints = [
         float(poutine.trace(model).get_trace(x, {"y": y, "c": torch.tensor([1])[0]}, total=n).log_prob_sum())
         for n in (2, 20)
     ]
     prior = float(torch.log_softmax(model.network.parameters["c.logits"], -1)[1])
-    assert samples[1] - prior == pytest.approx(10 * (samples[0] - prior))
+    assert log_joints[1] - prior == pytest.approx(10 * (log_joints[0] - prior))
 
 
 def test_a_model_around_it_may_condition_its_own_sites():
@@ -451,9 +451,9 @@ def test_infer_discrete(temperature):
 
 def test_it_is_drawn_with_plates():
     _, model, x = make_model(per="word", prior=1.0)
-    samples = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
+    graph = pyro.render_model(model, model_args=(x, torch.zeros(2, 3, dtype=torch.long)), render_distributions=True)
     for text in ("cluster_sentence", "cluster_word", "theta_c_0 -> c_0", "c_0 -> y"):
-        assert text in samples.source
+        assert text in graph.source
     nodes = poutine.trace(model).get_trace(x).nodes  # one site for each family, however many words
     assert {name for name in nodes if not name.startswith("_")} == {"sentence", "word", "theta_c_0", "c_0", "y"}
 

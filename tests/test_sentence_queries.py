@@ -67,8 +67,8 @@ def test_marginal_attention_is_the_mixture_over_words_read(options):
     total = torch.zeros((), dtype=D)
     for indices in itertools.product(*map(range, states.values())):
         setting = dict(zip(states, indices, strict=True))
-        remaining = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
-        fixed = s.do({**setting, **remaining})
+        word_choices = {"c_0_0": 0, "c_0_2": 0} if "c_0_1" in setting else {}
+        fixed = s.do({**setting, **word_choices})
         prior = s.posterior(list(states))[indices] if len(states) > 1 else s.posterior(next(iter(states)))[indices]
         row = fixed.attention(last)[1]
         for j, weight in enumerate(row):

@@ -185,8 +185,8 @@ def test_random_nets_agree_with_pgmpy():
         peer = DAG()
         peer.add_nodes_from(range(n))
         peer.add_edges_from(pairs)
-        samples = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
-        queries = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in samples]
+        triples = [pick.sample(range(n), pick.randint(2, n)) for _ in range(4)]
+        queries = [SeparationQuery(frozenset([a]), frozenset([b]), frozenset(z)) for a, b, *z in triples]
         expected = [not peer.is_dconnected(*q.x, *q.y, observed=sorted(q.given)) for q in queries]
         assert are_separated(ground, queries).tolist() == expected
 

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
-from bnet_transformer._core import torch_context as torch_context
+from bnet_transformer._core import torch_context
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.task import infer_task, infer_trainable_task

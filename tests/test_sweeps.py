@@ -236,9 +236,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_several_examples_are_each_alone(name):
-    options, words, swept = EXAMPLES[name]
+    options, words, sites = EXAMPLES[name]
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3), **options), 2, words=words)
-    for at in swept:
+    for at in sites:
         query = {"at": at, "metric": metric(["y_0", f"y_{words - 1}"])}
         result = bt.sweep(clean, corrupt, **query)
         assert result.outcomes.shape[-1] == len(result.corrupt) == len(result.clean) == 2, at
@@ -287,7 +287,7 @@ def test_a_metric_of_states_is_that_of_a_function():
     differences = [y[0][..., 0] - y[2][..., 0], y[1][..., 1] - y[0][..., 1]]
     close(run_sweep({"y_2": ([0, 1], [2, 0])}), torch.stack(differences, -1))
     close(run_sweep(lambda y_2: y_2[:, 0] - y_2[:, 2]), y[0] - y[2])
-    close(sum(differences.exp() for differences in y), torch.ones_like(y[0]))
+    close(sum(values.exp() for values in y), torch.ones_like(y[0]))
 
 
 def test_open_choices_are_averaged_before_the_metric():

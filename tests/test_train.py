@@ -230,10 +230,10 @@ def test_forms_of_data_are_one(tmp_path):
     expected = bt.train(net, rows, steps=3, batch=2).losses
     for data in (stream, tmp_path / "a.npy", str(tmp_path / "a.bin")):
         assert bt.train(net, data, steps=3, batch=2, words=5).losses == expected
-    remainder = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
+    windows = [*rows[:3], stream[15:19].astype(int).tolist()]  # the last window has the words that are left
     assert (
         bt.train(net, stream[:19], epochs=2, batch=2, words=5).losses
-        == bt.train(net, remainder, epochs=2, batch=2).losses
+        == bt.train(net, windows, epochs=2, batch=2).losses
     )
     pair = (torch.randint(0, 7, (4, 3)), torch.randint(0, 7, (4, 5)))
     pairs = [(a.tolist(), b.tolist()) for a, b in zip(*pair, strict=True)]
