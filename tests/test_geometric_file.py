@@ -179,7 +179,7 @@ SKEW = np.array([[0, 0.3, -0.2], [-0.3, 0, 0.5], [0.2, -0.5, 0]])
 
 @pytest.mark.parametrize("first", [SKEW, np.zeros((3, 3))], ids=["skew numbers", "zeros"])
 def test_a_whole_matrix_is_the_arbitrary_form_whatever_its_numbers(first, tmp_path):
-    """Over all units, until the file or the caller says skew."""
+    """For all units, unless the file or `attention=` says skew."""
     layers = make_volume(3, 2, 1, False)
     layers[0]["A"] = first
     path, Z = JuliaFile(layers).write(tmp_path / "net.h5"), RNG.normal(size=(3, 4))
@@ -229,7 +229,7 @@ def test_a_form_without_such_attention_is_refused(tmp_path):
 
 
 def test_many_layers_keep_their_order(tmp_path):
-    """L10 stands before L2 in the file's own order."""
+    """In the file, L10 precedes L2."""
     layers = make_volume(3, 3, 3, False)
     assert len(layers) > 40
     Z = RNG.normal(size=(3, 4))

@@ -108,7 +108,7 @@ def test_heads_that_oppose_each_other_have_both_their_modes(sentences, both_off,
 
 
 def test_heads_on_which_nothing_hangs_keep_their_prior():
-    """Beside others that differ by thousands of nats."""
+    """While other settings differ by thousands of nats."""
     live = torch.tensor([-4000.0, 3.0, 0.0, 2500.0], dtype=D) * torch.randn(20, 1, generator=seeded(), dtype=D).abs()
     table = live.repeat_interleave(2, 1)  # head 0 is dead: settings 2k and 2k + 1 are alike
     result = sample_posterior(table, 500)
@@ -119,7 +119,7 @@ def test_heads_on_which_nothing_hangs_keep_their_prior():
 
 
 def test_one_head_is_a_beta_where_each_sentence_is_sure():
-    """All on, all off, some of each, one against many: few sentences and very many."""
+    """All on, all off, mixed, and one on against many off: few sentences and very many."""
     for count, on in ((1, 1), (5, 0), (40, 13), (20_000, 6_000), (20_000, 1)):
         table = torch.full((1, count), -2000.0, dtype=D)
         table[:, :on] = 2000.0
@@ -235,7 +235,7 @@ def make_net(heads, seed):
 
 @pytest.mark.parametrize("heads", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
-    """Means within 0.06 and log Bayes factors within 30% (and what drawing does); nearer than slice by slice, where the
+    """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); nearer than slice by slice, where the
     other slices are taken to be on."""
     net, x = make_net(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
     per_slice = inclusion(net, x, draws=400)
@@ -252,7 +252,7 @@ def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
 
 
 def test_svi_of_one_slice_is_exact_but_for_drawing():
-    """Where gates do not interact (heads write to features of their own), nothing is approximated but by drawing."""
+    """Where gates do not interact (heads write to disjoint features), only Monte Carlo error remains."""
     net = make_net(3, 0)
     W_o = torch.zeros(3, 8, 8, dtype=D)
     for head, features in enumerate(((0, 1, 2), (3, 4), (5, 6, 7))):
@@ -316,7 +316,7 @@ def test_one_sentence_gives_a_result_without_standard_errors():
 @settings(max_examples=15)
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(0, 2**20))
 def test_shares_are_those_of_enumeration(heads, draws, seed):
-    """`E[xi_nu / sum xi]` over all settings; what is left is that all are off."""
+    """`E[xi_nu / sum xi]` over all settings; the rest is the probability that all are off."""
     rho = torch.rand(draws, 2, heads, generator=seeded(seed), dtype=D)
     rho = torch.where(torch.rand(rho.shape, generator=seeded(seed + 1)) < 0.2, rho.round(), rho)
     shares, all_off = head_shares(rho)

@@ -115,7 +115,7 @@ def check_table(net, data, sentences, evidence, output=None):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUMMED)
 def test_the_table_is_one_sentence_and_one_setting_at_a_time(name):
-    """Of what is observed, and around the output, wherever heads are summed; by the reference, head by head at zero."""
+    """With observed readouts and around the output, in every case of summed heads; the reference sets heads to zero."""
     net = BY_NAME[name].net
     sentences, evidence = make_inputs(BY_NAME[name], net)
     if evidence[0]:
@@ -178,7 +178,7 @@ def test_small_parts_change_nothing(monkeypatch):
 
 
 def test_ablation_is_zero_before_the_output_projection():
-    """Three ways: by surgery on the heads, by their columns of W_o at zero, and around the output or of y."""
+    """Computed by surgery on the heads and by zero columns of W_o; around the output and of y."""
     net = concat(observe=Categorical(3), vocabulary=VOCABULARY)
     x, y = TEXTS, [[1, 0, 2], [0, 0, 1, 2, 1, 0], [2, 2, 1], [0, 1]]
     observed, around = inclusion(net, (x, y)), inclusion(net, x, sigma=0.7)

@@ -174,7 +174,7 @@ def wrong_values(parameter: inspect.Parameter) -> Iterator[object]:
 
 
 def find_fault(call: Callable[[], object], name: str) -> str | None:
-    """What is wrong with the refusal of a wrong argument, or None."""
+    """What is wrong with the error for a wrong argument, or None."""
     try:
         result = call()
     except bt.BNetError as error:

@@ -36,7 +36,7 @@ def find_discrete(s):
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
 def test_separation_in_the_template_graph_holds_in_every_ground_graph(plan, data):
-    """With functions and recurrent arrows; and without these the template graph is networkx's DAG."""
+    """With deterministic nodes and recurrent arrows; without these the template graph is networkx's DAG."""
     ground = make_ground_graph(plan)
     flat = GroundGraph(ground.template.without_plates, {})
     order = data.draw(st.permutations(range(len(flat))))

@@ -165,7 +165,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_a_copy_in_part_is_refused(name):
-    """A net that the module would not fill, or that does not hold it; words and readout are the net's own."""
+    """The parameters of the module and of the net differ, words and readout excepted."""
     options, layer, match = MISMATCHES[name]
     peer = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 3, 10, **layer), 2, enable_nested_tensor=False)
     base = {**SIZES, "vocabulary": 5, "readout": Categorical(4)}

@@ -44,7 +44,7 @@ def check_equal(actual, expected, path=""):
 
 @pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_twice_have_what_one_has(tmp_path):
-    """Training and a fit go on from their checkpoints; then all fits, and all that is asked of many sentences."""
+    """Training and a fit resume from their checkpoints; then all fits, and all queries of many sentences."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     process = subprocess.run(
         [sys.executable, *command, str(ROOT / "tests/parallel_jobs.py"), "together", str(tmp_path)],

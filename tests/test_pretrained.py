@@ -167,7 +167,7 @@ def test_states_attention_and_gradients_are_transformers(name, options):
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel"])
 def test_a_folder_is_read_as_the_model_in_memory(name, tmp_path):
-    """In one file or in several, in half precision as it lies; shared with the model, or mapped from the file."""
+    """In one file or several, in the half precision of the file; tensors are shared with the model, or mapped."""
     options = BERT if name[0] == "B" else GPT2
     model = random_model(name, options).to(torch.bfloat16)
     net = from_pretrained(model)
@@ -336,7 +336,7 @@ def test_tiny_knows_its_grammar():
 
 
 def test_the_grammars_entropy_is_what_its_sentences_cost():
-    """Against counting: the share of each word after a word, in sentences of the first kind, is the table's."""
+    """Frequencies of word pairs in sentences of the first kind are those of the transition table."""
     from experiments import tiny
 
     ids, kinds = tiny.sentences(40_000, 3)
@@ -455,7 +455,7 @@ def test_vocabulary_files_alone_make_a_tokenizer(folder):
 
 
 def test_byte_level_files_alone_make_a_tokenizer(tmp_path):
-    """GPT-2's kind, whose tokens hold the space before them: a span does not. RoBERTa's puts `<s>` around."""
+    """Tokens of GPT-2 include the space before them, spans do not; RoBERTa adds `<s>` and `</s>`."""
     units = ["<s>", "<pad>", "</s>", "<unk>", "t", "h", "e", "c", "a", "Ġ", "th", "the", "Ġc", "<mask>"]
     (tmp_path / "merges.txt").write_text("#version: 0.2\nt h\nth e\nĠ c\n", encoding="utf-8")
     (tmp_path / "vocab.json").write_text(json.dumps({unit: k for k, unit in enumerate(units)}), encoding="utf-8")

@@ -50,7 +50,7 @@ def test_a_folder_is_read_as_transformers_reads_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", ALIASED)
 def test_alternative_names_of_settings_are_read(name, tmp_path):
-    """Each name of the config class's attribute_map, beside a contradicting own name, which loses."""
+    """Each name of the config class's attribute_map, beside the canonical name with another value, which loses."""
     kind, sentence = save_model(name, tmp_path)
     settings = kind.config_class.from_pretrained(tmp_path)
     changes = {}

@@ -176,7 +176,7 @@ def test_positions_of_a_buffer_are_those_of_the_words():
 
 @SIX
 def test_changes_that_compute_the_same_are_read(name):
-    """Settings of training, of generation, of labels; hooks that look; another attention; types; a bare dropout."""
+    """Settings of training, generation and labels; hooks without effect; types; removed dropout."""
     model, sentence = make_model(name)
     model.config.use_cache = False
     model.config.pad_token_id = model.config.pad_token_id if name in ("roberta", "mpnet") else 3
@@ -235,7 +235,7 @@ def test_what_checks_a_model_leaves_the_state_of_torch():
 
 
 class FixedModel(T.BertModel):
-    """A class whose constructor takes none."""
+    """A class whose constructor takes no config."""
 
     def __init__(self):
         super().__init__(T.BertConfig(**TABLE["bert"][1]))

@@ -41,7 +41,7 @@ def close(actual, peer, tolerance=1e-9):
 
 @pytest.mark.parametrize(("name", "options", "head"), HEADED, ids=HEADS)
 def test_a_model_in_memory_is_what_it_computes(name, options, head):
-    """A head of its own under a config that says tied, and the very table of the words under one that says not."""
+    """An untied head under a config that says tied, and a tied one under a config that says not."""
     model = random_model(name, options)
     model.get_output_embeddings().weight = torch.nn.Parameter(torch.randn(13, 12, dtype=D))
     close(compute_logits(from_pretrained(model)), model(IDS).logits.detach())
@@ -83,7 +83,7 @@ def test_a_folder_is_read_as_transformers_reads_it(k, case, tmp_path):
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(("name", "options"), [("GPT2LMHeadModel", GPT2), ("BertForMaskedLM", BERT)])
 def test_answers_of_a_net_in_half_precision(name, options, dtype):
-    """Probabilities are reckoned in float32 at least: they sum to one, and are the softmax of the logits."""
+    """Probabilities are computed in float32 at least: they sum to one, and are the softmax of the logits."""
     model = random_model(name, {**options, "vocab_size": 5000}, dtype)
     net = from_pretrained(model)
     s = net.sentence(IDS[0])
@@ -225,7 +225,7 @@ def test_weights_in_types_that_nothing_computes_in_are_refused():
 
 
 def test_a_file_is_mapped_and_not_copied(folder):
-    """In memory the tensors lie as far from each other as in the file."""
+    """The distances of tensors in memory are those in the file."""
     net = from_pretrained(folder)
     file = (folder / "model.safetensors").read_bytes()
     header = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
@@ -351,7 +351,7 @@ def test_special_tokens_have_the_names_that_they_are_told(folder):
 
 @pytest.fixture
 def bpe_folder(tmp_path):
-    """GPT-2's kind of folder, whose tokens hold the space before them, with a tokenizer trained on a few words."""
+    """A folder of a GPT-2 with a byte-level BPE tokenizer that is trained on a few words."""
     from tokenizers import ByteLevelBPETokenizer
 
     tokenizer = ByteLevelBPETokenizer()
@@ -402,7 +402,7 @@ def recompute(s):
 
 
 def test_do_computes_again_only_what_descends(monkeypatch):
-    """Ablating a head of the last slice: the slices before it are computed for the first head alone, whole or part."""
+    """Ablating a head of the last slice: the slices before it are computed for the first head alone."""
     runs = []
     original = compiler.module.plan_to_values
 

@@ -256,7 +256,7 @@ VALID = {"c": torch.tensor([0, 1]), "y": torch.randn(2, 3, 4, dtype=D)}
     ],
 )
 def test_what_handlers_bring_in_is_checked(name, value, in_data, message):
-    """By `model.data`, and, where that is passed by or cannot know, in the run."""
+    """By `model.data`, or, without it, in the run."""
     _, model, x = make_model(observe=Normal(1.0))
     raw = value
     if isinstance(value, Tensor):

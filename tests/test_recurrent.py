@@ -94,7 +94,7 @@ def test_a_copy_that_is_no_whole_one_is_refused():
 @settings(max_examples=20, deadline=None)
 @given(cell=st.sampled_from([*CELLS]), n=st.integers(2, 6), slices=st.integers(1, 3), word=st.integers(0, 4))
 def test_a_word_knows_no_later_word(cell, n, slices, word):
-    """In the graph and in the numbers; and it knows all earlier ones."""
+    """In the graph and in the values; and it depends on all earlier words."""
     word = min(word, n - 2)
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=slices)).to(D)
     module, x = net.module(), torch.randn(2, n, 2, dtype=D)
@@ -161,7 +161,7 @@ def test_setting_a_state_changes_what_comes_after_it(case):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_some_states_of_a_batch_are_set_within_the_scan(cell):
-    """Sentence by sentence the same as the whole family set, and no other word of it."""
+    """Each sentence equals that with the same `do` alone."""
     net = jolted(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, patch = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     mask = torch.tensor([[False, True, False, False], [False, False, False, True]])

@@ -62,7 +62,7 @@ def test_attention_over_a_plate():
 
 
 def test_a_codebook_by_hand():
-    """sum_c pi_c theta_q[c, m] ... : seeing y, and seeing or setting W_q = m."""
+    """sum_c pi_c theta_q[c, m] ... : observed y, and W_q = m observed or set."""
     net = jolted(bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(2))).to(D)
     p = net.parameters
     x = torch.randn(2, 3, dtype=D)
@@ -110,7 +110,7 @@ def test_permuting_words_permutes_the_outputs(case: Case):
 @pytest.mark.parametrize("mask", ["causal", "every"])
 @pytest.mark.parametrize("options", [{}, {"per": "word"}, {"combine": "concat"}, {"atoms": 2}], ids=str)
 def test_a_causal_word_ignores_later_words(mask, options):
-    """In the graph and in the numbers; and without the mask it does not."""
+    """In the graph and in the values; without the mask it depends on them."""
     net = bt.bayesuvius(4, mask=mask, residual=True, **options).to(D)
     x = torch.randn(3, 4, dtype=D)
     changed = torch.cat([x[:2], torch.randn(1, 4, dtype=D)])

@@ -74,7 +74,7 @@ def test_planted_heads_are_told_by_what_they_read():
 
 
 def name_relations(tokens, read, special, one_stack=True):
-    """The default relation of each pair of words, by a chain of questions."""
+    """The default relation of each pair of words, by a chain of conditions."""
 
     def relate(i, j):
         if one_stack and j - i in (0, -1, 1):
@@ -89,7 +89,7 @@ def name_relations(tokens, read, special, one_stack=True):
 
 
 def count_loop(net, corpus, get_attention, relations, *, stacks=("", ""), special=lambda s: None):
-    """Counts by a loop over sentences, heads, words and words read; `readings(s)` are `[slice, head, word, word]`."""
+    """Counts by a loop over sentences, words and words read; `get_attention(s)` is `[slice, head, word, word]`."""
     counts = 0
     for text in corpus:
         s = net.sentence(text)
@@ -267,7 +267,7 @@ def test_relations_of_ones_own():
 
 
 def make_statistics(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
-    """The tally of readings `[sentence, relation]` of sentences of one word: word j is read by relation j."""
+    """Statistics of attention `[sentence, relation]` of sentences of one word: word j is read by relation j."""
     y = y[:, None]
     sentences, words, relations = y.shape
     result = RelationStatistics((1, 1, relations), alpha, draws, 0)
@@ -313,7 +313,7 @@ def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
 
 @pytest.mark.parametrize("sentences", [1, 20])
 def test_intervals_hold_what_they_say_of_sentences(sentences):
-    """A planted theta of the prior; sentences that draw a relation, or read softly by several."""
+    """A planted theta of the prior; sentences that attend by one sampled relation, or softly by several."""
     rng, inside = np.random.default_rng(3), {"drawn": [], "soft": []}
     for _ in range(100):
         theta = rng.dirichlet(np.full(4, 0.7))

@@ -133,7 +133,7 @@ def test_patching_means_noise_and_undoing():
 
 @pytest.mark.parametrize("name", ["codebook", "slice", "two selectors", "marginal"])
 def test_separated_nodes_are_independent_in_the_numbers(name):
-    """Both ways, plain and with determined nodes closed; some questions are separated in the second way alone."""
+    """By d-separation and by D-separation (deterministic=True); some queries hold in the second sense alone."""
     s = case_of(name).sentence
     pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
     names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]

@@ -85,7 +85,7 @@ def test_separators_and_cuts_are_minimal(plan, data):
 
 
 def test_cuts_need_as_many_words_as_it_takes():
-    """With more heads than the words first looked at, a slice is no bottleneck until words are added."""
+    """With more heads than words in the thinned graph, a slice is no bottleneck until words are added."""
     template = bt.bayesuvius(2, slices=3, heads=6, combine="concat").network.graph
     ground = GroundGraph(template, {"": 9})
     result = find_minimal_cut(ground, ground.id("x_0_3"), ground.id("x_3_1"))
@@ -98,7 +98,7 @@ REACHES = ["same", "every", "causal", "earlier", "before", "rest", "first", "las
 
 @pytest.mark.parametrize("kind", REACHES)
 def test_many_words_agree_whatever_the_reach(kind, heads=5):
-    """Sentences long enough that words and heads are left out, two slices deep."""
+    """Two slices, and sentences long enough that thinning drops words and heads."""
     n, pick = 11, random.Random(kind)
     table = tuple(tuple(pick.random() < 0.4 or i == j for j in range(n)) for i in range(n))
     reach = (

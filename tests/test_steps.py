@@ -141,7 +141,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
 
 
 def test_parameters_that_lie_otherwise_are_stepped_and_resumed_alike(tmp_path):
-    """A step takes parameters, gradients and their means as they lie: transposed parameters are no others."""
+    """A step takes parameters, gradients and their means in their memory layout: transposed ones change nothing."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS, dropout=0.0)
     transposed = net.replace({k: v.mT.contiguous().mT if v.dim() > 1 else v for k, v in net.parameters.items()})
     assert not all(value.is_contiguous() for value in transposed.parameters.values())
@@ -251,7 +251,7 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
 
 @pytest.mark.parametrize("method", ["map", "em"])
 def test_the_spread_of_a_readout_is_learned(method):
-    """With everything else still, the likeliest sigma is the root of the mean square of what is left over."""
+    """With all else fixed, the maximum-likelihood sigma is the root mean square of the residuals."""
     net = bt.bayesuvius(3, heads=2, observe=Normal(1.0, learnable=True)).to(D)
     x, noise = (torch.randn(40, 3, 3, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
     zeros = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}

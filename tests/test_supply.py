@@ -109,7 +109,7 @@ def test_a_second_build_has_the_same_bytes(tmp_path):
 
 
 def test_what_wheels_carry_under_another_licence_is_told():
-    """Shared libraries inside the wheels that are installed here: each that is under a copyleft has its row."""
+    """Shared libraries inside the wheels that are installed here: each under a copyleft licence has a row."""
     page = (ROOT / "docs" / "supply.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ") and "`lib" in line]
     documented = {

@@ -53,7 +53,7 @@ def find_roles(net):
 
 
 def test_the_oracle_is_do_and_the_posterior():
-    """In an open net, set in words that no choice decides, and in a closed one at every node."""
+    """With open choices, at words that do not depend on them; with all choices set, at every node."""
     clean, corrupt = pair(case("codebook"))
     oracle = Slow(clean, corrupt, ("y_2",))
     fixed = corrupt.do(x_0_1=clean)
@@ -158,7 +158,7 @@ def test_every_role_is_swept_as_one_node_is_set_at_a_time(case_):
 
 @pytest.mark.parametrize("name", ["marginal", "experts", "hidden Markov"])
 def test_choices_that_values_decide_are_set_first(name):
-    """As the refusal says: with these set in both runs, alike or not, every role is swept."""
+    """As the error advises: with these set in both runs, to equal values or not, every role is swept."""
     clean, corrupt = pair(case(name))
     stem = {"marginal": "j", "experts": "r", "hidden Markov": "z"}[name]
     nodes = [n for n in corrupt.ground.names if n.startswith(f"{stem}_")]
@@ -338,7 +338,7 @@ def test_ablations_are_what_do_says(options):
 
 
 def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
-    """Sentences of other lengths, some set or observed, of another net: as means by hand say; all heads of a word
+    """Sentences of other lengths, set or observed, of another net: against means computed by hand; all heads of a word
     together, and in parts where there is little memory."""
     net = make_net(observe=bt.tpm.Categorical(3))
     (first, second), (corrupt, second_corrupt) = make_examples(net, 2)

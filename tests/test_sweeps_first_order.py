@@ -89,7 +89,7 @@ def test_in_parts_as_at_once():
 
 
 def test_cells_of_names_and_of_an_ablation():
-    """A name, a pattern, zeros: the slope times what is set less what was."""
+    """A name, a pattern, zeros: the gradient times the change of the value."""
     net = make_net(observe=bt.tpm.Categorical(3))
     s = make_sentences(net)[1]
     query = {"metric": {"y_2": (0, 1)}, "first_order": True}
@@ -125,7 +125,7 @@ def test_slopes_are_the_same_without_gradients_around_them(mode, at):
 
 
 def test_words_have_no_slope():
-    """A state is not near another."""
+    """States are discrete."""
     net = make_net(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     with pytest.raises(

@@ -138,7 +138,7 @@ BLOCKED = {"vanilla decoder, causal": "v -> a", "positioned": "v -> s", "encoder
 
 @pytest.mark.parametrize(("name", "arrow"), BLOCKED.items())
 def test_paths_leave_the_rest_as_it_was_set(name, arrow):
-    """Surgery of the corrupt sentence holds along the way."""
+    """Interventions of the corrupt sentence hold along the path."""
     clean, corrupt = pair(case(name))
     names = outcomes(corrupt)
     expected = arrows(corrupt, *arrow.split(" -> "))
@@ -156,7 +156,7 @@ def test_paths_leave_the_rest_as_it_was_set(name, arrow):
 
 
 def make_linear_net():
-    """Two linear slices: each word adds what all words say."""
+    """Two linear slices: each word adds the sum of earlier words."""
     nodes = [
         bt.Node("v", Linear(4), ["x"], plates=WORD),
         bt.Node("a", Pool("sum"), [bt.Arrow("v", "earlier")], plates=WORD),

@@ -139,7 +139,7 @@ def test_relative_bias_and_normalisers():
 
 @pytest.mark.parametrize("two_sided", [True, False])
 def test_buckets_widen_with_the_distance(two_sided):
-    """Small distances have buckets of their own, then each is some power of the first; the last holds all far ones."""
+    """Each small distance has its own bucket, then bucket widths grow by a constant ratio; the last is unbounded."""
     count, furthest = 16 if two_sided else 8, 64
     table, j = torch.arange(float(count)), torch.arange(-200, 201)
     result = Buckets(count, furthest, two_sided).compute_bias(table, torch.tensor(0), j).long().tolist()

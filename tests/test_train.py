@@ -349,7 +349,7 @@ GROWING = {"batch": 20, "rate": 40.0, "warmup": 200, "every": 1, "bound": 3.0}  
 
 
 def _run_until_divergence(folder, **options):
-    """A run whose rate grows until it diverges; its net, its data, the error."""
+    """Train with a growing rate until the loss diverges; returns the net, the data and the error."""
     net = bt.decoder(8, heads=2, slices=1, vocabulary=7, dropout=0.0)
     ids = torch.randint(0, 7, (20, 6), generator=torch.Generator().manual_seed(0))
     with pytest.raises(bt.BNetError, match="loss") as error:

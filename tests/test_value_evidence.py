@@ -29,7 +29,7 @@ def compute_both(s, name, evidence):
 
 
 def test_what_another_word_or_sentence_is_does_not_blur_evidence():
-    """In float32 a word that is not read, or another sentence of the batch, may be as large as it likes."""
+    """In float32 a word that is not read, or another sentence of the batch, may be arbitrarily large."""
     net = bt.bayesuvius(dim=4, heads=3, mask="causal")
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     large = torch.cat([x[:2], 1e5 * x[2:]])
@@ -305,7 +305,7 @@ def test_the_graph_keeps_the_arrows_of_values_alone(name):
 
 @pytest.mark.parametrize("name", NETS)
 def test_the_compiled_reading_the_reference_and_the_graph_agree_on_rows(name):
-    """A row mixes the values by hand; and what is no ancestor any more moves nothing."""
+    """A row mixes the values; interventions on nodes that are no longer ancestors change nothing."""
     s, patched = set_rows(name)
     open_ids = reference.find_open_choices(patched.state.model, range(len(patched.ground)), {})
     s, patched = (sentence.do({patched.ground.name(n): 0 for n in open_ids}) for sentence in (s, patched))
@@ -374,7 +374,7 @@ CHAINS = {"concat": None, "chapter, two slices": None, "encoder, post-norm": Non
 
 @pytest.mark.parametrize(("name", "role"), CHAINS.items(), ids=str)
 def test_a_chain_that_do_cuts_is_refused(name, role):
-    """Refused are just the nodes on a path of arrows from the first state to the last, but for q and k."""
+    """Just nodes on a path from the first state to the last that avoids q and k are refused."""
     s = case_of(name).sentence
     stack = "enc" if role else ""
     start = "enc_" if role else ""
