@@ -31,7 +31,7 @@ from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.labels import escape_invisible, format_token
 from bnet_transformer.figures.svg import to_svg
-from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_latex, to_tikz
+from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_tex, to_tikz
 from tests.test_export_discrete import label_of
 
 MARKUP = [
@@ -209,7 +209,7 @@ def tex_read(text: str) -> str:
 @law(200)
 def test_letters_of_tex(words: list[str]) -> None:
     for word in words:
-        assert tex_read(escape_latex(word)) == word.replace("’", "'")
+        assert tex_read(escape_tex(word)) == word.replace("’", "'")
 
 
 def commands(tex: str) -> set[str]:

@@ -315,11 +315,11 @@ def test_tiny_knows_its_grammar():
     from experiments import tiny
 
     net = from_pretrained("tiny")
-    ids, _ = tiny.sentences(512, 99)
+    ids, _ = tiny.sample_sentences(512, 99)
     with torch.no_grad():
-        loss = float(tiny.loss_of(net.module().eval(), ids))
+        loss = float(tiny.compute_loss(net.module().eval(), ids))
     assert tiny.entropy(ids) - 1e-3 < loss < tiny.entropy(ids) + 0.02
-    assert tiny.HOME.stat().st_size < 1_000_000
+    assert tiny.FILE.stat().st_size < 1_000_000
     heads = []
     for text in (
         "the cat sat on a dog ran by the",
@@ -339,13 +339,13 @@ def test_the_grammars_entropy_is_what_its_sentences_cost():
     """Frequencies of word pairs in sentences of the first kind are those of the transition table."""
     from experiments import tiny
 
-    ids, kinds = tiny.sentences(40_000, 3)
+    ids, kinds = tiny.sample_sentences(40_000, 3)
     chain = ids[kinds == 0][:, tiny.FREE - 1 :]
     counts = torch.zeros(len(tiny.WORDS), len(tiny.WORDS))
     counts.index_put_((chain[:, :-1].flatten(), chain[:, 1:].flatten()), torch.tensor(1.0), accumulate=True)
-    expected = (1 - tiny.NOISE) * tiny.transitions() + tiny.NOISE / len(tiny.WORDS)
+    expected = (1 - tiny.NOISE) * tiny.grammar_transitions() + tiny.NOISE / len(tiny.WORDS)
     torch.testing.assert_close(counts / counts.sum(-1, keepdim=True), expected, rtol=0, atol=0.02)
-    by_kind = tiny.likelihoods(ids).sum(-1)
+    by_kind = tiny.log_likelihoods(ids).sum(-1)
     assert ((by_kind.argmax(0) == kinds).float().mean()) > 0.97
     assert math.isclose(sum(tiny.SHARES), 1)
 
